@@ -61,9 +61,9 @@ MATRICES: dict[str, tuple[Matrix, ...]] = {
     "cluster_size": (Matrix(_("Cluster size"), "write_rate", "64K", _all, _("writes"), _CREATED),),
     "preallocation": (Matrix(_("Preallocation"), "write_rate", "off", _all, _("writes"), _CREATED),),
     "formats": (
-        Matrix(_("Layout, random reads"), "rand_read_iops", "qcow2", _layouts, _("reads at random")),
-        Matrix(_("Layout, random writes"), "rand_write_iops", "qcow2", _layouts, _("writes at random")),
-        Matrix(_("Chain depth"), "rand_read_iops", "qcow2", _chains, _("reads at random")),
+        Matrix(_("Layout, random reads"), "rand_read_iops", "qcow2", _layouts, _("does random reads")),
+        Matrix(_("Layout, random writes"), "rand_write_iops", "qcow2", _layouts, _("does random writes")),
+        Matrix(_("Chain depth"), "rand_read_iops", "qcow2", _chains, _("does random reads")),
         Matrix(_("Compression at read time"), "seq_read_rate", "qcow2", _compressed, _("reads")),
     ),
     "boot": (Matrix(_("Layout"), "boot_all_seconds", "qcow2+qcow2", _all, _("boots")),),
@@ -115,7 +115,7 @@ def _advise(matrix: Matrix, rows: list[Result], beside: list[Result], where: str
         best = usual  # not to be told from the best one, and what one would have anyway
     if not differ(best, first):
         return Advice(topic, _same(where, best, first), measurable=False)
-    told = gettext("On {where}, {best} {doing} {times} faster than {first} ({figure} against {other})").format(
+    told = gettext("On {where}, {best} {doing} {times} faster than {first} ({figure} vs. {other})").format(
         where=where, best=_named(best), doing=gettext(matrix.doing), times=times(best, first), first=_named(first),
         figure=figure(best), other=figure(first),
     )  # fmt: skip
@@ -124,7 +124,7 @@ def _advise(matrix: Matrix, rows: list[Result], beside: list[Result], where: str
             equals=listed(equals), nothing=NO_DIFFERENCE
         )
     if first is usual and differ(slowest, usual):
-        told += gettext("; {slowest} is slowest ({figure})").format(slowest=_named(slowest), figure=figure(slowest))
+        told += gettext("; {slowest} is the slowest ({figure})").format(slowest=_named(slowest), figure=figure(slowest))
     return Advice(topic, f"{told}{_paid(matrix, best, first, beside)}.", measurable=True)
 
 
@@ -132,10 +132,10 @@ def _same(where: str, best: Result, slowest: Result) -> str:
     """Others between these two are not compared: of many, two differ by chance."""
     if min(best.repetitions, slowest.repetitions) < FEWEST:
         return gettext(
-            "On {where}, fewer than {fewest} repetitions show {no_difference}: run it with more of them."
+            "On {where}, fewer than {fewest} repetitions show {no_difference}. Run the benchmark with more repetitions."
         ).format(where=where, fewest=FEWEST, no_difference=NO_DIFFERENCE)
     return gettext(
-        "On {where} there is {nothing} between the fastest, {best} (median {figure}), and the slowest, {slowest} "
+        "On {where}, there is {nothing} between the fastest, {best} (median {figure}), and the slowest, {slowest} "
         "({other}){why}."
     ).format(
         where=where, nothing=NO_DIFFERENCE, best=_named(best), figure=figure(best), slowest=_named(slowest),
@@ -154,15 +154,15 @@ def _paid(matrix: Matrix, best: Result, first: Result, beside: list[Result]) -> 
         known += 1
         if metric == "physical_bytes" and value_of(mine) - value_of(other) >= WORTH_SAYING:
             told.append(
-                gettext("takes {mine} when it is new instead of {other}").format(mine=figure(mine), other=figure(other))
+                gettext("takes {mine} instead of {other} when new").format(mine=figure(mine), other=figure(other))
             )
         elif metric == "create_seconds" and value_of(mine) > value_of(other) and differ(mine, other):
             told.append(
-                gettext("takes {mine} to create instead of {other}").format(mine=figure(mine), other=figure(other))
+                gettext("takes {mine} instead of {other} to create").format(mine=figure(mine), other=figure(other))
             )
     if told:
         return gettext("; it {costs}").format(costs=gettext(" and ").join(told))
-    return gettext("; creating it costs no more time or space") if known and known == len(matrix.costs) else ""
+    return gettext("; creating it takes no more time or space") if known and known == len(matrix.costs) else ""
 
 
 def _named(row: Result) -> str:

@@ -31,7 +31,8 @@ def tell_regressions(benchmark: Benchmark) -> None:
             key,
             "warning",
             f"{pool} is slower than before ({benchmark.get_kind_display()})",
-            f"{'; '.join(said)}{more}. Run {benchmark.pk} against those before it; the pool's benchmarks show all.",
+            f"{'; '.join(said)}{more}. This is run {benchmark.pk} compared with earlier runs. The benchmarks of the "
+            "pool show all runs.",
             pool.host.slug,
             "pool",
             pool.pk,

@@ -36,7 +36,7 @@ from storage_admin.rest.fields import Body
 from storage_admin.rest.pagination import LARGEST, whole_number
 from storage_admin.rest.views import EndpointSet
 
-_IDS = f"Ids of runs with commas between them, at most {selectors.MOST_COMPARED}."
+_IDS = f"Comma-separated ids of runs, at most {selectors.MOST_COMPARED}."
 #: The schema's own hook says so of addresses with an id in them; here the ids stand in the query.
 _NOT_FOUND = OpenApiResponse({"$ref": "#/components/schemas/Error"}, "Not found, or no access.")
 
@@ -56,13 +56,14 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
 
     @extend_schema(
         summary=_("Start a benchmark on a pool"),
-        description="202 with the run, whose `job` can be watched and cancelled; refused: 409 with a code. "
-        "For its cost, see `benchmarks/profiles/`, or `jobs/` with `dry_run`.",
+        description="Returns 202 with the run, whose `job` can be followed and cancelled. If the run is refused, "
+                    "it returns 409 with a code. For the cost of a run, see `benchmarks/profiles/`, or `jobs/` "
+                    "with `dry_run`.",
         request=BenchmarkBody,
         parameters=[
             OpenApiParameter(
                 "Idempotency-Key", OpenApiTypes.STR, OpenApiParameter.HEADER,
-                description=_("The same key gets the first answer's run again."),
+                description=_("A request with the same key returns the run of the first one."),
             )
         ],
         responses={202: BenchmarkSerializer},
@@ -77,12 +78,12 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
         key = request.headers.get("Idempotency-Key", "")
         if len(key) > LONGEST_KEY:
             raise ValidationError(
-                {"Idempotency-Key": gettext("At most {longest} characters.").format(longest=LONGEST_KEY)}
+                {"Idempotency-Key": gettext("Use at most {longest} characters.").format(longest=LONGEST_KEY)}
             )
         run = services.submit(self.actor, given["kind"], pool.pk, given.get("options"), idempotency_key=key)
         return Response(BenchmarkSerializer(run).data, status=status.HTTP_202_ACCEPTED)
 
-    @extend_schema(summary=_("The figures of a run, and its recommendation"), responses=ResultsSerializer)
+    @extend_schema(summary=_("The results of a run and its recommendation"), responses=ResultsSerializer)
     @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])
     def results(self, _request: Request, **_where: Any) -> Response:
         run = self.get_object()
@@ -97,7 +98,7 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
         return Response(ResultsSerializer(told).data)
 
     @extend_schema(
-        summary=_("Runs side by side"),
+        summary=_("Compare runs"),
         parameters=[
             OpenApiParameter(
                 "ids", {"type": "string", "pattern": "^[0-9]+(,[0-9]+)*$"}, required=True, description=_IDS
@@ -117,7 +118,7 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
         return Response(ComparisonSerializer(told).data)
 
     @extend_schema(
-        summary=_("What each profile would do and cost on a pool"),
+        summary=_("What each profile does on a pool, and what it costs"),
         parameters=[
             OpenApiParameter(
                 "pool",
@@ -131,11 +132,11 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
     @action(detail=False, methods=["get"], pagination_class=None, filter_backends=[])
     def profiles(self, request: Request) -> Response:
         if "pool" not in request.query_params:
-            raise ValidationError({"pool": gettext("Give the id of a pool.")})
+            raise ValidationError({"pool": gettext("Specify the id of a pool.")})
         pool = pool_of(self, whole_number(request, "pool", 0, 1, LARGEST))
         return Response(ProfilesSerializer({"pool": pool.pk, "results": profiles.every(pool)}).data)
 
-    @extend_schema(summary="Keep old result lines of bonnie++", request=PasteBody, responses={201: BenchmarkSerializer})
+    @extend_schema(summary="Save old result lines of bonnie++", request=PasteBody, responses={201: BenchmarkSerializer})
     @action(detail=False, methods=["post"])
     def paste(self, _request: Request) -> Response:
         run = services.paste(self.actor, self._body(PasteBody)["text"])
@@ -170,7 +171,7 @@ def _ids(text: str) -> list[int]:
     return numbers
 
 
-@extend_schema_view(list=extend_schema(summary=_("Profiles that run regularly")))
+@extend_schema_view(list=extend_schema(summary=_("Scheduled benchmarks")))
 class WatchEndpoints(mixins.ListModelMixin, EndpointSet):
     queryset = Watch.objects.none()
     serializer_class = WatchSerializer
@@ -181,8 +182,8 @@ class WatchEndpoints(mixins.ListModelMixin, EndpointSet):
         return selectors.watches_for(self.actor)
 
     @extend_schema(
-        summary=_("Run a quick profile on a pool regularly"),
-        description=_("A second time for the same pool and kind changes how often."),
+        summary=_("Schedule the quick profile of a kind on a pool"),
+        description=_("A second request for the same pool and kind changes the interval."),
         request=WatchBody,
         responses={201: WatchSerializer},
     )
@@ -193,7 +194,7 @@ class WatchEndpoints(mixins.ListModelMixin, EndpointSet):
         row = services.watch(self.actor, pool_of(self, given["pool"]), given["kind"], given["every_hours"])
         return Response(WatchSerializer(row).data, status=status.HTTP_201_CREATED)
 
-    @extend_schema(summary=_("End a watch; its results are kept"), responses={204: None})
+    @extend_schema(summary=_("End a scheduled benchmark; its results are kept"), responses={204: None})
     def destroy(self, _request: Request, **where: Any) -> Response:
         services.unwatch(self.actor, get_object_or_404(self.get_queryset(), pk=where["pk"]))
         return Response(status=status.HTTP_204_NO_CONTENT)

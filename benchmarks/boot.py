@@ -35,52 +35,54 @@ _CARRIED = frozenset({"has_internal_snapshots", "hard_linked", "shared_pool"})
 PROPERTIES: dict[str, dict[str, Any]] = {
     "image": {
         "type": ["integer", "null"], "minimum": 1, "default": None,
-        "description": _("Id of an image on the pool's host, qcow2 or raw, that nobody uses: guests get copies of it."),
+        "description": _("Id of a qcow2 or raw image on the host of the pool that nothing uses. Guests boot copies "
+                         "of it."),
     },
     "kernel": {
         "type": "string", "maxLength": 1000, "default": "",
         "description": (
-            _("Absolute path of a kernel on the host, which then starts guests instead of their disk (admin). It is in "
-                "an image folder, or below /boot or /lib/modules if everybody may read it.")
+            _("Absolute path of a kernel on the host, which guests boot instead of their disk (admin). The kernel "
+              "must be in an image folder, or below /boot or /lib/modules and readable by everyone.")
         ),
     },
     "initrd": {
         "type": "string", "maxLength": 1000, "default": "",
-        "description": _("Absolute path of the initial file system that goes with the kernel, as that (admin)."),
+        "description": _("Absolute path of the initial file system for the kernel, with the same restrictions "
+                         "(admin)."),
     },
     "append": {
         "type": "string", "maxLength": 2000, "default": "",
-        "description": _("The kernel's command line (admin)."),
+        "description": _("Command line for the kernel (admin)."),
     },
     "up": {
         "enum": [agent.CONSOLE, agent.AGENT], "default": agent.CONSOLE,
-        "description": _("How a guest says that it is up: console, by words on its serial console; agent, by its guest "
-            "agent's answer."),
+        "description": _("How a guest counts as up. console: its serial console shows the pattern. agent: its "
+                         "guest agent answers."),
     },
     "pattern": {
         "type": "string", "minLength": 1, "maxLength": 100, "default": "login:",
-        "description": _("Words that a guest shows on its serial console once it is up."),
+        "description": _("Text that a guest shows on its serial console when it is up."),
     },
     "guests": {
         "type": ["array", "null"], "minItems": 1, "maxItems": _MOST_COUNTS, "uniqueItems": True, "default": None,
         "items": {"type": "integer", "minimum": 1, "maximum": agent.MOST_GUESTS},
-        "description": _("How many start at once, one step each; null for 1 and 4 (quick) or 1, 5, 10 and 15 "
-            "(thorough), or what fits into the host's memory of that."),
+        "description": _("How many guests start at once, one step for each number. Null for 1 and 4 (quick) or 1, "
+                         "5, 10 and 15 (thorough), limited to what fits into the memory of the host."),
     },
     "memory_bytes": {
         "type": "integer", "minimum": 32 * MIB, "maximum": 64 << 30, "multipleOf": MIB, "default": MEMORY_BYTES,
-        "description": _("Memory of each guest, in whole MiB."),
+        "description": _("Memory of each guest, a whole number of MiB."),
     },
     "layouts": {
         "type": "array", "minItems": 1, "uniqueItems": True, "items": {"enum": list(agent.LAYOUTS)},
         "default": list(agent.LAYOUTS),
-        "description": _("How disks are laid out: a raw file each, overlays on one raw base, overlays on one qcow2 "
-            "base."),
+        "description": _("Disk layouts: separate raw files, overlays on one raw base, or overlays on one qcow2 "
+                         "base."),
     },
 }  # fmt: skip
 SCHEMA: dict[str, Any] = {
     "type": ["object", "null"], "properties": PROPERTIES, "additionalProperties": False, "default": None,
-    "description": _("For the kind boot: what boots, and how many at once. For other kinds null."),
+    "description": _("For the kind boot: what boots, and how many guests at once. Null for other kinds."),
 }  # fmt: skip
 
 
@@ -92,7 +94,7 @@ def clean(kind: Any, given: Any) -> dict[str, Any] | None:
     """
     if kind != KIND:
         if given is not None:
-            raise InvalidError(gettext("boot: goes with the kind boot."), {"boot": gettext("goes with the kind boot.")})
+            raise InvalidError(gettext("boot: only for the kind boot."), {"boot": gettext("only for the kind boot.")})
         return None
     fields = {}
     for error in StrictValidator(SCHEMA).iter_errors(given):
@@ -103,16 +105,16 @@ def clean(kind: Any, given: Any) -> dict[str, Any] | None:
     defaults = {name: deepcopy(schema["default"]) for name, schema in PROPERTIES.items()}
     wanted = defaults | (given or {})
     if wanted["image"] is None and not wanted["kernel"]:
-        fields["boot.image"] = gettext("choose what boots: an image of this host, or a kernel on it.")
+        fields["boot.image"] = gettext("choose what boots: an image on this host, or a kernel on it.")
     if (wanted["initrd"] or wanted["append"]) and not wanted["kernel"]:
-        fields["boot.kernel"] = gettext("an initial file system or a command line goes with a kernel.")
+        fields["boot.kernel"] = gettext("required with an initial file system or a command line.")
     fields |= {
-        f"boot.{name}": gettext("one line.")
+        f"boot.{name}": gettext("must be a single line.")
         for name in ("kernel", "initrd", "append", "pattern")
         if not wanted[name].isprintable()
     }
     fields |= {
-        f"boot.{name}": gettext("an absolute path on the host.")
+        f"boot.{name}": gettext("must be an absolute path on the host.")
         for name in ("kernel", "initrd")
         if wanted[name] and not wanted[name].startswith("/")
     }
@@ -166,16 +168,20 @@ class Boots:
     def memory_sentence(self, most: int) -> str:
         """What so many guests need, and how many fit."""
         told = ngettext(
-            "A guest of {size} needs {needed} of memory, with what qemu takes for each",
-            "{most} guests of {size} need {needed} of memory, with what qemu takes for each",
+            "A guest of {size} needs {needed} of memory, including the overhead of qemu",
+            "{most} guests of {size} need {needed} of memory, including the overhead of qemu",
             most,
         ).format(most=most, size=size(self.memory_bytes), needed=size(memory.needed_bytes(most, self.memory_bytes)))
         if self.fit is None or self.available_bytes is None:
-            return gettext("{told}; how much the host has available is not known.").format(told=told)
-        sentence = gettext("{told}; {available} were available at the last scan: {fit} fit.").format(
+            return gettext("{told}. It is not known how much memory the host has available.").format(told=told)
+        sentence = gettext("{told}. {available} were available at the last scan, enough for {fit}.").format(
             told=told, available=size(self.available_bytes), fit=self.fit
         )
-        return f"{sentence} {gettext('What does not fit when it starts is left out.')}" if most > self.fit else sentence
+        return (
+            f"{sentence} {gettext('Guests that do not fit at the start are left out.')}"
+            if most > self.fit
+            else sentence
+        )
 
 
 def _unpacked(image: Image) -> int:
@@ -233,7 +239,7 @@ def against(boots: Boots) -> list[Refusal]:
         found.append(
             Refusal(
                 "unsupported_subformat",
-                gettext("Guests boot from qcow2 and raw images, not from {format}.").format(
+                gettext("Guests boot from qcow2 and raw images only; this image is {format}.").format(
                     format=image.declared_format
                 ),
             )
@@ -284,12 +290,12 @@ def missing(host: Host) -> tuple[str, str]:
     tools = host.capabilities.get("tools") or {}
     for name, package in NEEDED:
         if not tools.get(name, True):
-            return gettext("{name} is not installed on {host}: install {package} there, then scan the host.").format(
+            return gettext("{name} is not installed on {host}. Install {package} there, then scan the host.").format(
                 name=name, host=host.name, package=package
             ), package
     if host.capabilities.get("libvirt") == "absent":
         package = "libvirt-daemon-system"
-        return gettext("There is no libvirt on {host}: install {package} there, then scan the host.").format(
+        return gettext("libvirt is not installed on {host}. Install {package} there, then scan the host.").format(
             host=host.name, package=package
         ), package
     return "", ""

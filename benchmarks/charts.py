@@ -40,7 +40,7 @@ TITLES = {
     "seq_write_rate": _("Sequential write"), "seq_read_rate": _("Sequential read"),
     "rand_write_iops": _("Random writes"), "rand_read_iops": _("Random reads"), "convert_seconds": _("Time to convert"),
     "boot_seconds": _("Time until a guest is up"), "boot_all_seconds": _("Time until all guests are up"),
-    "rewrite_rate": _("Rewrite"), "putc_rate": _("Write by characters"), "getc_rate": _("Read by characters"),
+    "rewrite_rate": _("Rewrite"), "putc_rate": _("Write by character"), "getc_rate": _("Read by character"),
     "seeks": _("Seeks"), "latency_p50_seconds": _("Latency p50"), "latency_p95_seconds": _("Latency p95"),
     "latency_p99_seconds": _("Latency p99"),
 }  # fmt: skip

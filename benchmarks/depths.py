@@ -46,23 +46,24 @@ def _advise(group: list[Result], rows: Sequence[Result], where: str) -> Advice:
     first = ranked[0]
     doing = _(_DOING[first.metric])
     if first.setting.get("rw") == "randrw":
-        doing = _("{doing} in a mixture").format(doing=doing)
+        doing = _("{doing} in a mixed workload").format(doing=doing)
     topic = _("Queue depth, {doing}").format(doing=doing)
     if first.setting.get("block"):
         doing = _("{doing} of {block}").format(doing=doing, block=first.setting["block"])
     if min(row.repetitions for row in ranked) < FEWEST:
         return Advice(
             topic,
-            _("On {where}, fewer than {fewest} repetitions show {no_difference}.").format(
-                where=where, fewest=FEWEST, no_difference=NO_DIFFERENCE
-            ),
+            _(
+                "On {where}, fewer than {fewest} repetitions show {no_difference}. Run the benchmark with more "
+                "repetitions."
+            ).format(where=where, fewest=FEWEST, no_difference=NO_DIFFERENCE),
             measurable=False,
         )
     if not any(differ(one, other) for one, other in combinations(ranked, 2)):
         low, high = min(ranked, key=value_of), max(ranked, key=value_of)
         return Advice(
             topic,
-            _("On {where} there is {nothing} between {depths} for {doing}: medians of {low} to {high}{why}.").format(
+            _("On {where}, there is {nothing} between {depths} for {doing}: medians of {low} to {high}{why}.").format(
                 where=where,
                 nothing=NO_DIFFERENCE,
                 depths=_depths(ranked),
@@ -77,7 +78,10 @@ def _advise(group: list[Result], rows: Sequence[Result], where: str) -> Advice:
     fine = [row for row in ranked if not any(_slower(row, other) for other in ranked)]
     best = min(fine, key=lambda row: (not _slower(first, row), not any(_slower(one, row) for one in ranked)))
     if _slower(first, best):
-        told = _("On {where}, {doing} rise {times} from depth {first} to {best} ({low} to {high}){latency}").format(
+        told = _(
+            "On {where}, {doing} are {times} faster at depth {best} than at depth {first} ({high} vs. "
+            "{low}){latency}"
+        ).format(
             where=where, doing=doing, times=times(best, first), first=_depth(first), best=_depth(best),
             low=figure(first), high=figure(best), latency=_latency(first, best, rows),
         )  # fmt: skip
@@ -108,6 +112,6 @@ def _latency(first: Result, enough: Result, rows: Sequence[Result]) -> str:
     before, after = found.get(first.key), found.get(enough.key)
     if before is None or after is None or not differ(before, after) or value_of(after) < value_of(before):
         return ""
-    return _(", and 99 of 100 are answered within {after} instead of {before}").format(
+    return _(", and 99 of 100 requests complete within {after} instead of {before}").format(
         after=figure(after), before=figure(before)
     )

@@ -57,7 +57,7 @@ def _device(device: Any) -> str:
         return ""
     words = [_text(device.get("disk")), _text(device.get("model"))]
     if isinstance(device.get("rotational"), bool):
-        words.append("rotating" if device["rotational"] else _("does not rotate"))
+        words.append("rotating" if device["rotational"] else _("not rotating"))
     words += [f"{word} {_text(device[name])}" for name, word in (("scheduler", "scheduler"), ("write_cache", "cache"))
               if _text(device.get(name))]  # fmt: skip
     return ", ".join(word for word in words if word)

@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from benchmarks.results import Result
 from storage_admin.words import size
 
-NO_DIFFERENCE = _("no difference that can be measured")
+NO_DIFFERENCE = _("no measurable difference")
 #: Fewer repetitions have no range worth the name. With fewer than :data:`ENOUGH` two that do not overlap are found by
 #: chance in a fifth of all matrices.
 FEWEST, ENOUGH = 3, 5
@@ -52,7 +52,7 @@ def why_not(rows: Sequence[Result]) -> str:
     if all(overlap(one, other) for one, other in combinations(rows, 2)):
         return gettext(", and their ranges overlap")
     fewest = min(row.repetitions for row in rows)
-    close = gettext(", too close for {fewest} repetitions: run it with {enough} or more")
+    close = gettext(", and they are too close for {fewest} repetitions: run the benchmark with {enough} or more")
     return close.format(fewest=fewest, enough=ENOUGH)
 
 
@@ -65,7 +65,7 @@ def times(best: Result, other: Result) -> str:
     """How many times one is the other, whichever is more: ``1.4 times``."""
     low, high = sorted((value_of(best), value_of(other)))
     if not low:
-        return gettext("beyond measure")
+        return gettext("immeasurably")
     ratio = high / low
     shape = ".2f" if ratio < 1.2 else ".1f" if ratio < 10 else ".0f"
     return gettext("{ratio} times").format(ratio=format(ratio, shape))

@@ -23,13 +23,13 @@ class BenchmarkFilters(GivenFilters):
     state = django_filters.ChoiceFilter(
         choices=Job.State.choices,
         method="by_state",
-        label=_("State of the run's job; pasted results count as succeeded."),
+        label=_("State of the job of the run; pasted results count as succeeded."),
     )
     quick = django_filters.ChoiceFilter(
-        choices=_YES_OR_NO, method="by_variant", label=_("false: the thorough variant.")
+        choices=_YES_OR_NO, method="by_variant", label=_("true: the quick variant; false: the thorough variant.")
     )
     dropped = django_filters.ChoiceFilter(
-        choices=_YES_OR_NO, method="by_drops", label=_("Whether figures dropped against those of earlier runs.")
+        choices=_YES_OR_NO, method="by_drops", label=_("Whether results are worse than in earlier runs.")
     )
     ordering = django_filters.ChoiceFilter(choices=[(name, name) for name in _ORDERS], method="by_order")
 

@@ -39,7 +39,7 @@ class RunBenchmark(JobKind):
 
     name = "benchmark"
     title = _("Benchmark")
-    description = _("Measures a pool on scratch files of its own, which it removes afterwards. Writes to no image.")
+    description = _("Measures a pool on its own scratch files, which it removes afterwards. Writes to no image.")
     target = "pool"
     verb = "benchmark"
     measures = True
@@ -50,30 +50,31 @@ class RunBenchmark(JobKind):
         )
     }
     properties = {
-        "kind": {"enum": BenchmarkKind.values, "description": _("What is measured.")},
-        "quick": {"type": "boolean", "default": True, "description": _("The quick variant instead of the thorough "
-            "one.")},
+        "kind": {"enum": BenchmarkKind.values, "description": _("What to measure.")},
+        "quick": {"type": "boolean", "default": True, "description": _("Run the quick variant instead of the "
+                                                                       "thorough one.")},
         "repetitions": {
             "type": ["integer", "null"], "minimum": 1, "maximum": MOST_REPETITIONS, "default": None,
             "description": _("Repetitions of each step; null for the profile default."),
         },
         "alongside": {
             "type": "boolean", "default": False,
-            "description": _("Also while rewriting jobs run on the host; both then slow each other down."),
+            "description": _("Run even while rewriting jobs run on the host. Both then slow each other down."),
         },
         "size_bytes": {
             "type": ["integer", "null"], "minimum": 1 << 20, "maximum": 1 << 40, "multipleOf": 1 << 20, "default": None,
-            "description": _("What each step writes or reads, or each guest may write, in whole MiB; null for the "
-                "profile's own size, or what fits of it."),
+            "description": _("Size in whole MiB that each step writes or reads, or that each guest may write; null "
+                             "for the size of the profile, or less if that does not fit."),
         },
         "seconds": {
             "type": ["integer", "null"], "minimum": 1, "maximum": 600, "default": None,
-            "description": _("How long each of fio's steps lasts, or how long guests may take to come up; null for the "
-                "profile's own time."),
+            "description": _("Duration of each fio step, or the most time for guests to come up; null for the "
+                             "profile default."),
         },
         "idle_io": {
             "type": "boolean", "default": False,
-            "description": _("Idle I/O priority. On a busy host it then measures the remaining capacity."),
+            "description": _("Idle I/O priority. On a busy host, the benchmark then measures only the remaining "
+                             "capacity."),
         },
         "boot": boot.SCHEMA,
     }  # fmt: skip
@@ -100,8 +101,8 @@ class RunBenchmark(JobKind):
         profile = profile_for(pool, options)
         cost = profile.cost
         reason = gettext(
-            "{count} steps, {repetitions} times each: writes about {bytes_written} in about {about}, on scratch files "
-            "of at most {scratch}."
+            "{count} steps, {repetitions} times each. Writes about {bytes_written} in about {about}, to scratch "
+            "files of at most {scratch}."
         ).format(
             count=len(profile.steps),
             repetitions=profile.repetitions,
@@ -188,14 +189,16 @@ def _against(pool: StoragePool, profile: Profile) -> list[Refusal]:
         return [
             Refusal(
                 "tool_missing",
-                gettext("There is no Python 3 on {host}: no agent can run there.").format(host=host.name),
+                gettext(
+                    "Python 3 is not installed on {host}, so no agent can run there. Install it, then scan the host."
+                ).format(host=host.name),
             )
         ]
     if host.status == Host.Status.UNREACHABLE:
         return [
             Refusal(
                 "host_unreachable",
-                gettext("{host} does not answer: {why} Scan it again first.").format(
+                gettext("{host} does not answer: {why} Scan the host first.").format(
                     host=host.name, why=host.status_detail
                 ),
             )
@@ -204,7 +207,7 @@ def _against(pool: StoragePool, profile: Profile) -> list[Refusal]:
         return [
             Refusal(
                 "unsupported_pool",
-                gettext("{pool} is a {kind} pool, no folder: no file can be made there.").format(
+                gettext("{pool} is a {kind} pool, not a folder. No files can be created there.").format(
                     pool=pool.name, kind=pool.kind
                 ),
             )
@@ -227,13 +230,14 @@ def _no_room(pool: StoragePool, scratch: int) -> list[Refusal]:
     if available - reserve >= worst:
         return []
     sentence = gettext(
-        "Its scratch files take up to {scratch:,} bytes, and {reserve:,} must stay free; {pool} has {available:,} "
+        "The scratch files take up to {scratch:,} bytes, and {reserve:,} must stay free. {pool} has {available:,} "
         "free. Choose a smaller size, or free some space."
     )
     if worst > scratch:
         sentence = gettext(
-            "Its scratch files take up to {scratch:,} bytes, queued and running jobs up to {others:,} more, and "
-            "{reserve:,} must stay free; {pool} has {available:,} free. Choose a smaller size, or free some space."
+            "The scratch files take up to {scratch:,} bytes, queued and running jobs need up to {others:,} more, "
+            "and {reserve:,} must stay free. {pool} has {available:,} free. Choose a smaller size, or free some "
+            "space."
         )
     told = sentence.format(
         scratch=scratch, others=worst - scratch, reserve=reserve, pool=pool.name, available=available

@@ -95,7 +95,7 @@ def build(
     made = MADE.get(kind)
     if made is None:
         title = BenchmarkKind(kind).label.capitalize()
-        return Profile(kind, quick, title, "", (), times, Cost(0, 0, 0), _("It is not offered on this host."))
+        return Profile(kind, quick, title, "", (), times, Cost(0, 0, 0), _("This kind is not offered on this host."))
     memory = memory_of(pool.host)
     boots = storms.of(pool.host, boot) if kind == storms.KIND else None
     usual = storms.SECONDS if boots else QUICK_SECONDS if quick else THOROUGH_SECONDS
@@ -144,7 +144,7 @@ def _missing(host: Host, tool: str, package: str) -> tuple[str, str]:
     tools: Mapping[str, Any] = host.capabilities.get("tools") or {}
     if not tool or tools.get(tool, True):
         return "", ""
-    return _("{tool} is not installed on {host}: install {package} there, then scan the host.").format(
+    return _("{tool} is not installed on {host}. Install {package} there, then scan the host.").format(
         tool=tool, host=host.name, package=package
     ), package
 
@@ -155,12 +155,15 @@ def _warnings(kind: str, steps: list[Step], memory: int | None) -> list[str]:
     size = steps[0].fields["size_bytes"]
     if memory is None:
         return [
-            _("How much memory the host has is not known: part of what is read may come from it, not from the disk.")
+            _(
+                "It is not known how much memory the host has. Some of the data may be read from memory, not from "
+                "the disk."
+            )
         ]
     if size < 2 * memory:
         told = _(
-            "{size} is less than twice the host's memory: part of what is read comes from memory, not from the disk. "
-            "What is written is flushed, and is measured."
+            "{size} is less than twice the memory of the host. Some of the data is read from memory, not from the "
+            "disk. Writes are flushed to the disk and measured correctly."
         )
         return [told.format(size=short(size))]
     return []

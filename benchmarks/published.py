@@ -103,29 +103,29 @@ def of_kind(kind: str) -> list[Published]:
 
 _EVERY = (
     Published(
-        "cluster-size", "Published: cluster size", "cluster_size", "one Samsung SSD", "year not said",
+        "cluster-size", "Published: cluster size", "cluster_size", "one Samsung SSD", "year unknown",
         tuple(_cluster_sizes()),
         "preallocation=full when the image was created, one file of 134 MB written: rates compare, create times do not "
         "where images are created without preallocation.",
     ),
     Published(
         "preallocation", "Published: preallocation", "preallocation", "one WD Green hard disk of 2 TB",
-        "2016 or earlier (it was commented on in March 2016)",
+        "2016 or earlier (it has a comment from March 2016)",
         tuple(_preallocations()), "A 4 GB image with clusters of 64K.",
     ),
     Published(
-        "dd", "Published: dd", "dd", "not said", "year not said",
+        "dd", "Published: dd", "dd", "unknown machine", "year unknown",
         tuple(_dd()),
-        "dd if=/dev/zero bs=4k count=2000000 and a sync, timed together: 8,192,000,000 bytes of zeros, more than the "
-        "memory. Runs here write random data.",
+        "dd if=/dev/zero bs=4k count=2000000 and a sync, timed together. It wrote 8,192,000,000 bytes of zeros, "
+        "more than the memory. Runs here write random data instead.",
     ),
     Published(
-        "bonnie-1.96", "Published: bonnie++", "bonnie", "not said", "December 2013 (the time in its result)",
+        "bonnie-1.96", "Published: bonnie++", "bonnie", "unknown machine", "December 2013 (the time in its result)",
         tuple(_bonnie(_BONNIE_LINE)), "bonnie++ 1.96 -s 4G -n 0 -f -b; figures in KiB a second there.",
     ),
     Published(
         "bonnie-1.96-2gb", "Published: bonnie++, 2 GB of memory", "bonnie", "a machine with 2 GB of memory",
-        "year not said",
+        "year unknown",
         tuple(_bonnie(_SECOND_BONNIE_LINE)),
         "bonnie++ 1.96 -r 2048: 4 GiB, writes buffered; figures in KiB a second there.",
     ),

@@ -148,6 +148,6 @@ def _company(benchmark: Benchmark) -> str:
         return ""
     more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
     return (
-        "Other jobs were running on the host meanwhile and affected the figures: "
+        "Other jobs were running on the host at the same time and affected the results: "
         f"{', '.join(named[:MOST_NAMED])}{more}."
     )

@@ -26,25 +26,27 @@ class DropSerializer(serializers.Serializer[Any]):
     unit = serializers.CharField()
     setting = SettingField()
     value = serializers.FloatField()
-    usual = serializers.FloatField(help_text=_("Median of the earlier runs."))
-    usual_worst = serializers.FloatField(help_text=_("The worst figure that would still have been usual."))
-    ratio = serializers.FloatField(help_text=_("How many times worse than usual."))
-    runs = serializers.IntegerField(help_text=_("How many earlier runs it was measured against."))
+    usual = serializers.FloatField(help_text=_("Median of earlier runs."))
+    usual_worst = serializers.FloatField(help_text=_("Worst value that still counts as usual."))
+    ratio = serializers.FloatField(help_text=_("Factor by which the value is worse than usual."))
+    runs = serializers.IntegerField(help_text=_("Number of earlier runs that it is compared with."))
 
 
 class BenchmarkSerializer(serializers.ModelSerializer[Benchmark]):
     """One run, or pasted result lines."""
 
     job = serializers.PrimaryKeyRelatedField[Any](read_only=True, allow_null=True)
-    state = serializers.SerializerMethodField(help_text=_("Of its job; succeeded for pasted lines."))
+    state = serializers.SerializerMethodField(help_text=_("State of the job of the run; `succeeded` for pasted lines."))
     host = serializers.PrimaryKeyRelatedField[Any](read_only=True, allow_null=True)
     host_name = serializers.CharField(source="host.name", read_only=True, default=None, allow_null=True)
     pool = serializers.PrimaryKeyRelatedField[Any](read_only=True, allow_null=True)
     pool_name = serializers.CharField(source="pool.name", read_only=True, default=None, allow_null=True)
     options = serializers.DictField(read_only=True)
-    environment = serializers.DictField(read_only=True, help_text=_("Of the host, when it began."))
+    environment = serializers.DictField(read_only=True, help_text=_("Facts of the host when the run started."))
     environment_after = serializers.DictField(read_only=True)
-    caches = TextOrNull(help_text="What was done about them: dropped, direct (bypassed), not dropped; null: not known.")
+    caches = TextOrNull(
+        help_text="What was done about caches: dropped, direct (bypassed) or not dropped; null if not known."
+    )
     notes = serializers.ListField(child=serializers.CharField(), read_only=True)
     regressions = DropSerializer(many=True, read_only=True)
 
@@ -99,7 +101,7 @@ class PublishedSerializer(serializers.Serializer[Any]):
     title = serializers.CharField()
     kind = serializers.ChoiceField(choices=BenchmarkKind.choices)
     measured_on = serializers.CharField()
-    origin = serializers.CharField(help_text=_("Where it was published."))
+    origin = serializers.CharField(help_text=_("Where the figures were published."))
     note = serializers.CharField(allow_blank=True)
     results = ResultSerializer(many=True)
 
@@ -121,9 +123,9 @@ class ComparisonSerializer(serializers.Serializer[Any]):
 class CostSerializer(serializers.Serializer[Any]):
     """What a run costs, before it starts."""
 
-    bytes_written = serializers.IntegerField(help_text=_("About, over all repetitions."))
+    bytes_written = serializers.IntegerField(help_text=_("Estimate, over all repetitions."))
     scratch_bytes = serializers.IntegerField(
-        help_text=_("Largest space that it takes in the pool; all of it is freed afterwards.")
+        help_text=_("Most space that the run takes in the pool. All of it is freed afterwards.")
     )
     seconds_about = serializers.IntegerField()
 
@@ -139,8 +141,8 @@ class ProfileSerializer(serializers.Serializer[Any]):
     repetitions = serializers.IntegerField()
     cost = CostSerializer()
     available = serializers.SerializerMethodField()
-    missing = serializers.CharField(allow_blank=True, help_text=_("Why it is not offered there."))
-    package = serializers.CharField(allow_blank=True, help_text=_("The Debian package that brings what is missing."))
+    missing = serializers.CharField(allow_blank=True, help_text=_("Why the profile is not offered there."))
+    package = serializers.CharField(allow_blank=True, help_text=_("The Debian package that provides what is missing."))
     warnings = serializers.ListField(child=serializers.CharField())
 
     @extend_schema_field({"type": "array", "items": SETTING})
@@ -163,7 +165,9 @@ class WatchSerializer(serializers.ModelSerializer[Watch]):
     """A quick profile that is run on a pool again and again."""
 
     pool = serializers.PrimaryKeyRelatedField[Any](read_only=True)
-    problem = serializers.CharField(read_only=True, help_text=_("Why it was not started when it was due; else empty."))
+    problem = serializers.CharField(
+        read_only=True, help_text=_("Why the last scheduled run did not start; empty otherwise.")
+    )
 
     class Meta:
         model = Watch
@@ -176,7 +180,9 @@ class BenchmarkBody(Body):
 
     kind = serializers.ChoiceField(choices=BenchmarkKind.choices)
     pool = StrictInteger(min_value=1)
-    host = StrictInteger(required=False, min_value=1, help_text=_("May be given; the pool's host is meant anyway."))
+    host = StrictInteger(
+        required=False, min_value=1, help_text=_("Optional. If given, it must be the host of the pool.")
+    )
     options = serializers.DictField(required=False)
 
 

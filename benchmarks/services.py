@@ -38,7 +38,7 @@ def submit(
     wanted = dict(options or {})
     if "kind" in wanted:
         raise InvalidError(
-            _("Give the kind next to the options, not in them."), {"options": _("kind belongs next to them.")}
+            _("Specify kind beside the options, not in them."), {"options": _("kind belongs beside the options.")}
         )
     job = services.submit(actor, "benchmark", pool_id, wanted | {"kind": kind}, idempotency_key=idempotency_key)
     return Benchmark.objects.select_related("host", "pool", "pool__host", "job", "job__host").get(job=job)
@@ -56,7 +56,7 @@ def paste(actor: Actor, text: str) -> Benchmark:
     """
     actor.require_everywhere(Role.OPERATOR)
     if len(text) > LONGEST_PASTE:
-        raise _unusable(_("At most {longest:,} characters at once.").format(longest=LONGEST_PASTE))
+        raise _unusable(_("Enter at most {longest:,} characters at once.").format(longest=LONGEST_PASTE))
     try:
         runs = bonnie.parse(text)
     except UnreadableError as error:
@@ -88,12 +88,14 @@ def _unusable(sentence: str) -> InvalidError:
 
 def _alike(runs: list[BonnieRun]) -> None:
     if len(runs) > MOST_LINES:
-        raise _unusable(_("At most {most} lines at once.").format(most=MOST_LINES))
+        raise _unusable(_("Enter at most {most} lines at once.").format(most=MOST_LINES))
     if len({(run.name, run.size, run.files) for run in runs}) > 1:
-        detail = _("The lines are of different machines or sizes: paste each group separately, then compare the runs.")
+        detail = _(
+            "The lines are from different machines or sizes. Paste each group separately, then compare the runs."
+        )
         raise _unusable(detail)
     if not any(run.readings for run in runs):
-        raise _unusable(_("It contains no results."))
+        raise _unusable(_("The text contains no results."))
 
 
 def _setting(run: BonnieRun) -> dict[str, str | int]:

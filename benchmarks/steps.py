@@ -221,11 +221,11 @@ class Made:
 MADE: dict[str, Made] = {
     "dd": Made(_("Sequential, with dd"), _("How fast are large files written and read?"), _dd, GIB, 4 * GIB),
     "bonnie": Made(
-        "bonnie++", _("How fast are blocks written, rewritten and read, and how many seeks a second?"), _bonnie,
+        "bonnie++", _("How fast are blocks written, rewritten and read, and how many seeks per second?"), _bonnie,
         2 * GIB, 4 * GIB, "bonnie++", "bonnie++",
     ),
     "fio": Made(
-        "fio", _("How many operations a second, at which latency, with how many at once?"), _fio,
+        "fio", _("How many operations per second, at which latency, at which queue depth?"), _fio,
         GIB, 4 * GIB, "fio", "fio",
     ),
     "preallocation": Made(
@@ -242,8 +242,8 @@ MADE: dict[str, Made] = {
         _formats, 256 * MIB, 2 * GIB, "qemu-img", "qemu-utils",
     ),
     BOOT: Made(
-        _("Boot storm"), _("How long until guests are up that start at once, with raw disks or overlays? Choose what "
-            "boots; an image adds its size to the cost."),
+        _("Boot storm"), _("How long do guests with raw disks or overlays take to come up if they start at once? "
+                           "Choose what boots. An image adds its size to the cost."),
         _boot, 256 * MIB, 256 * MIB, "virsh", "libvirt-clients",
     ),
 }  # fmt: skip

@@ -55,7 +55,7 @@ class ImageFilters(GivenFilters):
     min_chain_depth = WholeNumberFilter(field_name="chain_depth", method="by_least")
     max_chain_depth = WholeNumberFilter(field_name="chain_depth", method="by_most")
     min_reclaimable = WholeNumberFilter(
-        field_name="reclaimable_bytes", method="by_least", label=_("Bytes; images that are not analyzed are left out.")
+        field_name="reclaimable_bytes", method="by_least", label=_("Bytes. Images that are not analyzed are left out.")
     )
     in_use = django_filters.ChoiceFilter(choices=[(name, name) for name in ANSWERS], method="by_answer")
     orphan = django_filters.ChoiceFilter(choices=[(name, name) for name in ANSWERS], method="by_answer")
@@ -63,7 +63,7 @@ class ImageFilters(GivenFilters):
     ordering = django_filters.ChoiceFilter(
         choices=[(sign + name, sign + name) for name in ORDERINGS for sign in ("", "-")],
         method="by_order",
-        label=_("What is unknown comes last."),
+        label=_("Unknown values come last."),
     )
 
     def by_host(self, rows: QuerySet[Image], _name: str, host: Host) -> QuerySet[Image]:

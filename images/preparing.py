@@ -44,15 +44,18 @@ def prepare(say: Callable[[str], None], *, local: bool) -> str:
     connections.close_all()
     if password is None:
         return ""
-    return f"First start. Log in as admin with the password {password} (shown only this once, and to be changed then)."
+    return (
+        f"First start. Log in as admin with the password {password} (shown only this once; it must be changed at "
+        "the first login)."
+    )
 
 
 def _register_this_machine(say: Callable[[str], None]) -> None:
     host = ensure_local_host()
     if not transport.is_this_machine(host):
         say(
-            f"The host local of this database is another machine ({host.name}): images of this one are not looked at. "
-            "Add it as a host of its own, then start here: manage.py worker --host SLUG"
+            f"The host local in this database is another machine ({host.name}), so images on this machine are not "
+            "listed. Add this machine as a host of its own, then start here: manage.py worker --host SLUG"
         )
         return
     with contextlib.suppress(RefusedError):  # nobody here can be root, and so nobody works on images either

@@ -25,7 +25,7 @@ class GuestRefSerializer(serializers.Serializer[Any]):
     id = serializers.IntegerField()
     name = serializers.CharField()
     state = serializers.CharField()
-    target = serializers.CharField(help_text=_("The disk's name in the guest, such as vda."))
+    target = serializers.CharField(help_text=_("Name of the disk in the guest, such as vda."))
 
 
 class SnapshotSerializer(serializers.Serializer[Any]):
@@ -54,7 +54,7 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
     snapshots = serializers.SerializerMethodField(help_text=_("Internal snapshots; null if the header was not read."))
     guests = serializers.SerializerMethodField()
     orphan_evidence = serializers.SerializerMethodField(
-        help_text=_("Why it is an orphan, or is none, or why that is not known: sentences.")
+        help_text=_("Evidence in sentences: why the image is an orphan, why it is not, or why this is not known.")
     )
     aside_by = TextOrNull()
     last_scanned = serializers.DateTimeField(read_only=True, allow_null=True)
@@ -72,9 +72,13 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
         )  # fmt: skip
         read_only_fields = fields
         extra_kwargs = {
-            "in_use": {"help_text": "Whether a running guest or a process has it open; null where that is not known."},
-            "reclaimable_bytes": {"help_text": "Null until analyzed, and in a state in which no job rewrites it."},
-            "aside_until": {"help_text": "While it is set aside: from when on it may be deleted."},
+            "in_use": {
+                "help_text": "Whether a running guest or a process has the image open; null if this is not known."
+            },
+            "reclaimable_bytes": {
+                "help_text": "Null until the image is analyzed, and in states in which no job rewrites it."
+            },
+            "aside_until": {"help_text": "While the image is set aside: when it may be deleted at the earliest."},
         }
 
     @extend_schema_field({"type": "array", "items": {"type": "string"}})
@@ -133,7 +137,7 @@ class GuestDiskSerializer(serializers.ModelSerializer[GuestDisk]):
 
     image = serializers.SerializerMethodField()
     why_no_image = serializers.SerializerMethodField(
-        help_text=_("Why no image is known that it is; null where one is, and where it has no file.")
+        help_text=_("Why no image is linked to this disk; null if one is, and if the disk has no file.")
     )
     format = TextOrNull()
     cache = TextOrNull()
@@ -174,11 +178,13 @@ class GuestSerializer(serializers.ModelSerializer[Guest]):
 class LeftoverSerializer(serializers.Serializer[Any]):
     """Files that a job left which this dashboard does not know."""
 
-    job = serializers.CharField(help_text=_("The option `job` of `settle_leftover`."))
-    path = serializers.CharField(source="shown", help_text=_("The image, or the folder where no journal names one."))
+    job = serializers.CharField(help_text=_("Value for the option `job` of `settle_leftover`."))
+    path = serializers.CharField(
+        source="shown", help_text=_("Path of the image; of the folder if no journal names an image.")
+    )
     files = serializers.ListField(child=serializers.CharField(), source="kinds")
     held_bytes = serializers.IntegerField()
-    has_copy = serializers.BooleanField(help_text=_("Whether it is an undo copy that can be restored or removed."))
+    has_copy = serializers.BooleanField(help_text=_("Whether there is an undo copy that can be restored or removed."))
 
 
 class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
@@ -187,23 +193,32 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
     host = serializers.PrimaryKeyRelatedField[Any](read_only=True)
     host_name = serializers.CharField(source="host.name", read_only=True)
     overcommit_ratio = serializers.FloatField(
-        read_only=True, allow_null=True, help_text=_("Virtual sizes by what can be used: not what is kept for root.")
+        read_only=True,
+        allow_null=True,
+        help_text=_("Virtual sizes divided by the usable capacity, without the space that is reserved for root."),
     )
     images_count = serializers.IntegerField(
-        source="known_count", read_only=True, allow_null=True, help_text=_("Null until it is listed.")
+        source="known_count", read_only=True, allow_null=True, help_text=_("Null until the pool is listed.")
     )
     used_bytes = serializers.IntegerField(
-        read_only=True, allow_null=True, help_text=_("As in df: reserved space does not count as used.")
+        read_only=True, allow_null=True, help_text=_("As in df: space reserved for root does not count as used.")
     )
     shared_key = TextOrNull()
     filesystem = TextOrNull()
     leftovers = serializers.SerializerMethodField(help_text=_("Files of jobs that this dashboard does not know."))
-    aside_bytes = serializers.SerializerMethodField(help_text=_("What images that are set aside occupy in it."))
+    aside_bytes = serializers.SerializerMethodField(help_text=_("Bytes that images set aside occupy in the pool."))
     days_until_full = serializers.SerializerMethodField(
-        help_text=_("Forecast at the growth of the last 30 days. Null unless eight days or more of samples support it.")
+        help_text=_(
+            "Days until full at the growth of the last 30 days; null if fewer than eight days of samples "
+            "exist or they show no clear growth."
+        )
     )
-    days_until_full_low = serializers.SerializerMethodField(help_text="By the fastest growth that the samples allow.")
-    days_until_full_high = serializers.SerializerMethodField(help_text=_("By the slowest one."))
+    days_until_full_low = serializers.SerializerMethodField(
+        help_text="Lower bound, by the fastest growth that fits the samples."
+    )
+    days_until_full_high = serializers.SerializerMethodField(
+        help_text=_("Upper bound, by the slowest growth that fits the samples.")
+    )
 
     class Meta:
         model = StoragePool
@@ -254,7 +269,7 @@ class HostRef(serializers.Field[Any, Any, Any, Any]):
         elif isinstance(data, str):
             found = hosts.filter(slug=data).first()
         if found is None:
-            raise serializers.ValidationError(gettext("There is no such host: give its id or slug."))
+            raise serializers.ValidationError(gettext("This host does not exist. Give its id or slug."))
         return found
 
 
@@ -267,8 +282,8 @@ class NewPoolBody(Body):
     name = StrictText(max_length=200, required=False)
     add_to_list = serializers.BooleanField(
         required=False,
-        help_text="Have it listed on the host as a folder of images, where it is not (admin of all hosts, and only "
-        "where the dashboard is root on the host).",
+        help_text="Add the folder to the list of image folders on the host if it is missing there (admin of all "
+        "hosts, and only where the dashboard is root on the host).",
     )
 
 
@@ -278,14 +293,33 @@ class PoolBody(Body):
     name = StrictText(max_length=200, required=False)
     warn_percent = StrictInteger(required=False, min_value=1, max_value=100)
     warn_overcommit = StrictNumber(
-        required=False, allow_null=True, min_value=0.1, max_value=1000, help_text="Virtual per capacity; null: never."
+        required=False,
+        allow_null=True,
+        min_value=0.1,
+        max_value=1000,
+        help_text="Warn above this overcommit ratio; null: never.",
     )
-    warn_days = StrictInteger(required=False, allow_null=True, min_value=1, max_value=365, help_text=_("Null: never."))
+    warn_days = StrictInteger(
+        required=False,
+        allow_null=True,
+        min_value=1,
+        max_value=365,
+        help_text=_("Warn when forecast full within this many days; null: never."),
+    )
     warn_undo_percent = StrictInteger(
-        required=False, allow_null=True, min_value=1, max_value=100, help_text=_("Of the capacity; null: never.")
+        required=False,
+        allow_null=True,
+        min_value=1,
+        max_value=100,
+        help_text=_("Warn when undo copies hold more than this percentage of the capacity; null: never."),
     )
-    all_hosts_registered = StrictBoolean(required=False, help_text="Every host that uses this storage is managed here.")
+    all_hosts_registered = StrictBoolean(
+        required=False, help_text="Confirms that every host that uses this storage is registered here."
+    )
     share_bases = StrictBoolean(
         required=False,
-        help_text=_("Jobs may write the content of images here into overlays whose owners may not read those images."),
+        help_text=_(
+            "Jobs may copy data of images in this pool into overlays, even if the owners of those overlays "
+            "may not read these images."
+        ),
     )

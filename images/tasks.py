@@ -72,7 +72,7 @@ def expire_undo() -> None:
         except RefusedError:
             continue
         except NotFoundError:
-            why = "its image is no longer listed, so the place of the copy is not known"
+            why = "its image is no longer listed, so it is not known where the copy is"
             record.undo_copy_lost(job, why, known=False)
 
 

@@ -75,7 +75,7 @@ def parse(text: str) -> list[BonnieRun]:
         if line and not line.startswith("format_version,"):
             runs.append(_run(line, number))
     if not runs:
-        raise UnreadableError(_("There is no result line of bonnie++ in it."))
+        raise UnreadableError(_("The text contains no result line of bonnie++."))
     return runs
 
 
@@ -86,15 +86,15 @@ def _run(line: str, number: int) -> BonnieRun:
         known = ", ".join(COLUMNS)
         raise UnreadableError(
             _(
-                "Line {number} begins with {fields}, which is no format version of bonnie++ that is known here "
-                "({known})."
+                "Line {number} begins with {fields}, which is not a supported format version of bonnie++. "
+                "Supported: {known}."
             ).format(number=number, fields=quoted(fields[0], 20), known=known)
         )
     if len(fields) != len(columns):
         raise UnreadableError(
-            _("Line {number} has {count} fields; format {format} has {columns}. Was it cut?").format(
-                number=number, count=len(fields), format=fields[0], columns=len(columns)
-            )
+            _(
+                "Line {number} has {count} fields, but format {format} has {columns}. The line may have been cut off."
+            ).format(number=number, count=len(fields), format=fields[0], columns=len(columns))
         )
     row = dict(zip(columns, fields, strict=True))
     readings = [reading for name in (*_THROUGHPUT, *_FILES) for reading in _readings(row, name, number)]
@@ -125,7 +125,7 @@ def _number(field: str, column: str, number: int) -> float | None:
         return None
     if not _NUMBER.fullmatch(field):
         raise UnreadableError(
-            _("Line {number}: {field} is no figure for {column}.").format(
+            _("Line {number}: {field} is not a valid value for {column}.").format(
                 number=number, field=quoted(field, 20), column=column
             )
         )
@@ -140,7 +140,7 @@ def _latency(field: str, metric: str, number: int) -> Reading:
     found = _LATENCY.fullmatch(field)
     if found is None:
         raise UnreadableError(
-            _("Line {number}: {field} is no latency; they end in us, ms or s.").format(
+            _("Line {number}: {field} is not a valid latency. Latencies end in us, ms or s.").format(
                 number=number, field=quoted(field, 20)
             )
         )

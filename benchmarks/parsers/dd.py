@@ -26,7 +26,7 @@ def parse(text: str, mode: str) -> list[Reading]:
     """
     found = _COPIED.findall(text)
     if not found:
-        raise UnreadableError(_("dd did not say how much it copied: {text}.").format(text=quoted(text)))
+        raise UnreadableError(_("dd did not report how much it copied: {text}.").format(text=quoted(text)))
     copied, seconds = int(found[-1][0]), float(found[-1][1])
     if not copied:
         raise UnreadableError(_("dd copied nothing."))

@@ -13,7 +13,7 @@ from benchmarks.parsers.readings import Reading, UnreadableError, quoted
 
 PERCENTILES = (50, 95, 99)
 _NANO = 1e-9
-NOTHING = "nothing was done in the time"
+NOTHING = "no operation completed in the time"
 
 
 def parse(text: str, rw: str) -> list[Reading]:
@@ -53,27 +53,27 @@ def _jobs(text: str) -> list[dict[str, Any]]:
     try:
         told, __ = json.JSONDecoder().raw_decode(text, max(start, 0))
     except (ValueError, RecursionError):
-        raise UnreadableError(_("fio did not answer with JSON: {text}.").format(text=quoted(text))) from None
+        raise UnreadableError(_("fio did not return JSON: {text}.").format(text=quoted(text))) from None
     jobs = told.get("jobs") if isinstance(told, dict) else None
     if not isinstance(jobs, list) or not jobs or not all(isinstance(job, dict) for job in jobs):
-        raise UnreadableError(_("fio's answer lists no jobs."))
+        raise UnreadableError(_("fio reported no jobs."))
     for job in jobs:
         if job.get("error"):
-            raise UnreadableError(_("fio's job failed with error {error}.").format(error=quoted(str(job["error"]), 20)))
+            raise UnreadableError(_("fio failed with error {error}.").format(error=quoted(str(job["error"]), 20)))
     return jobs
 
 
 def _part(job: dict[str, Any], direction: str) -> dict[str, Any]:
     part = job.get(direction)
     if not isinstance(part, dict):
-        raise UnreadableError(_("fio's output has no “{direction}” section.").format(direction=direction))
+        raise UnreadableError(_("fio reported no “{direction}” section.").format(direction=direction))
     return part
 
 
 def _figure(part: dict[str, Any], key: str) -> float:
     value = part.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise UnreadableError(_("fio's answer has no figure for {key}.").format(key=key))
+        raise UnreadableError(_("fio reported no value for {key}.").format(key=key))
     return float(value)
 
 

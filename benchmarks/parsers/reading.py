@@ -26,4 +26,4 @@ def read(tool: str, text: str, setting: Mapping[str, Any]) -> list[Reading]:
         case "bonnie++":
             return [reading for run in bonnie.parse(text) for reading in run.readings]
         case _:
-            raise UnreadableError(_("Nothing is known here of a tool {tool!r}.").format(tool=tool[:40]))
+            raise UnreadableError(_("The output of the tool {tool!r} is not supported.").format(tool=tool[:40]))

@@ -35,9 +35,9 @@ def stalled(now: datetime) -> Iterator[Trouble]:
         if since is not None and now - since >= patience(job):
             yield Trouble(
                 f"{events.JOB_STALLED}:{job.pk}", "warning", f"{job} makes no progress",
-                f"No progress since {since:%Y-%m-%d %H:%M} UTC: {_place(job)}. Its log shows what it "
-                "does; the disk may no longer answer, or other work may slow it down. It is not "
-                "stopped automatically. Cancelling is safe at any stage.",
+                f"No progress since {since:%Y-%m-%d %H:%M} UTC: {_place(job)}. See the job log for what it is "
+                "doing. The disk may no longer answer, or other work may slow the job down. The job is not stopped "
+                "automatically. It can be cancelled safely at any stage.",
                 job.host.slug, "job", job.pk, str(job),
             )  # fmt: skip
 
@@ -52,4 +52,4 @@ def _place(job: Job) -> str:
     far = (
         f", {size(job.done_bytes)} of {size(job.total_bytes)}" if job.done_bytes is not None and job.total_bytes else ""
     )
-    return f'at "{job.stage}"{far}, {int(job.progress)} % of the whole'
+    return f'at "{job.stage}"{far}, {int(job.progress)} % in total'

@@ -52,21 +52,22 @@ def look(now: datetime) -> None:
 def _not_entered(pool: StoragePool) -> Trouble | None:
     """A folder that no job goes into any more. One that was never listed is said to whoever registers it."""
     if pool.state == "changed":
-        severity, title, detail = "danger", f"Another folder is in the place of {pool}", pool.state_detail
+        severity, title, detail = "danger", f"The path of {pool} leads to a different folder", pool.state_detail
     elif pool.state == "not_listed" and pool.last_scanned is not None:
-        severity, title = "warning", f"{pool} is no longer in its host's list of image folders"
+        severity, title = "warning", f"{pool} is no longer in the list of image folders of its host"
         detail = f"{pool.state_detail.rstrip('.')}."
     else:
         return None
     return Trouble(
-        f"{events.POOL_CHANGED}:{pool.pk}", severity, title, f"{detail} No job runs in it until then.",
+        f"{events.POOL_CHANGED}:{pool.pk}", severity, title, f"{detail} No job runs in this pool until this is "
+                                                             "resolved.",
         pool.host.slug, "pool", pool.pk, str(pool),
     )  # fmt: skip
 
 
 def _unreachable() -> Iterator[Trouble]:
     for host in Host.objects.filter(status=Host.Status.UNREACHABLE).defer("capabilities"):
-        seen = f"Last seen {host.last_seen:%Y-%m-%d %H:%M} UTC." if host.last_seen else "It was never seen."
+        seen = f"Last seen {host.last_seen:%Y-%m-%d %H:%M} UTC." if host.last_seen else "It has never answered."
         yield Trouble(
             f"{events.HOST_UNREACHABLE}:{host.pk}", "danger", f"{host.name} does not answer",
             f"{host.status_detail} {seen} Its numbers are as of then.", host.slug, "host", host.pk, host.name,
@@ -87,8 +88,8 @@ def _images(kind: str, states: tuple[str, ...], one: str, many: str) -> Iterator
         if count <= EACH:
             yield Trouble(
                 f"{kind}:{image.pk}", "danger", f"{image.name} {one}",
-                f"{image.state_detail} In {pool}. Guests that use it do not start, and no job rewrites "
-                "it.",
+                f"{image.state_detail} The image is in {pool}. Guests that use it do not start, and jobs cannot "
+                "rewrite it.",
                 pool.host.slug, "image", image.pk, image.name,
             )  # fmt: skip
     if pool is not None:
@@ -99,7 +100,7 @@ def _rest(kind: str, pool: StoragePool, count: int, many: str) -> Iterator[Troub
     if count > 0:
         yield Trouble(
             f"{kind}:pool:{pool.pk}", "danger", f"More images in {pool} {many}",
-            f"{count:,} more than the {EACH} with an alert each. The images page lists them.",
+            f"{count:,} more than the {EACH} that have their own alerts. See the images page for all of them.",
             pool.host.slug, "pool", pool.pk, str(pool),
         )  # fmt: skip
 

@@ -165,13 +165,15 @@ def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterat
         danger = DANGER_PERCENT - (MARGIN_PERCENT if place.is_told(kind, is_open, "danger") else 0.0)
         # The name in the title is one of several: which of them asks for it may be nobody's business who reads it.
         whose = (
-            "its threshold" if {one.warn_percent for one in place.pools} == {limit} else "its filesystem's threshold"
+            "its threshold"
+            if {one.warn_percent for one in place.pools} == {limit}
+            else "the threshold of its filesystem"
         )
         if percent >= limit - (MARGIN_PERCENT if place.is_told(kind, is_open) else 0.0):
             yield from place.troubles(
                 kind,
                 "danger" if percent >= danger else "warning",
-                f"{{pool}} is {'over' if percent >= limit else 'hardly below'} {whose} of {limit} %",
+                f"{{pool}} is {'over' if percent >= limit else 'just below'} {whose} of {limit} %",
                 f"{tenths(percent)} % used: {size(pool.used_bytes)} of {size(pool.capacity_bytes)}, "
                 f"{size(pool.available_bytes)} free{_reserved(pool)}. Reclaim space (the images page "
                 "lists the top candidates), discard undo copies, or enlarge the pool.",
@@ -204,10 +206,9 @@ def full_soon(pools: list[StoragePool], is_open: Collection[str], now: datetime)
             kind,
             "danger" if forecast.days <= limit / 4 * (1 + MARGIN_DAYS * in_danger) else "warning",
             "{pool} will be full soon",
-            f"Forecast full in about {days(forecast.days)}{f' ({low} to {high})' if low != high else ''} "
-            f"at the growth of the last {forecast.over_days} days: "
-            f"{size(round(forecast.growth_bytes))} a day, {size(pool.available_bytes)} free. The "
-            f"warning starts at {limit:g} days.",
+            f"Forecast full in about {days(forecast.days)}{(f' ({low} to {high})' if low != high else '')}: "
+            f"used space grew by {size(round(forecast.growth_bytes))} a day in the last {forecast.over_days} days, and "
+            f"{size(pool.available_bytes)} are free. The alert is raised at {limit:g} days.",
         )
 
 
@@ -228,12 +229,11 @@ def overcommitted(pools: list[StoragePool], is_open: Collection[str]) -> Iterato
                 kind,
                 "warning",
                 _sentence(
-                    f"{place.name} has {'more' if ratio >= limits[0] else 'hardly less'} "
+                    f"{place.name} has {'more' if ratio >= limits[0] else 'only just less'} "
                     f"than {limits[0]:g} times its capacity provisioned"
                 ),
-                f"Overcommit ratio {ratio:.2f}: images of {size(virtual)} virtual size on "
-                f"{size(capacity)}. If guests fill their disks, it runs full: move images, or enlarge "
-                "it.",
+                f"Overcommit ratio {ratio:.2f}: the images have {size(virtual)} virtual size on {size(capacity)}. "
+                "If guests fill their disks, the pool runs full. Move images elsewhere, or enlarge the pool.",
             )
 
 
@@ -253,9 +253,9 @@ def held_by_undo(pools: list[StoragePool], is_open: Collection[str]) -> Iterator
             yield from place.troubles(
                 kind,
                 "warning",
-                f"Undo copies hold much of {place.name}",
-                f"{size(held)}, {tenths(percent)} % of its capacity, is not free until the undo windows "
-                f"close; the warning starts at {limits[0]:g} %. The pool's page lists its undo copies: "
+                f"Undo copies hold a large part of {place.name}",
+                f"Undo copies hold {size(held)}, {tenths(percent)} % of the capacity, until their undo windows "
+                f"close. The alert is raised at {limits[0]:g} %. The page of the pool lists its undo copies: "
                 "discard those that are not needed.",
             )
 

@@ -27,7 +27,7 @@ def clock() -> Iterator[Trouble]:
     """This machine's clock was set while it ran."""
     if step := Elapsed.clock_jump():
         yield Trouble(
-            events.CLOCK_JUMPED, "danger", f"The dashboard's clock was set by {step:+,.0f} s",
-            "Nothing is removed by time until the clock is right again, or has been stable for "
-            f"{Elapsed.SETTLED / 3600:.0f} hours. Check the time service of the dashboard's machine.",
+            events.CLOCK_JUMPED, "danger", f"The dashboard's clock was changed by {step:+,.0f} s",
+            f"Nothing expires until the clock is right again, or has been stable for {Elapsed.SETTLED / 3600:.0f} "
+            "hours. Check the time service of the dashboard's machine.",
         )  # fmt: skip

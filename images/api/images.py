@@ -26,7 +26,7 @@ from storage_admin.rest.views import EndpointSet
 
 
 @extend_schema_view(
-    list=extend_schema(summary=_("Images, also those that vanished (`state` says so)")),
+    list=extend_schema(summary=_("Images, including those that have vanished (see `state`)")),
     retrieve=extend_schema(summary=_("One image")),
 )
 class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
@@ -48,7 +48,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         """What is cut into pages; samples of a history are few enough to be read directly."""
         return MatchingImages(rows) if rows.model is Image else rows
 
-    @extend_schema(summary=_("Declare an image's format (admin)"), request=ImageBody, responses=ImageSerializer)
+    @extend_schema(summary=_("Declare the format of an image (admin)"), request=ImageBody, responses=ImageSerializer)
     def partial_update(self, request: Request, **_where: Any) -> Response:
         image = self.get_object()
         body = ImageBody(data=request.data)
@@ -58,14 +58,14 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         return Response(ImageSerializer(self.get_object()).data)
 
     @extend_schema(
-        summary=_("Remove an image that vanished or was deleted from the list (admin)"),
+        summary=_("Remove a vanished or deleted image from the list (admin)"),
         responses={204: None},
     )
     def destroy(self, _request: Request, **_where: Any) -> Response:
         vanished.forget(self.actor, self.get_object())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @extend_schema(summary=_("The whole tree that it is part of"), responses=ChainSerializer)
+    @extend_schema(summary=_("The whole backing chain tree that the image is part of"), responses=ChainSerializer)
     @action(detail=True, methods=["get"], filter_backends=[], pagination_class=None)
     def chain(self, _request: Request, **_where: Any) -> Response:
         chain = chain_of(self.get_object(), self.actor)
@@ -74,9 +74,9 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
 
     @extend_schema(
         summary=_("Set an orphan aside (admin)"),
-        description="A job of the kind `set_aside`: the image is renamed and no longer found by guests and "
-        "lists. No space is freed. After `grace_days` an admin may delete it, by a job of the "
-        "kind `delete_aside`.",
+        description="Submits a job of the kind `set_aside`: the image is renamed, so that guests and lists no "
+        "longer find it. No space is freed. After `grace_days` an admin may delete it with a job of "
+        "the kind `delete_aside`.",
         request=SetAsideBody,
         responses={202: JobSerializer},
     )
@@ -87,7 +87,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         return self._submitted("set_aside", dict(body.validated_data))
 
     @extend_schema(
-        summary=_("Give an image that is set aside its original name again"),
+        summary=_("Restore an image that is set aside"),
         request=EmptyBody,
         responses={202: JobSerializer},
     )
@@ -101,7 +101,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         return Response(JobSerializer(job).data, status=status.HTTP_202_ACCEPTED)
 
     @extend_schema(
-        summary=_("Its sizes over time, oldest first"),
+        summary=_("The sizes of the image over time, oldest first"),
         parameters=PAGE,
         responses=page_of(SampleSerializer),
     )

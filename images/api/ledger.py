@@ -22,27 +22,35 @@ from storage_admin.rest.views import EndpointSet
 class LineSerializer(Shown, serializers.ModelSerializer[Job]):
     """One job that changed space. Sizes are bytes of allocated space, on the disk."""
 
-    job = serializers.IntegerField(source="id", help_text=_("Id of the job; it stays when the job's host is removed."))
-    image = serializers.IntegerField(source="image_number", allow_null=True, help_text=_("Null once it is not listed."))
+    job = serializers.IntegerField(
+        source="id", help_text=_("Id of the job. It stays the same when the host of the job is removed.")
+    )
+    image = serializers.IntegerField(
+        source="image_number", allow_null=True, help_text=_("Id of the image; null if it is no longer listed.")
+    )
     image_name = serializers.CharField(source="target_label")
-    host = serializers.SerializerMethodField(help_text=_("Id; null where the host was removed."))
+    host = serializers.SerializerMethodField(help_text=_("Id of the host; null if it was removed."))
     host_name = serializers.SerializerMethodField()
-    pool = serializers.SerializerMethodField(help_text="Id of the pool whose space changed; null where it was removed.")
+    pool = serializers.SerializerMethodField(help_text="Id of the pool whose space changed; null if it was removed.")
     pool_name = serializers.SerializerMethodField()
     by = serializers.CharField(source="created_by")
-    policy = serializers.SerializerMethodField(help_text="Name of the policy that requested it; null where none did.")
+    policy = serializers.SerializerMethodField(help_text="Name of the policy that requested the job; null if none did.")
     predicted_bytes = serializers.IntegerField(allow_null=True, help_text=_("Savings that the plan expected."))
     predicted_after_bytes = serializers.SerializerMethodField()
-    before_bytes = serializers.IntegerField(allow_null=True, help_text=_("0 of a new file beside an image."))
-    after_bytes = serializers.IntegerField(allow_null=True)
-    held_bytes = serializers.IntegerField(source="undo_bytes", help_text=_("What its undo copy holds now."))
-    freed_bytes = serializers.IntegerField(
-        help_text="Bytes freed permanently; negative where the job consumed space; 0 while an undo copy "
-        "holds them, and where the job was undone."
+    before_bytes = serializers.IntegerField(
+        allow_null=True, help_text=_("Size before the job; 0 for a new file beside an image.")
     )
-    freed_at = serializers.DateTimeField(allow_null=True, help_text="Null while it is held, and where it was undone.")
-    at = serializers.DateTimeField(allow_null=True, help_text=_("`freed_at`, else when the job ended."))
-    seconds = serializers.SerializerMethodField(help_text=_("How long the job took."))
+    after_bytes = serializers.IntegerField(allow_null=True)
+    held_bytes = serializers.IntegerField(source="undo_bytes", help_text=_("Bytes that the undo copy holds now."))
+    freed_bytes = serializers.IntegerField(
+        help_text="Bytes freed permanently. Negative if the job consumed space. 0 while an undo copy holds them, "
+        "and if the job was undone."
+    )
+    freed_at = serializers.DateTimeField(
+        allow_null=True, help_text="When the space was freed; null while it is held, and if the job was undone."
+    )
+    at = serializers.DateTimeField(allow_null=True, help_text=_("`freed_at`, or when the job ended."))
+    seconds = serializers.SerializerMethodField(help_text=_("Duration of the job."))
     undo = serializers.ChoiceField(source="undo_state", choices=Job.UndoState.choices)
 
     class Meta:
@@ -108,12 +116,12 @@ class SumsSerializer(serializers.Serializer[Any]):
     """What some lines come to, in bytes."""
 
     freed_bytes = serializers.IntegerField(help_text=_("Freed minus consumed: the net decrease of allocated space."))
-    won_bytes = serializers.IntegerField(help_text=_("By jobs that freed something."))
-    taken_bytes = serializers.IntegerField(help_text="By jobs that consumed space, such as a copy beside its original.")
-    copies_bytes = serializers.IntegerField(help_text=_("Of these, by such copies."))
+    won_bytes = serializers.IntegerField(help_text=_("Freed by jobs that freed space."))
+    taken_bytes = serializers.IntegerField(help_text="Consumed by jobs, for example for a copy beside its original.")
+    copies_bytes = serializers.IntegerField(help_text=_("The part of `taken_bytes` that such copies consumed."))
     held_bytes = serializers.IntegerField(help_text=_("Held by undo copies now, not yet freed."))
     pending_bytes = serializers.IntegerField(help_text=_("Freed once the undo copies expire."))
-    predicted_bytes = serializers.IntegerField(help_text=_("What plans expected."))
+    predicted_bytes = serializers.IntegerField(help_text=_("Savings that the plans expected."))
     jobs_count = serializers.IntegerField(help_text=_("Jobs that freed or consumed space permanently."))
     held_count = serializers.IntegerField(help_text=_("Jobs whose undo copies still exist."))
 
@@ -128,7 +136,7 @@ class OfHostSerializer(SumsSerializer):
 class OfPoolSerializer(SumsSerializer):
     """What came of the jobs in one pool."""
 
-    id = serializers.IntegerField(allow_null=True, help_text=_("Null if it was removed or is not known."))
+    id = serializers.IntegerField(allow_null=True, help_text=_("Null if the pool was removed or is not known."))
     name = serializers.CharField(allow_blank=True)
     host_id = serializers.IntegerField(allow_null=True)
     host = serializers.CharField(allow_blank=True)
@@ -137,7 +145,7 @@ class OfPoolSerializer(SumsSerializer):
 class OfMonthSerializer(SumsSerializer):
     """What became free or was taken in a month; what is held is in none."""
 
-    month = serializers.CharField(help_text=_("As `2026-11`, in UTC."))
+    month = serializers.CharField(help_text=_("Month in UTC, such as `2026-11`."))
 
 
 class SummarySerializer(SumsSerializer):
@@ -162,8 +170,8 @@ def _flat(one: Any) -> dict[str, Any]:
 @extend_schema_view(
     list=extend_schema(
         summary=_("Every job that freed or consumed space, newest first"),
-        description="Once no undo copy is left, the sum of `freed_bytes` is the change of allocated bytes "
-        "on the disks, to the byte.",
+        description="When no undo copy is left, the sum of `freed_bytes` is exactly the change of allocated bytes "
+        "on the disks.",
     )
 )
 class LedgerEndpoints(mixins.ListModelMixin, EndpointSet):
@@ -185,7 +193,7 @@ class LedgerEndpoints(mixins.ListModelMixin, EndpointSet):
 
     @extend_schema(
         summary=_("Totals by host, pool and month"),
-        description=_("Over the lines that the filters select."),
+        description=_("Covers the jobs that match the filters."),
         filters=True,
         responses=SummarySerializer,
     )

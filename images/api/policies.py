@@ -39,11 +39,11 @@ from storage_admin.jobs.serializers import EmptyBody
 from storage_admin.rest.pagination import DEFAULT_LIMIT, LARGEST, MAX_LIMIT, PAGE, page_of, whole_number
 from storage_admin.rest.views import Endpoint, EndpointSet
 
-_CODE = OpenApiParameter("code", OpenApiTypes.STR, description=_("Only those that are left out for this reason."))
+_CODE = OpenApiParameter("code", OpenApiTypes.STR, description=_("Only images skipped for this reason."))
 _REASON = OpenApiParameter(
     "code", OpenApiTypes.STR, enum=sorted(CODES),
-    description="`skipped` has only those that are left out for this reason. Those that the policy is not for "
-    f"(`{'`, `'.join(NOT_MEANT)}`) are listed when they are asked for here.",
+    description="List in `skipped` only those with this reason. Images outside the scope of the policy "
+                f"(`{'`, `'.join(NOT_MEANT)}`) are listed only if their reason is given here.",
 )  # fmt: skip
 _STATE = OpenApiParameter("state", OpenApiTypes.STR, enum=PolicyPick.State.values)
 _PAGE_NAMES = frozenset({"limit", "offset"})
@@ -88,8 +88,8 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
 
     @extend_schema(
         summary=_("Change a policy (admin)"),
-        description="A running run continues unchanged; disabling the policy stops it. With another cron "
-        "or time zone, windows that would have opened before now are not made up for.",
+        description="A run that is in progress continues unchanged, but disabling the policy stops it. If cron or "
+        "time zone change, windows that would have opened in the past are not made up for.",
         request=PolicyPatch,
         responses=PolicySerializer,
     )
@@ -101,7 +101,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
 
     @extend_schema(
         summary=_("Delete a policy and its history (admin)"),
-        description=_("Its running jobs continue to their end."),
+        description=_("Jobs that are running continue to their end."),
         responses={204: None},
     )
     def destroy(self, _request: Request, **_where: Any) -> Response:
@@ -109,9 +109,10 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(
-        summary=_("Preview it (operator)"),
-        description="Nothing is written. `limit` and `offset` cut both lists: `chosen` in the order of gain, `skipped` "
-        "by name. Those of this page of `chosen` whose plans are refused stand at the beginning of `skipped`.",
+        summary=_("Preview a policy (operator)"),
+        description="Nothing is written. `limit` and `offset` apply to both lists: `chosen` is ordered by expected "
+        "savings, `skipped` by name. Entries of this page of `chosen` whose plans are refused come "
+        "first in `skipped`.",
         parameters=[*PAGE, _REASON],
         responses=PreviewSerializer,
     )
@@ -135,7 +136,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         require_reach(self.actor, draft, Role.OPERATOR)
         return self._preview(request, draft)
 
-    @extend_schema(summary=_("Run it now (operator)"), request=EmptyBody, responses={202: RunSerializer})
+    @extend_schema(summary=_("Run a policy now (operator)"), request=EmptyBody, responses={202: RunSerializer})
     @action(detail=True, methods=["post"], filter_backends=[])
     def run(self, request: Request, **_where: Any) -> Response:
         EmptyBody(data=request.data).is_valid(raise_exception=True)
@@ -143,7 +144,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         return Response(_runs(self.actor, [run])[0], status=status.HTTP_202_ACCEPTED)
 
     @extend_schema(
-        summary=_("Its runs, newest first, with their jobs and the number left out by each rule"),
+        summary=_("Runs of the policy, newest first, with their jobs and the number skipped by each rule"),
         parameters=PAGE,
         responses=page_of(RunSerializer),
     )
@@ -153,7 +154,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         return self.get_paginated_response(_runs(self.actor, page))
 
     @extend_schema(
-        summary=_("What a run looked at: with its job, or with the reason why it was left out"),
+        summary=_("What a run considered, each with its job or with the reason why it was skipped"),
         parameters=[*PAGE, _STATE, _CODE],
         responses=page_of(PickSerializer),
         operation_id="policies_runs_picks_list",
@@ -167,14 +168,14 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
                 {"state": gettext("One of {values}.").format(values=", ".join(PolicyPick.State.values))}
             )
         if not given["code"].isprintable():  # PostgreSQL takes no NUL
-            raise ValidationError({"code": gettext("No such code.")})
+            raise ValidationError({"code": gettext("This code does not exist.")})
         page: Any = self.paginate_queryset(selectors.picks_of(found, state=given["state"], code=given["code"]))
         return self.get_paginated_response(PickSerializer(page, many=True).data)
 
     @extend_schema(
         summary=_("Stop a run (operator)"),
-        description="No further job starts in it, queued jobs are withdrawn, and running jobs continue to "
-        "their end: until then `finished` is null. One that has ended is refused as `ended`.",
+        description="No further job starts in the run, and queued jobs are withdrawn. Running jobs continue to "
+        "their end; until then `finished` is null. A run that has ended is refused with `ended`.",
         request=EmptyBody,
         responses=RunSerializer,
         operation_id="policies_runs_stop",
@@ -196,7 +197,9 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         offset = whole_number(request, "offset", 0, 0, LARGEST - MAX_LIMIT)
         code = request.query_params.get("code", "")
         if code and code not in CODES:
-            raise ValidationError({"code": gettext("No such code: docs/policies.md and docs/refusals.md list them.")})
+            raise ValidationError(
+                {"code": gettext("This code does not exist. See docs/policies.md and docs/refusals.md for the list.")}
+            )
         found = preview(
             Rules.of(policy), timezone.now(), limit=limit, chosen_from=offset, skipped_from=offset, code=code,
             hosts=hosts_of(self.actor),
@@ -223,7 +226,7 @@ class AutomationEndpoint(Endpoint):
 
     @extend_schema(
         summary=_("Whether automation is paused"),
-        description="While paused, no policy and no benchmark watch starts anything, and undo copies do "
+        description="While automation is paused, no policy and no scheduled benchmark starts, and undo copies do "
         "not expire. Scans continue.",
         responses=AutomationSerializer,
         tags=["automation"],

@@ -44,9 +44,9 @@ class RunSummarySerializer(serializers.ModelSerializer[PolicyRun]):
         )  # fmt: skip
         read_only_fields = fields
         extra_kwargs = {
-            "due": {"help_text": "When its window opened."},
-            "ends": {"help_text": "When its window closes."},
-            "detail": {"help_text": "Why it was missed, stopped or failed; empty otherwise."},
+            "due": {"help_text": "When the window opened."},
+            "ends": {"help_text": "When the window closes."},
+            "detail": {"help_text": "Why the run was missed, stopped or failed; empty otherwise."},
         }
 
     def _sums(self, run: PolicyRun) -> Sums:
@@ -57,15 +57,15 @@ class RunSummarySerializer(serializers.ModelSerializer[PolicyRun]):
     def get_counts(self, run: PolicyRun) -> dict[str, int]:
         return self._sums(run).counts
 
-    @extend_schema_field({"type": ["integer", "null"], "description": "Savings expected of its jobs."})
+    @extend_schema_field({"type": ["integer", "null"], "description": "Savings expected of the jobs of the run."})
     def get_predicted_bytes(self, run: PolicyRun) -> int | None:
         return self._sums(run).predicted
 
-    @extend_schema_field({"type": "integer", "description": "Space freed by its jobs."})
+    @extend_schema_field({"type": "integer", "description": "Space freed by the jobs of the run."})
     def get_won_bytes(self, run: PolicyRun) -> int:
         return self._sums(run).won
 
-    @extend_schema_field({"type": "integer", "description": "Space held by undo copies of its jobs."})
+    @extend_schema_field({"type": "integer", "description": "Space held by undo copies of the jobs of the run."})
     def get_held_bytes(self, run: PolicyRun) -> int:
         return self._sums(run).held
 
@@ -117,9 +117,11 @@ class PolicyBody(Body):
     name = StrictText(max_length=100)
     enabled = StrictBoolean(default=True)
     cron = StrictText(max_length=100, help_text="Five fields: minute, hour, day of the month, month, day of the week.")
-    timezone = StrictText(max_length=64, default="UTC", help_text=_("Of the IANA database, as Europe/Berlin."))
-    window_minutes = _whole("window_minutes", "A window ends before that where the next one opens.")
-    quiet_minutes = _whole("quiet_minutes", "No job starts in the last minutes of a window.")
+    timezone = StrictText(
+        max_length=64, default="UTC", help_text=_("A name of the IANA time zone database, such as Europe/Berlin.")
+    )
+    window_minutes = _whole("window_minutes", "A window ends early if the next one opens.")
+    quiet_minutes = _whole("quiet_minutes", "No job starts in these last minutes of a window.")
     hosts = serializers.ListField(child=StrictInteger(), default=list, max_length=1000, help_text="Ids; empty for all.")
     pools = serializers.ListField(child=StrictInteger(), default=list, max_length=1000, help_text="Ids; empty for all.")
     name_pattern = StrictText(
@@ -128,15 +130,18 @@ class PolicyBody(Body):
     )  # fmt: skip
     formats = serializers.ListField(child=serializers.ChoiceField(FORMATS), default=list, max_length=len(FORMATS))
     min_reclaimable_bytes = _whole("min_reclaimable_bytes")
-    min_reclaimable_percent = _whole("min_reclaimable_percent", "In percent of the physical size.")
-    min_age_hours = _whole("min_age_hours", "Since the last job of its kind on the image.")
+    min_reclaimable_percent = _whole("min_reclaimable_percent", "Minimum savings in percent of the physical size.")
+    min_age_hours = _whole("min_age_hours", "Minimum hours since the last job of this kind on the image.")
     min_chain_depth = _whole("min_chain_depth")
-    include_decayed = StrictBoolean(default=False, help_text=_("Also images that grew back after they were reclaimed."))
+    include_decayed = StrictBoolean(
+        default=False, help_text=_("Include images that grew back after they were reclaimed.")
+    )
     include_preallocated = StrictBoolean(
-        default=False, help_text="Also images that are recognised as preallocated, which a reclaim or flatten undoes."
+        default=False,
+        help_text="Include images recognised as preallocated. A reclaim or flatten undoes their preallocation.",
     )
     kind = serializers.ChoiceField(KINDS, default="reclaim")
-    options = serializers.DictField(default=dict, help_text=_("As `job-kinds/` says for the kind."))
+    options = serializers.DictField(default=dict, help_text=_("Options of the kind, see `job-kinds/`."))
     max_jobs_per_host = _whole("max_jobs_per_host", "Maximum number of concurrent jobs per host.")
 
 
@@ -158,7 +163,9 @@ class PlannedSerializer(serializers.Serializer[Any]):
     host = serializers.IntegerField()
     label = serializers.CharField()  # type: ignore[assignment]  # a field of that name
     method = serializers.CharField(allow_blank=True)
-    waits = serializers.BooleanField(help_text=_("Another job has it now; it is submitted when that job has ended."))
+    waits = serializers.BooleanField(
+        help_text=_("Another job is using the image now. The job is submitted when that one has ended.")
+    )
     predicted_bytes = serializers.IntegerField(allow_null=True)
     scratch_bytes = serializers.IntegerField(allow_null=True)
 
@@ -188,10 +195,12 @@ class PreviewSerializer(serializers.Serializer[Any]):
 
     windows = WindowSerializer(many=True)
     chosen = PlannedSerializer(many=True)
-    chosen_count = serializers.IntegerField(help_text="Of all that no rule leaves out, before their plans are asked.")
-    predicted_bytes = serializers.IntegerField(allow_null=True, help_text=_("Of all of those together."))
+    chosen_count = serializers.IntegerField(
+        help_text="Number of images that no rule skips, before their plans are made."
+    )
+    predicted_bytes = serializers.IntegerField(allow_null=True, help_text=_("Expected savings of all of these."))
     skipped = SkipSerializer(many=True)
-    skipped_count = serializers.IntegerField(help_text=_("Of all that a rule leaves out."))
+    skipped_count = serializers.IntegerField(help_text=_("Number of images that a rule skips."))
     left_out = LeftOutSerializer(many=True)
 
 
@@ -257,7 +266,7 @@ class RunSerializer(RunSummarySerializer):
     policy = serializers.IntegerField(source="policy_id", read_only=True)
     jobs = serializers.SerializerMethodField()
     left_out = serializers.SerializerMethodField()
-    rules = serializers.DictField(read_only=True, help_text=_("The policy as it was then."))
+    rules = serializers.DictField(read_only=True, help_text=_("The rules of the policy at the time of the run."))
 
     class Meta(RunSummarySerializer.Meta):
         fields = (*RunSummarySerializer.Meta.fields, "policy", "jobs", "left_out", "rules")
@@ -283,7 +292,13 @@ class AutomationSerializer(serializers.ModelSerializer[Automation]):
         fields = ("paused", "by", "reason", "since")
         read_only_fields = fields
 
-    @extend_schema_field({"type": ["string", "null"], "format": "date-time", "description": "Null: never touched."})
+    @extend_schema_field(
+        {
+            "type": ["string", "null"],
+            "format": "date-time",
+            "description": "When it was last paused or resumed; null: never.",
+        }
+    )
     def get_since(self, switch: Automation) -> Any:
         return switch.since if switch.by else None
 

@@ -54,10 +54,10 @@ class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
 
     @extend_schema(
         summary=_("Register a folder (admin)"),
-        description="It must exist, and be no folder of the operating system or of this dashboard. The host has to "
-        "list it as one that images are in; else the refusal `folder_not_listed` says what root has to run there. Its "
-        "images are listed by the host's next "
-        'scan: the regular one, or `POST jobs/` with `{"kind": "scan", "host": 1}`.',
+        description="The folder must exist, and must not belong to the operating system or to this dashboard. The "
+        "host must list it as a folder of images; otherwise the refusal `folder_not_listed` says what "
+        "root has to run there. The next scan of the host lists its images: the regular one, or `POST "
+        'jobs/` with `{"kind": "scan", "host": 1}`.',
         request=NewPoolBody,
         responses={201: PoolSerializer},
     )
@@ -74,7 +74,7 @@ class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         )
         return Response(shown([pool], many=False), status=status.HTTP_201_CREATED)
 
-    @extend_schema(summary="Change what an admin decides of a pool (admin)", request=PoolBody, responses=PoolSerializer)
+    @extend_schema(summary="Change the settings of a pool (admin)", request=PoolBody, responses=PoolSerializer)
     def partial_update(self, request: Request, **_where: Any) -> Response:
         pool = self.get_object()
         body = PoolBody(data=request.data)
@@ -82,8 +82,8 @@ class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         return Response(shown([update_pool(self.actor, pool, **body.validated_data)], many=False))
 
     @extend_schema(
-        summary=_("Confirm the folder of a pool whose state is changed (admin)"),
-        description=_("From now on the folder that its path leads to is the pool's."),
+        summary=_("Confirm the folder of a pool in the state `changed` (admin)"),
+        description=_("The pool then uses the folder that its path leads to now."),
         request=EmptyBody,
         responses=PoolSerializer,
     )
@@ -92,7 +92,7 @@ class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         EmptyBody(data=request.data).is_valid(raise_exception=True)
         return Response(shown([confirm_folder(self.actor, self.get_object())], many=False))
 
-    @extend_schema(summary=_("Remove a pool from the list; its files are unchanged (admin)"), responses={204: None})
+    @extend_schema(summary=_("Remove a pool from the list (admin). Its files stay unchanged."), responses={204: None})
     def destroy(self, _request: Request, **_where: Any) -> Response:
         remove_pool(self.actor, self.get_object())
         return Response(status=status.HTTP_204_NO_CONTENT)

@@ -24,12 +24,12 @@ class NodeSerializer(serializers.Serializer[Any]):
     guests = GuestRefSerializer(many=True)
     needed_by = serializers.ListField(
         child=serializers.JSONField(),
-        help_text=_("Ids of the overlays right on it, then names of the guests that use it."),
+        help_text=_("Ids of its direct overlays, then names of the guests that use it."),
     )
     freed_if_deleted = serializers.IntegerField(
         allow_null=True,
-        help_text="Bytes: its allocated size where nothing uses it; 0 where something does or another "
-        "hard link remains; null where it is not known who uses it.",
+        help_text="Bytes that deleting the image would free: its allocated size if nothing uses it; 0 if something "
+        "uses it or it has another hard link; null if its users are not known.",
     )
 
 
@@ -49,11 +49,13 @@ class ChainSerializer(serializers.Serializer[Any]):
     nodes = NodeSerializer(many=True)
     edges = EdgeSerializer(many=True)
     allocated_size = serializers.IntegerField(
-        allow_null=True, help_text="Bytes that its files occupy together, each inode once; null where one is not known."
+        allow_null=True,
+        help_text="Bytes that all files of the tree occupy, each inode counted once; null if a size is not known.",
     )
     virtual_size = serializers.IntegerField(
         allow_null=True,
-        help_text="The virtual sizes of all images of the tree together, each inode once. Null where one is not known.",
+        help_text="Sum of the virtual sizes of all images of the tree, each inode counted once; null if a size is "
+        "not known.",
     )
 
 
@@ -62,7 +64,7 @@ class TotalsSerializer(serializers.Serializer[Any]):
 
     hosts_count = serializers.IntegerField()
     pools_count = serializers.IntegerField()
-    pools_counted = serializers.IntegerField(help_text=_("Pools whose capacity is known, and so counted."))
+    pools_counted = serializers.IntegerField(help_text=_("Pools whose capacity is known. Only these are counted."))
     images_count = serializers.IntegerField()
     measured_count = serializers.IntegerField(help_text=_("Images whose physical size is known."))
     capacity_bytes = serializers.IntegerField(allow_null=True)
@@ -71,7 +73,7 @@ class TotalsSerializer(serializers.Serializer[Any]):
     allocated_bytes = serializers.IntegerField(allow_null=True)
     virtual_bytes = serializers.IntegerField(allow_null=True)
     overcommit_ratio = serializers.FloatField(allow_null=True)
-    analyzed_count = serializers.IntegerField(help_text=_("Images that reclaimable_* are sums over."))
+    analyzed_count = serializers.IntegerField(help_text=_("Number of images that the reclaimable_* sums cover."))
     reclaimable_bytes = serializers.IntegerField(allow_null=True)
     reclaimable_low = serializers.IntegerField(allow_null=True)
     reclaimable_high = serializers.IntegerField(allow_null=True)

@@ -61,7 +61,7 @@ def remove(folder: Path) -> Removed:
     """
     owned = _read_marker(folder)
     if owned is None:
-        raise DemoError(f"{folder} is not a folder that the demo made: there is nothing in it to take away.")
+        raise DemoError(f"The demo did not create {folder}, so nothing is removed.")
     try:
         shutil.rmtree(folder / WORKSHOP, ignore_errors=True)
         mine = [folder / name for name in sorted(owned) if _exists(folder / name)]

@@ -38,7 +38,9 @@ class Analyze(ImageKind):
 
     name = "analyze"
     title = _("Analyze")
-    description = _("Estimates the reclaimable space by each method, from a sample or from all data. Changes nothing.")
+    description = _(
+        "Estimates the space that each method could reclaim, from a sample or from all data. Changes nothing."
+    )
     verb = "analyze"
     stages = {"reading": (0, 80), "zeros": (80, 100)}
     properties = {
@@ -46,16 +48,17 @@ class Analyze(ImageKind):
             "enum": ["sample", "full"],
             "default": "sample",
             "description": _(
-                "sample: takes about a second and gives a range. full: reads all allocated data at idle I/O priority "
-                "and gives an upper bound that a space check can rely on."
+                "sample: takes about a second and gives a range. full: reads all allocated data at idle I/O "
+                "priority and gives an upper bound that the space check of a reclaim can rely on."
             ),
         },
         "compression": {
             "enum": ["auto", "zlib", "zstd", "all"],
             "default": "auto",
             "description": _(
-                "For full: the compression that is measured on all data; the others are sampled. auto measures what "
-                "reclaim's auto would use. zlib takes six times as long as all the rest."
+                "With full: the compression that is measured on all data; the others are estimated from a sample. "
+                "auto measures the one that a reclaim with auto would use. zlib takes six times as long as "
+                "everything else together."
             ),
         },
     }
@@ -82,7 +85,7 @@ class Analyze(ImageKind):
             return [
                 Refusal(
                     "format_undeclared",
-                    gettext("{image} is not analyzed: its format is not declared. Declare it first.").format(
+                    gettext("{image} cannot be analyzed, because its format is not declared. Declare it first.").format(
                         image=image.name
                     ),
                 )
@@ -92,7 +95,7 @@ class Analyze(ImageKind):
             return [
                 Refusal(
                     "unsupported_subformat",
-                    gettext("{format} images are not analyzed. Supported formats: {known}.").format(
+                    gettext("{format} images cannot be analyzed. Supported formats: {known}.").format(
                         format=image.declared_format, known=known
                     ),
                 )
@@ -141,7 +144,7 @@ class Sample(HostKind):
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         return Plan(
             method="sample",
-            reason=gettext("{count} images changed since they were analyzed.").format(
+            reason=gettext("{count} images changed since they were last analyzed.").format(
                 count=space.due_for_estimates(target_id).count()
             ),
             refusals=tuple(refusals.without_agent(self.resolve(target_id).host)),

@@ -35,7 +35,9 @@ class AsideKind(ImageKind):
     stages = {"checking": (0, 50), "swapping": (50, 100)}
     unsuccessful = {
         "": Unsuccessful(
-            gettext_noop("The image is unchanged, under its own name or the one that it has while it is set aside."),
+            gettext_noop(
+                "The image is unchanged. It has either its own name, or the name under which it is set aside."
+            ),
             gettext_noop("This job did not rename the image."),
         )
     }
@@ -61,7 +63,9 @@ class SetAside(AsideKind):
 
     name = "set_aside"
     title = _("Set aside")
-    description = _("Sets an unused image aside: it keeps its data and can be restored until it is deleted.")
+    description = _(
+        "Sets an unused image aside: the image keeps its data, and can be restored until an admin deletes it."
+    )
     verb = "set_aside"
     properties = {
         "grace_days": {
@@ -69,7 +73,7 @@ class SetAside(AsideKind):
             "minimum": 1,
             "maximum": 365,
             "default": rows.GRACE_DAYS,
-            "description": _("Days before it can be deleted. Nothing is deleted automatically."),
+            "description": _("Days before the image can be deleted. Nothing is deleted automatically."),
         }
     }
 
@@ -78,9 +82,8 @@ class SetAside(AsideKind):
         return Plan(
             method="set_aside",
             reason=gettext(
-                "{image} is renamed in its folder; no guest and no list finds it under the new name. It can be "
-                "restored at any time, and an admin can delete it from {until:%Y-%m-%d} on. No space is freed before "
-                "that."
+                "{image} is renamed within its folder, so that no guest and no list finds it. It can be restored "
+                "at any time. An admin can delete it from {until:%Y-%m-%d} on; no space is freed before that."
             ).format(image=image.name, until=until),
             commands=(f"mv {image.path} {image.path.rpartition('/')[0]}/.sa-JOB.aside",),
             facts_at=image.last_scanned,
@@ -117,9 +120,7 @@ class RestoreAside(AsideKind):
 
     name = "restore_aside"
     title = _("Restore")
-    description = _(
-        "Gives an image that was set aside its original name again. Refused where another file has that name."
-    )
+    description = _("Gives an image that was set aside its original name again. Refused if another file has that name.")
     verb = "restore_aside"
     urgent = True
 
@@ -162,13 +163,14 @@ class DeleteAside(AsideKind):
     name = "delete_aside"
     title = _("Delete")
     description = _(
-        "Deletes an image that is set aside permanently, once its grace period is over. Its name must be typed."
+        "Permanently deletes an image that is set aside, once its grace period is over. The name of the image must "
+        "be typed to confirm."
     )
     verb = "delete_aside"
     deletes = True
     unsuccessful = {
         "": Unsuccessful(
-            gettext_noop("The image is deleted, or set aside as it was."),
+            gettext_noop("The image is either deleted, or still set aside with its data."),
             gettext_noop("This job did not delete the image."),
         )
     }
@@ -177,7 +179,7 @@ class DeleteAside(AsideKind):
             "type": "string",
             "maxLength": 1100,
             "default": "",
-            "description": _("The image's name as shown; required to confirm the deletion."),
+            "description": _("The name of the image as pages show it; required to confirm the deletion."),
         }
     }
 
@@ -192,7 +194,7 @@ class DeleteAside(AsideKind):
             scratch_bytes=0,
             undo_bytes=0,
             refusals=tuple(against.deleting(image)),
-            warnings=(gettext("It cannot be restored afterwards."),),
+            warnings=(gettext("The image cannot be restored afterwards."),),
             affected_images=(Affected(image.pk, image.name, "deleted"),),
             options=options,
         )
@@ -200,7 +202,7 @@ class DeleteAside(AsideKind):
     def admit(self, target: Target, plan: Plan) -> None:
         image = find(target.id)
         if plan.options.get("confirm_name") != image.name:
-            sentence = gettext("{image} is not deleted: type its name to confirm.").format(image=image.name)
+            sentence = gettext("{image} was not deleted. Type its name to confirm.").format(image=image.name)
             raise InvalidError(sentence, {"confirm_name": sentence})
 
     def prepare(self, job: Job) -> None:

@@ -20,7 +20,9 @@ class Check(Rewriting):
 
     name = "check"
     title = _("Check")
-    description = _("Checks an image's tables; repairs leaks, or all errors, on a copy that replaces it.")
+    description = _(
+        "Checks the internal tables of an image. Repairs leaks, or all errors, on a copy that then replaces the image."
+    )
     verb = "check"
     stages = {"checking": (0, 20), "copying": (20, 60), "repairing": (60, 70)} | WRITTEN
     properties = {
@@ -28,8 +30,8 @@ class Check(Rewriting):
             "enum": ["none", "leaks", "all"],
             "default": "none",
             "description": _(
-                "leaks frees clusters that nothing refers to; all also repairs errors, after which a guest may read "
-                "different data (admin)."
+                "leaks: frees clusters that nothing refers to. all: also repairs errors, after which a guest may "
+                "read different data (admin)."
             ),
         },
         **REWRITE_OPTIONS,
@@ -64,19 +66,19 @@ class Check(Rewriting):
         look = ["qemu-img", "check", "-f", form, image.path]
         if level == "none":
             return Choice(
-                "check", gettext("Checks the image's tables for errors and leaks. Writes nothing."), [look],
+                "check", gettext("Checks the tables of the image for errors and leaks. Writes nothing."), [look],
                 scratch=0, refusals=against, below={image.pk: gettext("read, not changed")},
             )  # fmt: skip
         copy = beside(image)
         verify = verify_commands(image) if level == "leaks" else verify_commands(image)[:1]
         reason = gettext(
-            "A copy of the file is repaired (qemu-img repairs all errors that it can), checked again, and replaces the "
-            "image."
+            "qemu-img repairs all errors that it can on a copy of the file. The copy is checked again and then "
+            "replaces the image."
         )
         if level == "leaks":
             reason = gettext(
-                "A copy of the file is repaired (qemu-img frees what nothing refers to), checked again, and replaces "
-                "the image."
+                "qemu-img frees clusters that nothing refers to, on a copy of the file. The copy is checked again "
+                "and then replaces the image."
             )
         mend = ["qemu-img", "check", "-r", level, "-f", form, copy]
         return Choice(
@@ -101,6 +103,6 @@ class Check(Rewriting):
 
 
 _UNSURE = _(
-    "Where tables are wrong, it is unknown which data belonged where: a guest may read different data than before. "
+    "Where tables are wrong, nothing tells which data belongs where. A guest may read different data than before. "
     "Check the result before the undo copy is removed."
 )

@@ -41,8 +41,8 @@ class Convert(Rewriting):
     name = "convert"
     title = _("Convert")
     description = _(
-        "Writes an image in another format or with other options into a new, verified file, beside the original or in "
-        "its place."
+        "Writes the image to a new, verified file with another format or other options. The file stays beside the "
+        "original, or replaces it."
     )
     verb = "convert"
     stages = {"checking": (0, 2), "copying": (2, 70)} | WRITTEN
@@ -52,43 +52,45 @@ class Convert(Rewriting):
             "type": "object",
             "additionalProperties": {"type": ["string", "integer", "boolean"]},
             "default": {},
-            "description": "Creation options of that format, as qemu-img names them: "
+            "description": "Creation options of the format, by their names in qemu-img: "
             + "; ".join(f"{form}: {', '.join(sorted(names))}" for form, names in OPTIONS.items())
             + ".",
         },
         "target_pool": {
             "type": ["integer", "null"],
             "default": None,
-            "description": _("Id of a pool on the same host; null for the image's own folder."),
+            "description": _("Id of a pool on the same host; null for the folder of the image."),
         },
         "target_name": {
             "type": ["string", "null"],
             "default": None,
             "description": _(
-                "Name of the new file; null for the image's own name with another extension, or with -copy."
+                "Name of the new file; null for the name of the image with another extension, or with -copy."
             ),
         },
         "replace": {
             "type": "boolean",
             "default": False,
             "description": _(
-                "Replace the image by the new file, under its stem with the new extension; the original is kept as "
-                "undo copy for undo_hours."
+                "Replace the image with the new file. Only the extension of its name changes. The original is kept "
+                "as undo copy for undo_hours."
             ),
         },
         "repoint_guest": {
             "type": "boolean",
             "default": False,
             "description": _(
-                "With replace: change path and driver type in the definitions of the libvirt guests that name the "
-                "image; an undo restores them."
+                "With replace: update path and driver type in the definitions of libvirt guests that use the "
+                "image. An undo restores them."
             ),
         },
         **REWRITE_OPTIONS,
     }
     forecasts = True
     no_undo = _("the image is not changed")
-    guarantee = _("The image is only read. The new file gets its name once it is complete and identical to the byte.")
+    guarantee = _(
+        "The image is only read. The new file gets its name only when it is complete and verified to be identical."
+    )
     unchanged = _("stays unchanged")
 
     def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (the options say it)
@@ -98,7 +100,7 @@ class Convert(Rewriting):
         cleaned = super().clean(options)
         form, given = cleaned["format"], cleaned["format_options"]
         fields = {
-            name: gettext("{form} has no such option. Supported: {options}.").format(
+            name: gettext("{form} has no such option. Supported options: {options}.").format(
                 form=form, options=", ".join(sorted(OPTIONS[form]))
             )
             for name in given
@@ -112,13 +114,15 @@ class Convert(Rewriting):
             )
         if cleaned["replace"]:
             beside = {"target_pool", "target_name"} & {name for name, value in cleaned.items() if value is not None}
-            fields |= dict.fromkeys(beside, gettext("the new file takes the image's folder and stem; leave this out."))
-        if cleaned["repoint_guest"] and not cleaned["replace"]:
-            fields["repoint_guest"] = gettext("requires replace: beside the original, no guest's definition changes.")
-        if cleaned["repoint_guest"] and form not in repointing.DRIVERS:
-            fields["repoint_guest"] = gettext("libvirt has no driver for {form}: its guests could not use it.").format(
-                form=form
+            fields |= dict.fromkeys(
+                beside, gettext("with replace, the new file takes the folder and name of the image. Leave this out.")
             )
+        if cleaned["repoint_guest"] and not cleaned["replace"]:
+            fields["repoint_guest"] = gettext("requires replace. Without it, no guest definition changes.")
+        if cleaned["repoint_guest"] and form not in repointing.DRIVERS:
+            fields["repoint_guest"] = gettext(
+                "libvirt has no driver for {form}, so its guests could not use the image."
+            ).format(form=form)
         name = cleaned["target_name"]
         raw = os.fsencode(name) if name is not None and name.isprintable() else b""
         if name is not None and (why := wrong_name(raw) or wrong_name_for(raw, form)):
@@ -148,7 +152,7 @@ class Convert(Rewriting):
         if other.exists() or (path == bytes(image.path_bytes) and options["format"] != image.declared_format):
             found.append(
                 Refusal(
-                    "target_exists", gettext("{path} already exists: choose another name.").format(path=display(path))
+                    "target_exists", gettext("{path} already exists. Choose another name.").format(path=display(path))
                 )
             )
         return found
@@ -188,34 +192,39 @@ class Convert(Rewriting):
         if replaces:
             guests = sorted({disk.guest.name for disk in image.disks}) if options["repoint_guest"] else []
             warnings += [
-                gettext("The definition of guest {name} is changed to the new file; undo restores it.").format(
+                gettext("The definition of guest {name} is updated to use the new file. An undo restores it.").format(
                     name=name
                 )
                 for name in guests
             ]
         if given.get("subformat") == "streamOptimized" and replaces:
-            warnings.append(gettext("Guests cannot write to a streamOptimized vmdk: it is meant for transport only."))
+            warnings.append(gettext("Guests cannot write to a streamOptimized vmdk. The format is for transport only."))
         if image.snapshots and not replaces:
             warnings.append(
-                gettext("Its {count} internal snapshots are not copied; they remain only in the original.").format(
-                    count=len(image.snapshots)
-                )
+                gettext(
+                    "The {count} internal snapshots of the image are not copied. They remain only in the original."
+                ).format(count=len(image.snapshots))
             )
         size = forecasts.converted(image, below, form, given)
         if not fixed and size.high is None:
             warnings.append(
-                gettext("The size of the new file is not known in advance: zeros and unused clusters are left out.")
+                gettext(
+                    "The size of the new file is not known in advance, because zeros and unused clusters are left out."
+                )
             )
-        reason = gettext("{image} is written in full as {form} into {path}, compared with the image, and then named.")
+        reason = gettext(
+            "{image} is written in full as {form} to {path} and compared with the image. Only then "
+            "does the new file get its name."
+        )
         if below:
             reason = gettext(
-                "{image} and its backing chain is written in full as {form} into {path}, compared with the image, and "
-                "then named."
+                "{image} and its backing chain are written in full as {form} to {path} and compared with the "
+                "image. Only then does the new file get its name."
             )
         reason = reason.format(image=image.name, form=form, path=display(path))
         return Choice(
             "convert",
-            f"{reason} {gettext('It replaces the image.') if replaces else gettext('The image is unchanged.')}",
+            f"{reason} {gettext('It then replaces the image.') if replaces else gettext('The image is unchanged.')}",
             _commands(image, path, form, given, options) + (_place_commands(image, path, guests) if replaces else []),
             after=size.guess,
             low=size.low,
@@ -281,7 +290,7 @@ def _against_replacing(image: Image, options: dict[str, Any]) -> list[Refusal]:
     found += [*repointing.refusals(image, move), *linked_clones.against_replacing(image)]
     if _goes(image, move):
         found += needed_as_it_is.refusals(
-            image, gettext("Convert it beside the original instead, or flatten its overlays first.")
+            image, gettext("Convert to a new file beside the original instead, or flatten the overlays first.")
         )
     return found
 

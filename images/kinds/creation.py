@@ -38,7 +38,7 @@ def wrong(form: str, options: dict[str, str]) -> dict[str, str]:
         elif name in _SWITCHES and value not in ON | _OFF:
             found[name] = gettext("choose on or off.")
         elif name == "refcount_bits" and value not in {"1", "2", "4", "8", "16", "32", "64"}:
-            found[name] = gettext("a power of two from 1 to 64.")
+            found[name] = gettext("choose a power of two from 1 to 64.")
         elif name in _SIZES and not _SIZES[name][0](size_of(value)):
             found[name] = str(_SIZES[name][1])
     return found | (_together(options) if not found else {})
@@ -54,11 +54,11 @@ def _together(options: dict[str, str]) -> dict[str, str]:
             "compression_type": options.get("compression_type") == "zstd",
             "refcount_bits": options.get("refcount_bits", "16") != "16",
         }
-        found |= {name: gettext("needs compat 1.1.") for name, needed in newer.items() if needed}
+        found |= {name: gettext("requires compat 1.1.") for name, needed in newer.items() if needed}
     if options.get("extended_l2") in ON and (size_of(options.get("cluster_size", "64k")) or 0) < 16 << 10:
-        found["extended_l2"] = gettext("needs a cluster_size of at least 16k.")
+        found["extended_l2"] = gettext("requires a cluster_size of at least 16k.")
     if options.get("compat6") in ON and "hwversion" in options:
-        found["compat6"] = gettext("does not go together with hwversion.")
+        found["compat6"] = gettext("cannot be combined with hwversion.")
     return found
 
 
@@ -86,7 +86,7 @@ def _is_log(size: int | None) -> bool:
 
 
 _SIZES = {
-    "cluster_size": (_is_cluster, _("a power of two from 512 bytes to 2M, such as 64k.")),
-    "block_size": (_is_block, _("a power of two, such as 16M.")),
-    "log_size": (_is_log, _("a size below 4G, such as 1M.")),
+    "cluster_size": (_is_cluster, _("choose a power of two from 512 bytes to 2M, such as 64k.")),
+    "block_size": (_is_block, _("choose a power of two, such as 16M.")),
+    "log_size": (_is_log, _("choose a size below 4G, such as 1M.")),
 }

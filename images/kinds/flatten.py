@@ -30,7 +30,8 @@ class Flatten(Rewriting):
     name = "flatten"
     title = _("Flatten")
     description = _(
-        "Shortens a backing chain: data of the images in between moves up into a verified copy that replaces the image."
+        "Shortens a backing chain. Data of the backing files moves into a verified copy of the image, which then "
+        "replaces the image."
     )
     verb = "flatten"
     stages = {"checking": (0, 2), "copying": (2, 40), "flattening": (40, 70)} | WRITTEN
@@ -39,14 +40,17 @@ class Flatten(Rewriting):
             "enum": ["auto", "rebase", "convert"],
             "default": "auto",
             "description": _(
-                "rebase keeps the image's own clusters and adds the data below; convert rewrites everything without "
-                "zeros and without a backing file; auto is rebase."
+                "rebase: keeps the clusters of the image and adds the data of the backing files. convert: rewrites "
+                "everything, without zeros and without a backing file. auto: rebase."
             ),
         },
         "down_to": {
             "type": ["integer", "null"],
             "default": None,
-            "description": _("Id of the image below that remains its backing file (rebase only); null for none."),
+            "description": _(
+                "Id of the image further down the chain that becomes the backing file (rebase only); "
+                "null for no backing file."
+            ),
         },
         **REWRITE_OPTIONS,
     }
@@ -64,13 +68,13 @@ class Flatten(Rewriting):
         foreign, allowed = readers.for_taken(image, taken)
         size = forecasts.flattened(image, taken, method, alone=base is None) if taken else forecasts.UNKNOWN
         reason = gettext(
-            "Data of {images} below moves up into a copy of {image}, which will then have the backing file {base}. Its "
-            "chain depth becomes {depth} (now {now})."
+            "Data of {images} further down the chain is copied into a copy of {image}, whose backing file will be "
+            "{base}. The chain depth becomes {depth} (now {now})."
         )
         if base is None:
             reason = gettext(
-                "Data of {images} below moves up into a copy of {image}, which will then have no backing file. Its "
-                "chain depth becomes {depth} (now {now})."
+                "Data of {images} further down the chain is copied into a copy of {image}, which will then have no "
+                "backing file. The chain depth becomes {depth} (now {now})."
             )
         return Choice(
             method,
@@ -128,7 +132,7 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
         return None, [
             Refusal(
                 "unsupported_subformat",
-                gettext("Only chains of qcow2 images can be flattened; this image is {format}.").format(
+                gettext("Only chains of qcow2 images can be flattened. This image is {format}.").format(
                     format=image.declared_format
                 ),
             )
@@ -137,7 +141,7 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
         return None, [
             Refusal(
                 "stale_plan",
-                gettext("{image} has no backing file: there is nothing to flatten.").format(image=image.name),
+                gettext("{image} has no backing file, so there is nothing to flatten.").format(image=image.name),
             )
         ]
     wanted = options["down_to"]
@@ -145,7 +149,7 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
         return None, []
     if options["method"] == "convert":
         return None, [
-            Refusal("stale_plan", gettext("convert leaves no backing file: leave down_to out, or use rebase."))
+            Refusal("stale_plan", gettext("convert leaves no backing file. Leave down_to out, or use rebase."))
         ]
     ids = [base.pk for base in below]
     if wanted not in ids:
@@ -162,9 +166,9 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
         return None, [
             Refusal(
                 "stale_plan",
-                gettext("{image} already has {name} as its direct backing file.").format(
-                    image=image.name, name=below[0].name
-                ),
+                gettext(
+                    "{name} is already the direct backing file of {image}. Choose an image further down, or none."
+                ).format(image=image.name, name=below[0].name),
             )
         ]
     return keep, []
@@ -179,8 +183,8 @@ def _recorded(image: Image, options: dict[str, Any]) -> list[Refusal]:
 
 def _contradiction(disk: GuestDisk) -> str:
     return gettext(
-        "The definition of guest {guest} names the backing file of its disk {target} itself (<backingStore>) and would "
-        "contradict the new chain. Remove that element (virsh edit) and scan again."
+        "The definition of guest {guest} names the backing file of its disk {target} (<backingStore>) and would "
+        "contradict the new chain. Remove that element (virsh edit), then scan the host."
     ).format(guest=disk.guest.name, target=disk.target)
 
 
@@ -196,21 +200,23 @@ def _needed_by(base: Image, image: Image) -> str:
         else []
     )
     if not needed:
-        return gettext("its data is copied; nothing else known here uses it afterwards")
+        return gettext("its data is copied; afterwards nothing else known here uses it")
     return gettext("its data is copied; still used by {needed}").format(needed=", ".join(needed))
 
 
 def _warnings(image: Image, taken: list[Image]) -> list[str]:
-    warnings = [gettext("Data of the backing files is stored again: the image grows by what it copies.")]
+    warnings = [
+        gettext("Data of the backing files is stored a second time: the image grows by the amount that is copied.")
+    ]
     if any(one.compression == "zstd" or one.reclaimable_bytes is None for one in taken):
         warnings.append(
             gettext(
-                "Compressed clusters of the backing files are stored uncompressed: the copy may need more space than "
-                "they occupy now."
+                "Compressed clusters of the backing files are stored uncompressed. The copy may need more space "
+                "than they occupy now."
             )
         )
     if image.disks:
-        warnings.append(gettext("The backing files are kept: delete them yourself once nothing uses them."))
+        warnings.append(gettext("The backing files are kept. Delete them yourself once nothing uses them."))
     return warnings
 
 

@@ -22,8 +22,8 @@ from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
 
 _ALIVE = _(
-    "This database does not know the job that left these files: another dashboard does, or did. If that one is still "
-    "in use, undo or discard there."
+    "This database does not know the job that left these files. They belong to another dashboard, or to one that "
+    "no longer exists. If that dashboard is still in use, undo the job or discard the copy there."
 )
 
 
@@ -45,20 +45,20 @@ class SettleLeftover(JobKind):
             "type": "string",
             "minLength": 1,
             "maxLength": 40,
-            "description": _("Job number as in the files' names."),
+            "description": _("The number of the job, as in the names of its files."),
         },
         "action": {
             "enum": ["restore", "remove"],
             "description": _(
-                "restore: the original replaces the image again; remove: the undo copy is deleted permanently."
+                "restore: the original replaces the image again. remove: the undo copy is permanently deleted."
             ),
         },
         "force": {
             "type": "boolean",
             "default": False,
             "description": _(
-                "Also where the image was written to since (restore), or where the copy may be the only good one left "
-                "(remove)."
+                "Restore even if the image was written to since, or remove even if the copy may be the only good "
+                "one left."
             ),
         },
     }
@@ -81,7 +81,7 @@ class SettleLeftover(JobKind):
         against, left, image = self._found(pool, options)
         restores = options["action"] == "restore"
         shown = left.shown if left is not None else options["job"]
-        reason = gettext("The original of {shown} is deleted permanently.")
+        reason = gettext("The original of {shown} is permanently deleted.")
         if restores:
             reason = gettext("The original of {shown} is restored from its undo copy and replaces the current image.")
         return Plan(
@@ -102,19 +102,29 @@ class SettleLeftover(JobKind):
         left = known.find_leftover(pool, options["job"])
         if left is None or Job.objects.filter(uid=options["job"]).exists():
             sentence = gettext(
-                "{pool} has no files of such a job, or the job belongs to this dashboard: scan the host again."
+                "{pool} has no files of this job, or the job belongs to this dashboard. Scan the host, then try again."
             ).format(pool=pool.name)
             return [Refusal("undo_missing", sentence)], None, None
         if not left.has_copy:
             return (
-                [Refusal("undo_missing", gettext("No journal says which image it belongs to: check it on the host."))],
+                [
+                    Refusal(
+                        "undo_missing",
+                        gettext(
+                            "No journal says which image this undo copy belongs to. Look at its files on the host."
+                        ),
+                    )
+                ],
                 left,
                 None,
             )
         image, against = known.image_of(pool, left), refusals.without_agent(pool.host)
         if options["action"] == "restore":
             gone = Refusal(
-                "stale_plan", gettext("{shown} is not listed: scan the host again.").format(shown=left.shown)
+                "stale_plan",
+                gettext("{shown} is not in the list of images. Scan the host, then try again.").format(
+                    shown=left.shown
+                ),
             )
             against += [gone] if image is None else [*refusals.for_undo(image), *guest_locks.refusals(image, 1)]
         return against, left, image

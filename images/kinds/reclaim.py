@@ -39,14 +39,15 @@ class Reclaim(Rewriting):
             "enum": ["auto", *space.METHODS],
             "default": "auto",
             "description": _(
-                "auto chooses by the image's state, the host's tools, free space and the expected savings of each."
+                "auto chooses by the state of the image, the tools of the host, the free space and the expected "
+                "savings."
             ),
         },
         "compression": {
             "enum": ["auto", "zlib", "zstd"],
             "default": "auto",
             "description": _(
-                "For compress: auto uses zstd where the image and the host's qemu-img support it, else zlib."
+                "With compress: auto uses zstd if the image and qemu-img on the host support it, else zlib."
             ),
         },
         **REWRITE_OPTIONS,
@@ -56,8 +57,8 @@ class Reclaim(Rewriting):
     frees_space = True
     no_undo = _("the image's content stays the same")
     guarantee = _(
-        "The file itself is changed: blocks of zeros become holes. Its content reads the same at every moment. A guest "
-        "start stops the job."
+        "The file itself is changed: blocks of zeros become holes. What is read from it stays the same at all "
+        "times. If a guest starts, the job stops."
     )
 
     def titled(self, options: dict[str, Any]) -> str:
@@ -87,7 +88,7 @@ class Reclaim(Rewriting):
             )  # fmt: skip
         if compression and why == str(_SENTENCES["compress"]):
             why = gettext(
-                "A copy compressed with {compression}, without zeros and unused clusters replaces the image"
+                "A copy without zeros and unused clusters, compressed with {compression}, replaces the image"
             ).format(compression=compression)
         return Choice(
             method, _reason(image, why, after, won), _copy(image, below, method, compression, options),
@@ -131,13 +132,13 @@ def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:
         none = gettext("No reclaim method supports images of this format")
         return "compress", none if image.declared_format else str(_SENTENCES["compress"])
     if "in_place" in possible and (image.snapshots or image.nlink > 1):
-        only = gettext("Only punching holes in place keeps its hard links. {what}")
+        only = gettext("Only punching holes in place keeps the hard links of the image. {what}")
         if image.snapshots:
-            only = gettext("Only punching holes in place keeps its internal snapshots. {what}")
+            only = gettext("Only punching holes in place keeps the internal snapshots of the image. {what}")
         return "in_place", only.format(what=_SENTENCES["in_place"])
     fitting = [method for method in possible if method == "in_place" or _fits(image, method, options)]
     if fitting == ["in_place"]:
-        full = gettext("A copy does not fit into the space that is free and not reserved for jobs. {what}")
+        full = gettext("A copy does not fit into the free space that jobs have not reserved. {what}")
         return "in_place", full.format(what=_SENTENCES["in_place"])
     best = prediction.best((image.estimate or {}).get("methods") or {}, fitting)
     best = best or next(iter(method for method in ("compress", "in_place", "copy") if method in fitting), possible[0])
@@ -147,7 +148,7 @@ def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:
 _SENTENCES = {
     "compress": _("A compressed copy without zeros and unused clusters replaces the image"),
     "copy": _("An uncompressed copy without zeros and unused clusters replaces the image"),
-    "in_place": _("Blocks of zeros are returned to the filesystem, in the file itself and without scratch space"),
+    "in_place": _("Blocks of zeros in the file are returned to the filesystem in place, without scratch space"),
 }
 
 
@@ -171,13 +172,14 @@ def chosen_compression(image: Image, asked: str) -> str:
 def _cannot(image: Image, method: str, options: dict[str, Any]) -> list[Refusal]:
     if method == "in_place" and image.from_header("capabilities"):
         why = gettext(
-            "{image} has file capabilities (setcap), which punching holes would remove. Reclaim it by a copy."
+            "{image} has file capabilities (setcap), which punching holes would remove. Reclaim it with a copy "
+            "instead (compress or copy)."
         ).format(image=image.name)
         return [Refusal("unsupported_subformat", why)]
     if method == "in_place" and image.pool.network:
         why = gettext(
-            "{pool} is on a network filesystem. Nobody on another machine could be kept from writing to {image} while "
-            "holes are punched in it. Reclaim it by a copy."
+            "{pool} is on a network filesystem. While holes are punched in {image}, other machines could not be "
+            "kept from writing to it. Reclaim it with a copy instead (compress or copy)."
         ).format(pool=image.pool.name, image=image.name)
         return [Refusal("unsupported_pool", why)]
     if not image.declared_format or image.declared_format in space.FORMATS[method]:
@@ -185,8 +187,8 @@ def _cannot(image: Image, method: str, options: dict[str, Any]) -> list[Refusal]
     can = gettext(" and ").join(space.FORMATS[method])
     if options["method"] == "auto":
         why = gettext(
-            "No reclaim method supports {format} images. Convert it instead: that leaves out zeros, and a qcow2 can be "
-            "compressed."
+            "No reclaim method supports {format} images. Convert the image instead: this leaves out zeros, and a "
+            "qcow2 image can be compressed."
         ).format(format=image.declared_format)
     elif method == "compress":
         why = gettext("{format} images cannot hold compressed data; only qcow2 images can.").format(
@@ -201,14 +203,15 @@ def _cannot(image: Image, method: str, options: dict[str, Any]) -> list[Refusal]
 
 def _reason(image: Image, why: str, after: int | None, won: int | None) -> str:
     if after is None or won is None:
-        return gettext("{why}. Its savings are unknown until the image is sampled.").format(why=why)
+        return gettext("{why}. The savings are unknown until the image is sampled.").format(why=why)
     if shared := space.shared_bytes(image):
         return gettext(
-            "{why}. This frees {won:,} bytes: {shared:,} of the image are shared with other files and stay allocated."
+            "{why}. This frees {won:,} bytes. Another {shared:,} bytes of the image are shared with other files "
+            "and stay allocated."
         ).format(why=why, won=max(won, 0), shared=shared)
     if after >= image.occupied_bytes:
-        return gettext("{why}, but it would free nothing: the image is already that small.").format(why=why)
-    return gettext("{why}. Expected savings by sampling: {won:,} bytes.").format(why=why, won=won)
+        return gettext("{why}, but this would free nothing: the image is already that small.").format(why=why)
+    return gettext("{why}. Expected savings, from a sample: {won:,} bytes.").format(why=why, won=won)
 
 
 def _warnings(image: Image, method: str, options: dict[str, Any]) -> list[str]:
@@ -216,21 +219,27 @@ def _warnings(image: Image, method: str, options: dict[str, Any]) -> list[str]:
     if image.reclaimable_bytes is None:
         warnings.append(
             gettext(
-                "The image has not been sampled: the space check assumes that the copy needs as much as the original."
+                "The image has not been sampled. The space check therefore assumes that the copy is as large as "
+                "the original."
             )
         )
     if method == "compress":
         if options["compression"] == "zstd" and image.from_header("compat") == "0.10":
-            warnings.append(gettext("zstd needs an image of compat 1.1; this one is 0.10. Choose zlib."))
-        warnings.append(gettext("Later guest writes are stored uncompressed; the image grows again as it is used."))
+            warnings.append(gettext("zstd requires an image of compat 1.1; this one is 0.10. Choose zlib."))
+        warnings.append(
+            gettext("What guests write later is stored uncompressed, so the image grows again as it is used.")
+        )
     return warnings
 
 
 def _warnings_in_place(image: Image) -> list[str]:
-    warnings = [gettext("The file itself is changed, without an undo copy; what a guest reads stays the same.")]
+    warnings = [gettext("The file itself is changed, without an undo copy. What a guest reads stays the same.")]
     if neighbours.of(image).has_undo_copy:
         warnings.append(
-            gettext("An undo copy of an earlier job exists: after this, only an admin can undo that job, by force.")
+            gettext(
+                "An earlier job has an undo copy of this image. After this job, only an admin can undo that "
+                "earlier job, by force."
+            )
         )
     return warnings
 

@@ -37,8 +37,7 @@ class Recover(HostKind):
     name = "recover"
     title = _("Recover")
     description = _(
-        "Finishes or reverts what interrupted jobs left on the host, by their journals; removes leftover benchmark "
-        "files."
+        "Finishes or reverts interrupted jobs on the host by their journals. Removes leftover benchmark files."
     )
     verb = "recover"
     single = True
@@ -188,8 +187,8 @@ def _say(found: dict[str, Any], text: str, level: str) -> None:
 
 def _cleared(lost: Job) -> str:
     if kinds.get(lost.kind).measures:
-        return "the scratch files that it left are removed"
-    return "the original is in place, and leftover files beside it are removed"
+        return "its leftover scratch files were removed"
+    return "the original is in place, and leftover files beside it were removed"
 
 
 def _unrecorded(lost: Job) -> bool:
@@ -287,7 +286,7 @@ def _removed_after_all(lost: Job, removal: Job, told: int | None) -> None:
         state=Job.State.SUCCEEDED, error_code="", error_detail="", progress=100.0, stage="", message="",
         result={"copy_bytes": lost.undo_bytes, "of_job": lost.pk, "recovered": True},
     )  # fmt: skip
-    claims.log(removal, "recovered: the undo copy was already gone; its removal has succeeded")
+    claims.log(removal, "recovered: the undo copy was already gone; the removal has succeeded")
     tell_end(removal.pk)
 
 
@@ -322,4 +321,4 @@ def _settle_undo(lost: Job, found: dict[str, Any]) -> None:
         if settled:
             tell_end(lost.pk)
     else:
-        claims.log(lost, "recovered: the undo had not happened; the undo copy is kept")
+        claims.log(lost, "recovered: nothing had been restored; the undo copy is kept")

@@ -87,7 +87,7 @@ def settle_in_place(recovery: Job, found: dict[str, Any]) -> None:
     before = job.before_bytes
     if before is not None:
         record.write_line_in_place(job, before, found["bytes"])
-        claims.log(job, f"recovered: {before - found['bytes']} bytes were freed before it was interrupted")
+        claims.log(job, f"recovered: {before - found['bytes']} bytes were freed before the job was interrupted")
 
 
 def _cut_off(host_id: int) -> QuerySet[Job]:

@@ -133,7 +133,7 @@ class Scan(HostKind):
             self._runs[job.pk] = ScanRun(job, {}, None, "", [], [hypervisors.containers_of(job.host)])
             return {}
         if job.host.by_api_alone:
-            recorder.progress({"stage": "asking the API"})
+            recorder.progress({"stage": "querying the API"})
             recorder.tick()
             told = hypervisors.guests_by_api(job.host)
             shown = {pool.pk: pool for pool in from_proxmox.shown_pools(job.host)}
@@ -149,7 +149,7 @@ class Scan(HostKind):
             run.take(event)
             recorder.tick()
             if recorder.cancel_requested:
-                raise StoppedError(protocol.CANCELLED, gettext("Cancelled; the results of the previous scan are kept."))
+                raise StoppedError(protocol.CANCELLED, gettext("Cancelled. The results of the previous scan are kept."))
         return {}
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:

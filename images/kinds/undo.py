@@ -25,12 +25,12 @@ from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
 
 PUT_BACK = Unsuccessful(
-    gettext_noop("The image is the original or what it was before this job, never a mixture."),
-    gettext_noop("This job did not put the original back, and removed nothing."),
+    gettext_noop("The image is either the original, or what it was before this job, never a mixture."),
+    gettext_noop("This job did not restore the original, and removed nothing."),
 )
 REMOVED = Unsuccessful(
-    gettext_noop("The undo copy is there or removed; the image itself is not changed."),
-    gettext_noop("This job did not remove the undo copy, and changed nothing of the image."),
+    gettext_noop("The undo copy is either still there or removed. The image itself is not changed."),
+    gettext_noop("This job did not remove the undo copy, and did not change the image."),
     open_from="",
 )
 
@@ -71,11 +71,11 @@ class OfJob(JobKind):
             return self._cut_off(job)
         words = {
             Job.UndoState.UNDONE: gettext("Job {job} is already undone."),
-            Job.UndoState.DISCARDED: gettext("Job {job} has had its undo copy discarded."),
-            Job.UndoState.EXPIRED: gettext("Job {job} no longer has an undo copy: its undo window has closed."),
-            Job.UndoState.MISSING: gettext("Job {job} has lost its undo copy: it was deleted outside this dashboard."),
+            Job.UndoState.DISCARDED: gettext("The undo copy of job {job} was discarded."),
+            Job.UndoState.EXPIRED: gettext("The undo window of job {job} has closed. Its undo copy was removed."),
+            Job.UndoState.MISSING: gettext("The undo copy of job {job} was deleted outside this dashboard."),
         }
-        sentence = words.get(Job.UndoState(job.undo_state), gettext("Job {job} keeps no undo copy."))
+        sentence = words.get(Job.UndoState(job.undo_state), gettext("Job {job} has no undo copy."))
         return [Refusal("undo_missing", sentence.format(job=job.pk))]
 
     @staticmethod
@@ -86,7 +86,7 @@ class OfJob(JobKind):
         if other is None:
             return []
         sentence = gettext(
-            "Job {other} ({kind}) was interrupted. {host} is being recovered automatically; try again afterwards."
+            "Job {other} ({kind}) was interrupted. {host} is being recovered automatically. Try again afterwards."
         ).format(other=other.pk, kind=other.kind, host=job.host.name)
         return [Refusal("busy", sentence)]
 
@@ -128,7 +128,7 @@ class Undo(OfJob):
         "force": {
             "type": "boolean",
             "default": False,
-            "description": _("Undo even if the new image was written to since; those writes are lost (admin)."),
+            "description": _("Undo even if the new image was written to since. Those writes are lost (admin)."),
         }
     }
 
@@ -211,7 +211,7 @@ class DiscardUndo(OfJob):
 
     name = "discard_undo"
     title = _("Discard the undo copy")
-    description = _("Removes a job's undo copy and frees its space. The job can no longer be undone.")
+    description = _("Removes the undo copy of a job and frees its space. The job can no longer be undone.")
     verb = "discard_undo"
     asks = False
     unsuccessful = {"": REMOVED}
@@ -221,8 +221,8 @@ class DiscardUndo(OfJob):
             "type": "boolean",
             "default": False,
             "description": _(
-                "Also where the image is gone, damaged, or not known to be the job's result, or the copy was written "
-                "to: the copy may be the only good one left."
+                "Remove the copy even if it was written to, or if the image is gone, damaged or not known to be "
+                "the result of the job. The copy may then be the only good one left."
             ),
         }
     }
@@ -232,7 +232,7 @@ class DiscardUndo(OfJob):
         image = self._image(job)
         return Plan(
             method="discard_undo",
-            reason=gettext("The undo copy of {image} is removed; the job can no longer be undone.").format(
+            reason=gettext("The undo copy of {image} is removed. The job can no longer be undone.").format(
                 image=image.name
             ),
             facts_at=image.last_scanned,
@@ -277,7 +277,11 @@ class DiscardUndo(OfJob):
             return {"copy_bytes": 0, "of_job": undone.pk}
         if not freed and undone.undo_bytes:
             # Somebody gave the file a second name: the original lives on.
-            claims.log(undone, "its undo copy has another name on the host: nothing was freed", JobLog.Level.WARNING)
+            claims.log(
+                undone,
+                "the undo copy has a second name (hard link) on the host: nothing was freed",
+                JobLog.Level.WARNING,
+            )
         rewriting.close_undo(undone, state_after_removal(undone, job), rewriting.won_bytes(undone, freed))
         return {"copy_bytes": freed, "of_job": undone.pk}
 
@@ -285,9 +289,11 @@ class DiscardUndo(OfJob):
 def _takes_away(undone: Job, options: dict[str, Any]) -> str:
     """What an undo takes from those who need the image as it is now, in a sentence; empty where they lose nothing."""
     if len(set(moving.paths_of(undone))) > 1:
-        return gettext("They use the image under its current name and would lose it: flatten its overlays first.")
+        return gettext(
+            "They use the image under its current name and could no longer find it. Flatten the overlays first."
+        )
     if options["force"] or (undone.kind == "check" and undone.options.get("repair") == "all"):
-        return gettext("They depend on the image's current content: flatten its overlays first.")
+        return gettext("They depend on the current content of the image. Flatten the overlays first.")
     return ""
 
 
@@ -313,16 +319,16 @@ def undone_for_good(undo: Job, undone: Job, image: Image | None, gone: int, free
 
 
 def _warnings(job: Job, options: dict[str, Any]) -> tuple[str, ...]:
-    warnings = [gettext("Data written to the new image since then is lost.")] if options["force"] else []
+    warnings = [gettext("Data written to the new image since the job is lost.")] if options["force"] else []
     paths = moving.paths_of(job)
     if len(set(paths)) > 1:
-        warnings.append(gettext("It gets its original name again: {paths}.").format(paths=display(paths[0])))
+        warnings.append(gettext("The image gets its original name again: {paths}.").format(paths=display(paths[0])))
     if guests := [guest["name"] for guest in job.kept.get("guests", [])]:
         warnings.append(
-            gettext("The definition of {guests} names the original again.").format(guests=", ".join(guests))
+            gettext("The definition of {guests} will name the original again.").format(guests=", ".join(guests))
         )
     warnings += [
-        gettext("The configuration of {name} names {old} again.").format(name=one["name"], old=one["old"])
+        gettext("The configuration of {name} will name {old} again.").format(name=one["name"], old=one["old"])
         for one in job.kept.get("volumes", [])
     ]
     return tuple(warnings)

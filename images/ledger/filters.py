@@ -27,8 +27,10 @@ class LedgerFilters(period_filters("at")):  # type: ignore[misc]  # an untyped l
     pool = PoolFilter(method="by_pool")
     image = WholeNumberFilter(method="by_image", label=_("Id of an image."))
     kind = django_filters.ChoiceFilter(choices=_kinds, method="by_kind")
-    by = django_filters.CharFilter(field_name="created_by", max_length=150, label=_("Who asked for the job, in full."))
-    policy = django_filters.CharFilter(method="by_policy", max_length=100, label=_("Name of a policy, in full."))
+    by = django_filters.CharFilter(
+        field_name="created_by", max_length=150, label=_("User, token or policy that requested the job (full name).")
+    )
+    policy = django_filters.CharFilter(method="by_policy", max_length=100, label=_("Full name of a policy."))
     held = django_filters.ChoiceFilter(
         choices=[("true", "true"), ("false", "false")],
         method="by_held",
@@ -37,7 +39,7 @@ class LedgerFilters(period_filters("at")):  # type: ignore[misc]  # an untyped l
     ordering = django_filters.ChoiceFilter(
         choices=[(sign + name, sign + name) for name in ORDERINGS for sign in ("", "-")],
         method="by_order",
-        label=_("What is unknown comes last."),
+        label=_("Unknown values come last."),
     )
 
     def by_host(self, rows: QuerySet[Job], _name: str, host: Host) -> QuerySet[Job]:

@@ -44,33 +44,35 @@ def _refuse_on(host: Host, path: bytes, image: Image) -> None:
             who = (
                 gettext("Guest {guest} on {host}").format(guest=guest.name, host=host.name)
                 if is_told
-                else gettext("A guest of another host that has this storage")
+                else gettext("A guest of another host that shares this storage")
             )
             raise RefusedError(
-                "not_orphan", gettext("{who} names {image} by now: scan the host.").format(who=who, image=image.name)
+                "not_orphan", gettext("{who} uses {image} now. Scan the host.").format(who=who, image=image.name)
             )
         if guest.unread:
             whose = (
                 gettext("{guest} on {host}").format(guest=guest.name, host=host.name)
                 if is_told
-                else gettext("a guest of another host that has this storage")
+                else gettext("a guest of another host that shares this storage")
             )
             line = f": {guest.unread[0]}" if is_told else "."
             raise RefusedError(
                 "guests_unknown",
-                gettext("The definition of {whose} has lines that are not understood, and may name it{line}").format(
-                    whose=whose, line=line
-                ),
+                gettext(
+                    "The definition of {whose} has lines that cannot be interpreted and may use the image{line}"
+                ).format(whose=whose, line=line),
             )
         if guest.lock and guest.uid == number:
             whose = (
-                gettext("{guest}, locked ({lock})").format(guest=guest.name, lock=guest.lock)
+                gettext("{guest}, which is locked ({lock})").format(guest=guest.name, lock=guest.lock)
                 if is_told
                 else gettext("a guest of another host, which is locked")
             )
             raise RefusedError(
                 "guest_locked",
-                gettext("By its name it is a disk of {whose}: wait until that ends.").format(whose=whose),
+                gettext(
+                    "The name of the image says that it is a disk of {whose}. Wait until the guest is unlocked."
+                ).format(whose=whose),
             )
 
 
@@ -86,20 +88,21 @@ def _guests(host: Host, *, tells: bool) -> Iterator[tuple[GuestFacts, bool]]:
     try:
         facts = reader.read(host)
         if facts is None and host.capabilities.get("libvirt") == "present":
-            raise HostError(gettext("libvirt no longer listens there."))
+            raise HostError(gettext("libvirt no longer answers there."))
         for guest in facts.domains if facts is not None else ():
             yield guest, True
     except HostError as error:
         if host.capabilities.get("libvirt") == "present":
             why = error.detail if tells else _UNTOLD
             raise RefusedError(
-                "guests_unknown", gettext("{why} No image is set aside until libvirt reports this.").format(why=why)
+                "guests_unknown",
+                gettext("{why} No image is set aside until libvirt reports its guests.").format(why=why),
             ) from error
     for told in hypervisors.ask(host):
         if told.unknown:
             why = told.unknown if tells else _UNTOLD
             raise RefusedError(
-                "guests_unknown", gettext("{why} Until that is known, no image is set aside.").format(why=why)
+                "guests_unknown", gettext("{why} No image is set aside until this is known.").format(why=why)
             )
         # What other nodes' guests have on storages of the same name counts as well.
         node = told.proxmox.node if told.proxmox is not None else ""

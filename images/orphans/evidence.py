@@ -43,20 +43,20 @@ class Naming:
     def sentence(self) -> str:
         """What the definition says; empty for a disk that the guest simply has."""
         if not self.guest:
-            return "A guest of another host names it." if self.only_in or self.target.startswith("unused") else ""
+            return "A guest of another host uses it." if self.only_in or self.target.startswith("unused") else ""
         if self.target == "nvram":
             return f"It is the NVRAM of {self._who}."
         if self.target.startswith("unused"):
-            return f"Named as {self.target} of {self._who}."
+            return f"It is listed as {self.target} of {self._who}."
         if self.only_in == "pending":
-            return f"Named in a pending change of {self._who}."
+            return f"A pending change of {self._who} uses it."
         if self.only_in == "hidden":
-            return f"Named in a line of {self._who} that its hypervisor does not understand ({self.target})."
+            return f"A line of {self._who} that its hypervisor does not understand uses it ({self.target})."
         if self.only_in == "fleecing":
-            return f"A backup of {self._who} has made it."
+            return f"A backup of {self._who} created it."
         if self.only_in:
             section = self.only_in if " " in self.only_in else f"the snapshot {self.only_in}"
-            return f"Named only in {section} of {self._who}."
+            return f"It is used only in {section} of {self._who}."
         return ""
 
     @property
@@ -82,7 +82,10 @@ class Blind:
             return ""
         first = [name for one, name in islice(self.names.items(), NAMED + 1) if one != image][:NAMED]
         more = f", and {count - len(first)} more" if count > len(first) else ""
-        return f"The backing files of these cannot be read, and may include this image: {', '.join(first)}{more}."
+        return (
+            "The backing files of these images cannot be read, and one of them may be this image: "
+            f"{', '.join(first)}{more}."
+        )
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,7 @@ def judge(image: Facts, world: World) -> tuple[bool | None, list[str]]:
         return None, [sentence for sentence in against if sentence]
     told = [world.asked, "No overlay uses it.", "No process has it open."]
     if number in world.numbers:
-        told.append(f"Its name is that of a disk of {world.numbers[number]}, which does not name it.")
+        told.append(f"Its name is that of a disk of {world.numbers[number]}, which does not use it.")
     return True, told
 
 
@@ -208,5 +211,5 @@ def bases_in_ids(disks: Iterable[tuple[str, str, str]]) -> dict[str, str]:
         ending = f"/{linked[3]}/{linked[4]}" if linked else ""
         if linked and path.endswith(ending):
             base = f"{path.removesuffix(ending)}/{linked[1]}/{linked[2]}"
-            found[base] = f"Guest {guest} names it as the base of a linked clone."
+            found[base] = f"Guest {guest} uses it as the base of a linked clone."
     return found

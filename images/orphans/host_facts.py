@@ -33,7 +33,7 @@ def of(host: Host) -> World:
     guests = list(
         Guest.objects.filter(host=host, kind__in=["vm", "container"]).values_list("kind", "uid", "name", "lock")
     )
-    hidden = f"The open files of some processes of {host.name} could not be seen: run the agent as root."
+    hidden = f"The open files of some processes on {host.name} could not be read. Run the agent as root."
     claims = _claims(host)
     return World(
         asked=_asked(host),
@@ -42,7 +42,8 @@ def of(host: Host) -> World:
         unseen=hidden if host.capabilities.get("busy_complete") is False else "",
         elsewhere=claims[Claim.Kind.NUMBER],
         busy={
-            uid: f"By its name it is a disk of {name} ({kind} {uid}), locked ({lock}): it may be made just now."
+            uid: f"Its name is that of a disk of {name} ({kind} {uid}), which is locked ({lock}). The disk may be "
+            "in creation."
             for kind, uid, name, lock in guests
             if lock
         },
@@ -81,18 +82,18 @@ def _asked(host: Host) -> str:
     told = []
     if facts.get("libvirt") == "present":
         told.append(
-            f"libvirt on {host.name} was asked: none of its {count.get('domain', 0)} guests names it, and no snapshot "
-            "or saved state of theirs."
+            f"libvirt on {host.name} was queried: none of its {count.get('domain', 0)} guests uses it, and neither "
+            "does any of their snapshots or saved states."
         )
     vms, containers = count.get("vm", 0), count.get("container", 0)
     if facts.get("proxmox"):
         told.append(
-            f"The files of Proxmox VE on {host.name} were read: none of {vms} VMs and {containers} containers names "
-            "it, templates, snapshots, pending changes and unused disks included."
+            f"The files of Proxmox VE on {host.name} were read: none of {vms} VMs and {containers} containers uses "
+            "it. Templates, snapshots, pending changes and unused disks were included."
         )
     elif containers:
-        told.append(f"vzlist on {host.name} was asked: none of its {containers} containers names it.")
-    return " ".join(told) or f"There is no hypervisor on {host.name} that could have guests."
+        told.append(f"vzlist on {host.name} was queried: none of its {containers} containers uses it.")
+    return " ".join(told) or f"{host.name} has no hypervisor that could run guests."
 
 
 def _unread(host: Host) -> str:
@@ -104,7 +105,7 @@ def _unread(host: Host) -> str:
     ]
     if not found:
         return ""
-    return f"Lines of guests' definitions were not understood, and may name it: {_some(found)}."
+    return f"Some lines of guest definitions cannot be interpreted and may use it: {_some(found)}."
 
 
 def _some(found: list[str]) -> str:
@@ -140,7 +141,7 @@ def _blind(host: Host) -> Blind:
     rows = rows.exclude(state=Image.State.DELETED).order_by("host_id", "pk")
     return Blind(
         {
-            pk: name if there == host.pk else "an image of another host, on a storage that both mount"
+            pk: name if there == host.pk else "an image of another host that shares the storage"
             for pk, there, name, header in rows.values_list("pk", "host_id", "name", "header")
             if not header.get("alone")
         }
@@ -154,8 +155,8 @@ def _described(host: Host) -> dict[str, str]:
     found: dict[str, str] = {}
     for there, name, base in rows.values_list("host_id", "name", "backing_file"):
         # One of another host may not exist for whoever reads the sentence.
-        who = name if there == host.pk else "An image of another host, on a storage that both mount,"
-        why = f"{who} describes its backing file instead of naming a plain file, and may mean it."
+        who = name if there == host.pk else "An image of another host that shares the storage"
+        why = f"{who} does not name its backing file by a plain path, and may mean this image."
         found |= {one.rpartition("/")[2]: why for one in described_names(base)}
     return found
 
@@ -203,8 +204,8 @@ def claims_of_cluster(facts: ProxmoxFacts) -> list[Claimed]:
         Claimed(
             Claim.Kind.NUMBER,
             str(guest.vmid),
-            f"By its name it is a disk of guest {guest.vmid}, which is on another node of the cluster: look there "
-            "whether it still needs it.",
+            f"Its name is that of a disk of guest {guest.vmid}, which is on another node of the cluster. Check on "
+            "that node whether the guest still uses it.",
         )
         for guest in facts.guests
         if guest.node != facts.node
@@ -218,9 +219,9 @@ def claim_of_disk(told: dict[str, Any]) -> Claimed:
         return Claimed(
             Claim.Kind.FILE,
             inode(*base),
-            f"{shown}, a guest's disk outside of every pool, uses it as its backing file.",
+            f"{shown}, a guest disk outside every pool, uses it as its backing file.",
         )
-    why = f"{shown} is a guest's disk outside of every pool, and its backing file is not known: {told['why']}."
+    why = f"The backing file of {shown}, a guest disk outside every pool, is not known: {told['why']}."
     return Claimed(Claim.Kind.ANY, display(unb64(told["path_b64"]))[:100], why)
 
 

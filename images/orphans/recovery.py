@@ -33,7 +33,7 @@ def settle(recovery: Job, lost: Job, found: dict[str, Any]) -> bool:
     if found["outcome"] == "kept":
         return _settle_kept(recovery, lost, image, found)
     if found["outcome"] == "reverted" and lost.needs_recovery:
-        claims.log(lost, "recovered: the image has its original name; it was not set aside")
+        claims.log(lost, "recovered: the image has its original name and was not set aside")
     if found["outcome"] == "lost" and image.aside_job_id == lost.pk and image.state == Image.State.SET_ASIDE:
         return _settle_lost(recovery, lost, image, found)
     return False
@@ -47,7 +47,7 @@ def _settle_kept(recovery: Job, lost: Job, image: Image, found: dict[str, Any]) 
         return image.state in Image.NOT_THERE and _settle_found_again(recovery, lost, image)
     rows.set_aside(image, lost)
     _succeed(lost, aside.aside_result(found["undo_bytes"], None))
-    claims.log(lost, "recovered: the image was set aside already; the job has succeeded")
+    claims.log(lost, "recovered: the image was already set aside; the job has succeeded")
     return True
 
 
@@ -80,7 +80,7 @@ def _later(lost: Job, image: Image) -> QuerySet[Job]:
 def _settle_later(later: Job, image: Image, found: dict[str, Any]) -> bool:
     """A restore or a deletion that was cut off."""
     if found["outcome"] != "finished":
-        claims.log(later, "recovered: the change had not happened; the image is still set aside")
+        claims.log(later, "recovered: nothing had been changed; the image is still set aside")
         return False
     if image.state != Image.State.SET_ASIDE:
         return False
@@ -120,7 +120,7 @@ def _settle_lost(recovery: Job, lost: Job, image: Image, found: dict[str, Any]) 
         return True
     if found["before_bytes"] is None and not is_back and image.pool.state != "ok":
         return False  # perhaps only a filesystem that is not mounted
-    what = "put back by somebody else" if is_back else "missing"
+    what = "restored by someone else" if is_back else "missing"
     audit(SYSTEM, f"image set aside {what}", image.path, before={"job": lost.pk}, after={"found": found["detail"]})
     claims.log(lost, f"{found['detail'] or 'the image is no longer set aside'}: {what}", JobLog.Level.WARNING)
     if is_back:

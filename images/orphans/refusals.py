@@ -39,7 +39,7 @@ def _host(image: Image) -> list[Refusal]:
         found.append(
             Refusal(
                 "host_unreachable",
-                _("{host} does not answer: {why} Scan it first.").format(host=host.name, why=host.status_detail),
+                _("{host} does not answer: {why} Scan the host first.").format(host=host.name, why=host.status_detail),
             )
         )
     return [*found, *refusals.for_pool(image.pool)]
@@ -50,9 +50,9 @@ def _state(image: Image) -> list[Refusal]:
         case Image.State.SET_ASIDE:
             return [Refusal("set_aside", _("{image} is already set aside.").format(image=image.name))]
         case Image.State.MISSING | Image.State.DELETED:
-            return [Refusal("stale_plan", _("The image is no longer in its place: scan the host again."))]
+            return [Refusal("stale_plan", _("The image is no longer at its path. Scan the host."))]
         case Image.State.MODIFYING:
-            return [Refusal("busy", image.state_detail or _("A job is rewriting it."))]
+            return [Refusal("busy", image.state_detail or _("A job is rewriting the image."))]
     return []
 
 
@@ -61,9 +61,16 @@ def _needed(image: Image) -> list[Refusal]:
         return []
     because = " ".join(map(str, image.orphan_evidence))
     if image.orphan is None:
-        why = because or image.pool.owners_unknown or image.host.owners_unknown or _("It was not scanned yet.")
+        why = (
+            because
+            or image.pool.owners_unknown
+            or image.host.owners_unknown
+            or _("The image has not been scanned yet.")
+        )
         return [
-            Refusal("guests_unknown", _("{why} It is not set aside until it is known who uses it.").format(why=why))
+            Refusal(
+                "guests_unknown", _("{why} The image cannot be set aside until its users are known.").format(why=why)
+            )
         ]
     near = neighbours.of(image)
     if near.guests:
@@ -82,7 +89,14 @@ def _needed(image: Image) -> list[Refusal]:
             )
         ]
     if image.in_use:
-        return [Refusal("image_in_use", _("It is in use ({why}).").format(why=image.in_use_detail))]
+        return [
+            Refusal(
+                "image_in_use",
+                _("The image is in use ({why}). Stop the program that uses it, then try again.").format(
+                    why=image.in_use_detail
+                ),
+            )
+        ]
     return [
         Refusal(
             "not_orphan",
@@ -96,16 +110,24 @@ def _needed(image: Image) -> list[Refusal]:
 def _content(image: Image) -> list[Refusal]:
     found = []
     if image.from_header("data_file"):
-        found.append(Refusal("external_data_file", _("Its data is in a separate data file, which would stay behind.")))
+        found.append(
+            Refusal(
+                "external_data_file", _("The data of the image is in a separate data file, which would stay behind.")
+            )
+        )
     if image.from_header("extents"):
-        found.append(Refusal("unsupported_subformat", _("It consists of several files; the others would stay behind.")))
+        found.append(
+            Refusal(
+                "unsupported_subformat", _("The image consists of several files. The other files would stay behind.")
+            )
+        )
     if image.nlink > 1:
         found.append(
             Refusal(
                 "hard_linked",
-                _("The file has {nlink} names (hard links): it would be free only without all.").format(
-                    nlink=image.nlink
-                ),
+                _(
+                    "The file has {nlink} names (hard links). Its space is freed only when all of them are removed."
+                ).format(nlink=image.nlink),
             )
         )
     return found
@@ -120,12 +142,12 @@ def _not_aside(image: Image) -> list[Refusal]:
 def _grace(image: Image) -> list[Refusal]:
     if step := Elapsed.clock_jump():
         sentence = _(
-            "The dashboard's clock was set by {step:+,.0f} s: it is not known whether the grace period is over."
+            "The dashboard's clock was changed by {step:+,.0f} s, so it is not known whether the grace period is over."
         ).format(step=step)
         return [
             Refusal(
                 "clock_unsure",
-                _("{sentence} Set the clock right, then delete {image}.").format(sentence=sentence, image=image.name),
+                _("{sentence} Correct the clock, then delete {image}.").format(sentence=sentence, image=image.name),
             )
         ]
     if image.aside_until is None or image.aside_until <= timezone.now():
@@ -134,7 +156,7 @@ def _grace(image: Image) -> list[Refusal]:
     return [
         Refusal(
             "grace_period",
-            _("{image} is not deleted: its grace period ends at {until}. Until then it can be restored.").format(
+            _("{image} cannot be deleted yet. Its grace period ends at {until}; until then it can be restored.").format(
                 image=image.name, until=until
             ),
         )
@@ -146,10 +168,19 @@ def _missed(image: Image) -> list[Refusal]:
     key = path_key(bytes(image.path_bytes))
     overlay = Image.objects.filter(host=image.host_id, backing_key=key).exclude(state__in=Image.NOT_THERE).first()
     if overlay is not None:
-        return [Refusal("has_overlays", _("{overlay} misses it as its base: restore it.").format(overlay=overlay.name))]
+        return [
+            Refusal(
+                "has_overlays",
+                _("{overlay} needs the image as its backing file. Restore the image.").format(overlay=overlay.name),
+            )
+        ]
     disk = GuestDisk.objects.filter(guest__host=image.host_id, path_key=key).select_related("guest").first()
     if disk is not None:
-        return [Refusal("not_orphan", _("Guest {guest} now names it: restore it.").format(guest=disk.guest.name))]
+        return [
+            Refusal(
+                "not_orphan", _("Guest {guest} uses the image again. Restore the image.").format(guest=disk.guest.name)
+            )
+        ]
     overlays = neighbours.of(image).above
     if overlays:
         return [
@@ -167,12 +198,14 @@ def warnings(image: Image) -> list[str]:
     changed = changed_at(image)
     if changed is not None and timezone.now() - changed < YOUNG:
         found.append(
-            _(
-                "It was last changed at {changed:%Y-%m-%d %H:%M} UTC, not long ago: somebody may be about to use it."
-            ).format(changed=changed)
+            _("The image was last changed at {changed:%Y-%m-%d %H:%M} UTC. Somebody may be about to use it.").format(
+                changed=changed
+            )
         )
     if neighbours.of(image).has_undo_copy:
-        found.append(_("An undo copy of an earlier job exists and cannot be restored while the image is set aside."))
+        found.append(
+            _("An earlier job has an undo copy of this image. It cannot be restored while the image is set aside.")
+        )
     return found
 
 

@@ -75,7 +75,7 @@ def unknown_for(actor: Actor) -> list[Unknown]:
     grouped = rows.order_by().values_list("orphan_evidence", "host__owners_unknown", "host__name")
     found: dict[str, tuple[int, int]] = {}
     for evidence, host, name, count, size in grouped.annotate(Count("id"), Sum("allocated_size")):
-        why = f"{name}: {' '.join(map(str, evidence)) or host or 'It was not scanned yet.'}"
+        why = f"{name}: {' '.join(map(str, evidence)) or host or 'It has not been scanned yet.'}"
         known = found.get(why, (0, 0))
         found[why] = (known[0] + count, known[1] + (size or 0))
     reasons = sorted((Unknown(why, *numbers) for why, numbers in found.items()), key=lambda one: (-one.count, one.why))
@@ -106,4 +106,4 @@ def _changed(at: datetime | None) -> str:
 
 
 def _asked(host: Host) -> str:
-    return _("All of that was seen at {at:%Y-%m-%d %H:%M} UTC.").format(at=host.last_seen) if host.last_seen else ""
+    return _("These facts are from {at:%Y-%m-%d %H:%M} UTC.").format(at=host.last_seen) if host.last_seen else ""

@@ -14,7 +14,7 @@ def ended(run: PolicyRun) -> None:
     failed = run.picks.filter(state=PolicyPick.State.FAILED).order_by("place", "id")
     first = failed.first()
     if run.state == PolicyRun.State.FAILED and first is None:
-        _raise(run, "danger", f"Policy {run.policy.name} could do nothing", run.detail)
+        _raise(run, "danger", f"Policy {run.policy.name} could not run any job", run.detail)
     elif first is not None:
         title = f"Policy {run.policy.name}: {failed.count()} of its jobs failed"
         _raise(run, "danger", title, f"{first.label}: {first.reason}")
@@ -24,8 +24,8 @@ def ended(run: PolicyRun) -> None:
 
 def cannot_be_told(policy: Policy, why: str) -> None:
     """Nobody can tell when a policy's windows open."""
-    detail = f"{why} No run of it starts until its times are set again, or it is disabled."
-    _open(policy, "danger", f"Policy {policy.name}: its windows cannot be told", detail)
+    detail = f"{why} No run starts until the times of the policy are changed, or it is disabled."
+    _open(policy, "danger", f"Policy {policy.name}: cannot tell when its windows open", detail)
 
 
 def ended_for_good(policy_id: int) -> None:
@@ -38,7 +38,7 @@ def _key(policy_id: int) -> str:
 
 
 def _raise(run: PolicyRun, severity: str, title: str, detail: str) -> None:
-    _open(run.policy, severity, title, f"{detail} Look at its run of {run.due:%Y-%m-%d %H:%M} UTC.")
+    _open(run.policy, severity, title, f"{detail} See the run of {run.due:%Y-%m-%d %H:%M} UTC.")
 
 
 def _open(policy: Policy, severity: str, title: str, detail: str) -> None:

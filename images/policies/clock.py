@@ -28,7 +28,7 @@ MOST_MISSED = 20
 _IN_TIME = timedelta(minutes=2)
 #: By so much the times of two schedulers may differ.
 _SKEW = timedelta(minutes=5)
-_AHEAD = "This machine's time was ahead and was put right: its window had not opened."
+_AHEAD = "The clock of this machine was ahead and has been corrected. The window had not opened yet."
 
 
 def advance(now: datetime) -> list[PolicyRun]:
@@ -98,13 +98,13 @@ def _begin(policy: Policy, window: Window, now: datetime) -> PolicyRun | None:
     late = now - window.opens
     detail = ""
     if late > _IN_TIME:
-        detail = f"Started {late // timedelta(minutes=1)} minutes late, in the rest of its window."
+        detail = f"Started {late // timedelta(minutes=1)} minutes late; the rest of the window is used."
     return _run(policy, window, now, state=PolicyRun.State.RUNNING, detail=detail)
 
 
 def _missed(policy: Policy, window: Window, switch: Automation, now: datetime, others: int) -> PolicyRun | None:
     detail = _why(window, switch, now)
-    detail += f" So were {others} more, the earlier ones, which are not listed." if others else ""
+    detail += f" Earlier windows were missed as well and are not listed: {others}." if others else ""
     run = _run(policy, window, now, state=PolicyRun.State.MISSED, detail=detail, finished=now)
     if run is not None and not switch.paused:
         alerts.missed(run)
@@ -118,12 +118,12 @@ def _why(window: Window, switch: Automation, now: datetime) -> str:
         return f"Automation was paused until {switch.since:%Y-%m-%d %H:%M} UTC."
     if now < window.closes:
         return (
-            f"The scheduler was not running when the window opened and checked again at {now:%H:%M} "
-            "UTC: only the last minutes remained, in which no new job starts."
+            f"The scheduler was not running when the window opened. It checked again at {now:%H:%M} UTC, too close "
+            "to the end of the window to start jobs."
         )
     return (
-        "The scheduler was not running while the window was open: it checked again at "
-        f"{now:%Y-%m-%d %H:%M} UTC. The run is not made up for."
+        f"The scheduler was not running while the window was open. It checked again at {now:%Y-%m-%d %H:%M} UTC. A "
+        "missed run is not repeated."
     )
 
 

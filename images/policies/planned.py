@@ -61,7 +61,7 @@ def planned(
     for candidate in candidates:
         plan = _plan(rules, candidate, images)
         if plan is None:
-            found.append(Planned(candidate, None, Refusal("gone", _("It is no longer there."))))
+            found.append(Planned(candidate, None, Refusal("gone", _("It no longer exists."))))
             continue
         against = (*plan.refusals, *plan.by_hand)
         refusal = against[0] if against else _not_worth(rules, candidate, plan)
@@ -134,7 +134,8 @@ class Speeds:
         if not read or not speed or read / speed <= left.total_seconds():
             return None
         detail = _(
-            "It would take about {seconds} at the {speed}/s of the last {kind} jobs there; the window ends in {left}."
+            "The job would take about {seconds} at {speed}/s, the speed of the last {kind} jobs there. The window "
+            "ends in {left}."
         ).format(
             seconds=seconds(read / speed),
             speed=size(int(speed)),

@@ -12,15 +12,15 @@ from storage_admin.words import between, exact, size, tenths
 #: Left out because the policy is not meant for them: counted, and listed page by page when somebody asks.
 NOT_MEANT = {
     "gone": _("No longer there since the last scan, or set aside."),
-    "listed_elsewhere": _("Listed by another host that mounts the same storage: it is looked at there."),
+    "listed_elsewhere": _("Listed by another host that mounts the same storage. The policy looks at it there."),
     "lister_not_named": _(
-        "On a storage that a host of the policy mounts too, but listed and processed by another host that the policy "
-        "does not name: add that host."
+        "On a storage that a host of the policy mounts, but listed and processed by another host. Add that host to "
+        "the policy."
     ),
-    "other_host": _("On a host that the policy does not name."),
-    "other_pool": _("In a pool that the policy does not name."),
-    "other_name": _("Its name does not match the policy's patterns."),
-    "other_format": _("Of a format that the policy does not name."),
+    "other_host": _("On a host that the policy does not include."),
+    "other_pool": _("In a pool that the policy does not include."),
+    "other_name": _("The name does not match the patterns of the policy."),
+    "other_format": _("In a format that the policy does not include."),
 }
 
 
@@ -52,84 +52,85 @@ def _too_little(gain: int, percent: float, least: int, least_percent: int) -> st
     wanted = [gettext("at least {size}").format(size=asked)] if least else []
     wanted += [f"{least_percent} %"] if least_percent else []
     if gain > 0 and wanted:
-        sentence = gettext("It would free {gained} ({percent} %); the policy requires {wanted}.")
+        sentence = gettext("The job would free {gained} ({percent} %); the policy requires {wanted}.")
     elif gain > 0:
-        sentence = gettext("It would free {gained} ({percent} %).")
+        sentence = gettext("The job would free {gained} ({percent} %).")
     else:
         sentence = (
-            gettext("It would free nothing; the policy requires {wanted}.")
+            gettext("The job would free nothing; the policy requires {wanted}.")
             if wanted
-            else gettext("It would free nothing.")
+            else gettext("The job would free nothing.")
         )
     return sentence.format(gained=gained, percent=tenths(percent), wanted=gettext(" and ").join(wanted))
 
 
 def _in_state(detail: str) -> str:
-    return detail or gettext("Its state must be resolved first.")
+    return detail or gettext("The state of the image must be resolved first.")
 
 
 #: In the order in which the rules are asked (:mod:`images.policies.rules`).
 _SENTENCES: dict[str, Callable[..., str]] = {
     **{state: _in_state for state in Image.State.values if state not in {Image.State.OK, *Image.NOT_THERE}},
     "format_undeclared": lambda looks: gettext(
-        "Its format is not declared; its content looks like {looks}. Declare it on the image's page first."
+        "The format is not declared; the content looks like {looks}. Declare it on the page of the image first."
     ).format(looks=looks),
-    "encrypted": lambda: gettext("It is encrypted: no space can be reclaimed from outside."),
+    "encrypted": lambda: gettext("The image is encrypted. No space can be reclaimed from outside the guest."),
     "immutable": lambda: gettext(
-        "It is protected (chattr +i or +a), or the disk of a Proxmox VE template: it is not changed."
+        "The image is protected (chattr +i or +a), or is the disk of a Proxmox VE template. It is never changed."
     ),
-    "busy": lambda kind, job: gettext("Job {job} ({kind}) is already running on it, or queued.").format(
+    "busy": lambda kind, job: gettext("Job {job} ({kind}) is already queued or running on it.").format(
         job=job, kind=kind
     ),
-    "guest_running": lambda detail: gettext("It is in use: {detail}. A policy never shuts a guest down.").format(
+    "guest_running": lambda detail: gettext("The image is in use: {detail}. A policy never shuts down a guest.").format(
         detail=detail
     ),
-    "guests_unknown": lambda detail: gettext("Who uses it is not known. {detail}").format(
-        detail=detail or gettext("It was not scanned yet.")
+    "guests_unknown": lambda detail: gettext("It is not known who uses the image. {detail}").format(
+        detail=detail or gettext("The image has not been scanned yet.")
     ),
     "chain_too_short": lambda depth, least: ngettext(
-        "Its chain has {depth} image; the policy requires {least} or more.",
-        "Its chain has {depth} images; the policy requires {least} or more.",
+        "The backing chain has {depth} image; the policy requires {least} or more.",
+        "The backing chain has {depth} images; the policy requires {least} or more.",
         depth,
     ).format(depth=depth, least=least),
-    "chain_too_deep": lambda depth, most: gettext("Its chain has {depth} images; more than {most} are refused.").format(
+    "chain_too_deep": lambda depth, most: gettext("The backing chain has {depth} images; the limit is {most}.").format(
         depth=depth, most=most
     ),
     "preallocated": lambda how: gettext(
-        "It is preallocated ({how}), and a job would undo that. It is left out unless the policy includes such images."
+        "The image is preallocated ({how}), and a job would undo that. It is skipped unless the policy includes "
+        "preallocated images."
     ).format(how=how),
     "undone": lambda kind, job: gettext(
-        "Its last {kind} (job {job}) was undone. It is left out until someone starts one manually."
+        "The last {kind} (job {job}) was undone. The policy skips it until someone starts one manually."
     ).format(kind=kind, job=job),
     "decayed": lambda won, grown, job, finished, at: gettext(
-        "It grew back: job {job} freed {won}, and {between} later it had grown by {grown} again. It is left out from "
-        "now on, unless the policy includes such images."
+        "The image grew back: job {job} freed {won}, and {between} later it had grown by {grown} again. It is "
+        "skipped unless the policy includes images that grow back."
     ).format(job=job, won=size(won), between=between(finished, at), grown=size(grown)),
     "too_young": lambda kind, job, finished, hours: gettext(
-        "Its last {kind} (job {job}) ended at {finished:%Y-%m-%d %H:%M} UTC; the policy waits {hours} hours."
+        "The last {kind} (job {job}) ended at {finished:%Y-%m-%d %H:%M} UTC. The policy waits {hours} hours."
     ).format(kind=kind, job=job, finished=finished, hours=hours),
-    "not_analyzed": lambda why="it has not been analyzed since it changed.", what="Its savings are not known": (
+    "not_analyzed": lambda why="it has not been analyzed since it changed.", what="The savings are not known": (
         f"{what}: {why}"
     ),
     "too_little": _too_little,
 }
 #: What each code means, without the numbers of one image.
 WORDS = NOT_MEANT | {
-    "not_analyzed": _("not analyzed, so that savings or preallocation are unknown"),
+    "not_analyzed": _("not analyzed: savings or preallocation unknown"),
     "too_little": _("savings too small"),
-    "too_young": _("too soon after the last one"),
-    "undone": _("the last one was undone"),
+    "too_young": _("last job too recent"),
+    "undone": _("last job was undone"),
     "decayed": _("grew back after it was reclaimed"),
     "chain_too_short": _("chain too short"),
     "chain_too_deep": _("chain too deep"),
     "preallocated": _("preallocated"),
     "immutable": _("protected, or the disk of a template"),
     "guest_running": _("in use"),
-    "guests_unknown": _("who uses it is not known"),
-    "busy": _("another job has it"),
-    "done_meanwhile": _("done by another job meanwhile"),
-    "too_long": _("would not be done before the window ends"),
-    "window_closed": _("its turn did not come"),
+    "guests_unknown": _("users not known"),
+    "busy": _("another job is on it"),
+    "done_meanwhile": _("done by another job in the meantime"),
+    "too_long": _("would not finish before the window ends"),
+    "window_closed": _("window closed before its turn"),
     "policy_stopped": _("the run was stopped"),
     "gone": _("no longer there"),
 }

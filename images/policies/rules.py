@@ -267,7 +267,7 @@ class _Judge:
         if row.format not in space.FORMATS["in_place"]:
             return None
         if not (row.preallocation or row.sampled or self._gains):
-            return ("not_analyzed", _unknown(row), "Whether it is preallocated is not known")
+            return ("not_analyzed", _unknown(row), "It is not known whether the image is preallocated")
         keeps = row.preallocation == "metadata" and self._rules.options.get("method") == "in_place"
         known = row.preallocation in space.PREALLOCATED
         return ("preallocated", row.preallocation) if known and not keeps else None
@@ -293,7 +293,7 @@ def _unknown(row: _Row) -> str:
     if row.unknown:
         return row.unknown
     if row.format not in space.SAMPLED_FORMATS:
-        return _("{format} images are not analyzed; {sampled_formats} are.").format(
+        return _("{format} images cannot be analyzed; {sampled_formats} images can.").format(
             format=row.format, sampled_formats=", ".join(space.SAMPLED_FORMATS)
         )
     return (

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: With this begins what a run's detail says of its last step's failure; what stands before it stays.
-_STUCK = "It cannot go on for now: "
+_STUCK = "The run cannot continue for now: "
 #: Picks that one transaction writes, and after how long somebody who writes them is taken to be gone.
 AT_ONCE, CHOOSES_WITHIN = 1000, timedelta(minutes=5)
 #: The image was not as the plan knew it: the job's refusal leaves it out, and nothing has failed.
@@ -156,7 +156,7 @@ def _became(job: Job | None, *, patient: bool) -> tuple[str, str, str] | None:
     """A pick's state, code and reason by its job; ``None`` while that is not decided."""
     states = PolicyPick.State
     if job is None:
-        return states.FAILED, "gone", "Its job's row is gone, with its host."
+        return states.FAILED, "gone", "The job was deleted together with its host."
     if job.active or (job.state == Job.State.INTERRUPTED and job.needs_recovery and patient):
         return None  # a recovery may find that it was done after all
     if job.state == Job.State.SUCCEEDED:
@@ -182,7 +182,7 @@ def _closed(run: PolicyRun, rules: Rules, now: datetime) -> str:
     if now >= run.ends or not rules.quiet_minutes:
         return "The window closed before its turn came."
     return (
-        f"The last {rules.quiet_minutes} minutes of the window began before its turn came: no new job starts in them."
+        f"No new job starts in the last {rules.quiet_minutes} minutes of the window. They began before its turn came."
     )
 
 
@@ -194,7 +194,7 @@ def close(run: PolicyRun, rules: Rules, code: str, why: str) -> None:
     waiting = run.picks.filter(state=PolicyPick.State.CHOSEN)
     waiting.filter(code="").update(state=PolicyPick.State.SKIPPED, code=code, reason=why)
     held = waiting.filter(code="busy", reason=submitting.HELD)
-    held.update(state=PolicyPick.State.SKIPPED, reason=f"Another job had it. {why}")
+    held.update(state=PolicyPick.State.SKIPPED, reason=f"Another job was using it. {why}")
     waiting.update(state=PolicyPick.State.SKIPPED)  # those that another job kept waiting say so
     for pick in _not_begun(run):
         _withdraw(pick, rules, why, state=PolicyPick.State.SKIPPED, code=code, reason=why)
@@ -259,4 +259,4 @@ def _all_failed(run: PolicyRun) -> str:
         return f"{run.detail} All of its jobs failed.".strip()
     if _STUCK in run.detail:
         return run.detail
-    return f"{run.detail} Nothing could be submitted before its window closed.".strip()
+    return f"{run.detail} No job could be submitted before the window closed.".strip()

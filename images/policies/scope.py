@@ -73,7 +73,7 @@ def policy_for(actor: Actor, policy_id: int) -> Policy:
     """
     policy = policies_for(actor).filter(pk=policy_id).first()
     if policy is None:
-        raise NotFoundError(_("There is no policy {policy}.").format(policy=policy_id))
+        raise NotFoundError(_("Policy {policy} does not exist.").format(policy=policy_id))
     return policy
 
 
@@ -91,5 +91,5 @@ def require_reach(actor: Actor, policy: Policy, role: Role) -> None:
     for slug in Host.objects.filter(pk__in=reached).values_list("slug", flat=True):
         if not actor.sees(slug):
             raise ForbiddenError(
-                _("The {actor} is limited to some hosts; this policy works on others too.").format(actor=actor.name)
+                _("{actor} is limited to some hosts, and this policy also works on others.").format(actor=actor.name)
             )

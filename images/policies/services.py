@@ -71,7 +71,7 @@ def _locked(policy: Policy) -> Policy:
     """
     row = Policy.objects.select_for_update().filter(pk=policy.pk).first()
     if row is None:
-        raise NotFoundError(_("There is no policy {policy} any more.").format(policy=policy.pk))
+        raise NotFoundError(_("Policy {policy} no longer exists.").format(policy=policy.pk))
     return row
 
 
@@ -106,7 +106,7 @@ def run_now(actor: Actor, policy: Policy, now: datetime | None = None) -> Policy
     switch = automation.state()
     if switch.paused:
         raise RefusedError(
-            "automation_paused", _("Automation was paused by {by}: resume it first.").format(by=switch.by)
+            "automation_paused", _("Automation was paused by {by}. Resume it first.").format(by=switch.by)
         )
     with transaction.atomic():
         policy = _locked(policy)
@@ -115,7 +115,9 @@ def run_now(actor: Actor, policy: Policy, now: datetime | None = None) -> Policy
         if at_work is not None:
             raise RefusedError(
                 "busy",
-                _("Its run of {due:%Y-%m-%d %H:%M} UTC is still running: wait, or stop it.").format(due=at_work.due),
+                _("The run of {due:%Y-%m-%d %H:%M} UTC is still running. Wait for it, or stop it.").format(
+                    due=at_work.due
+                ),
             )
         run = PolicyRun.objects.create(
             policy=policy, due=now, ends=rules.schedule.by_hand(now).closes, rules=rules.as_json(), by=actor.name,
@@ -140,7 +142,7 @@ def stop(actor: Actor, run: PolicyRun) -> PolicyRun:
         if not _stop(run, f"Stopped by {actor.name}."):
             run.refresh_from_db()
             raise RefusedError(
-                "ended", _("This run is already {state}: there is nothing to stop.").format(state=run.state)
+                "ended", _("This run is already {state}. There is nothing to stop.").format(state=run.state)
             )
         audit(actor, "policy run stopped", run.policy.name, after={"run": run.pk})
     run.refresh_from_db()
@@ -167,6 +169,6 @@ def _save(actor: Actor, policy: Policy, what: str, *, before: dict[str, Any] | N
             policy.save(force_insert=before is None, force_update=before is not None)
             audit(actor, what, policy.name, before=before, after=shown(policy))
     except IntegrityError:
-        detail = _("There is a policy named {policy} already: choose another name.").format(policy=policy.name)
+        detail = _("Another policy is already named {policy}. Choose another name.").format(policy=policy.name)
         raise InvalidError(detail, {"name": detail}) from None
     return policy

@@ -28,13 +28,13 @@ _STEP_SECONDS = 15
 #: A scan that follows a job tells how much space there is now: the next one waits for it, but not for ever.
 _SCAN_WITHIN = timedelta(minutes=5)
 #: What a pick says whose image, or pool, another job has, and how many ids stand in one query.
-HELD, _AT_ONCE = "Another job has it: it waits until that job has ended.", 5000
+HELD, _AT_ONCE = "Another job is using it. The policy waits until that job has ended.", 5000
 
 
 def submit(run: PolicyRun, rules: Rules, now: datetime) -> None:
     """Fills the run's free slots on every host."""
     waiting = run.picks.filter(state=PolicyPick.State.CHOSEN)
-    lost = "It is no longer there."
+    lost = "It no longer exists."
     waiting.filter(host=None).update(state=PolicyPick.State.SKIPPED, code="gone", reason=lost)
     _note_held(waiting, rules)
     hosts = [
@@ -156,7 +156,7 @@ def _left_out_by_now(run: PolicyRun, rules: Rules, ids: list[int], now: datetime
             ended = f"{done.finished:%Y-%m-%d %H:%M} UTC"
             found[target] = (
                 "done_meanwhile",
-                f"Job {done.job_id} ({rules.kind}) did it meanwhile, and ended at {ended}.",
+                f"Job {done.job_id} ({rules.kind}) did the same in the meantime. It ended at {ended}.",
             )
         elif lately is not None and rules.on_pools:
             code, *facts = lately

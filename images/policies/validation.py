@@ -29,13 +29,16 @@ BOUNDS = {
 }
 #: What a policy does not do, whatever its options ask for.
 _NEVER = {
-    "when_running": ("refuse", _("A policy never waits for a guest, and never shuts one down: leave this out.")),
-    "start_after": (False, _("A policy starts no guests: leave this out.")),
+    "when_running": ("refuse", _("A policy never waits for a guest and never shuts one down. Leave this out.")),
+    "start_after": (False, _("A policy never starts guests. Leave this out.")),
     "repair": (
         "none leaks",
-        _("A policy cannot repair all errors, which may change what a guest reads: an admin can do that manually."),
+        _(
+            "A policy cannot repair all errors, because that may change what a guest reads. An admin can do it "
+            "manually."
+        ),
     ),
-    "down_to": (None, _("It names one image; a policy works on many: leave this out.")),
+    "down_to": (None, _("This names a single image, but a policy works on many. Leave this out.")),
 }
 Fields = dict[str, str]
 
@@ -70,19 +73,19 @@ def _name(policy: Policy, fields: Fields) -> None:
     # A draft, which nobody has made, does not tell what names there are: it may be looked at without making a policy,
     # by those for whom a policy of other hosts does not exist.
     elif policy.created_by and Policy.objects.filter(name=policy.name).exclude(pk=policy.pk).exists():
-        fields["name"] = gettext("Another policy has this name already: choose another.")
+        fields["name"] = gettext("Another policy already has this name. Choose another name.")
 
 
 def _names(policy: Policy, kept: Policy | None, fields: Fields) -> None:
     if kept is not None and kept.name_pattern == policy.name_pattern:
         return
     if not policy.name_pattern.replace("\n", " ").replace("\r", " ").replace("\t", " ").isprintable():
-        fields["name_pattern"] = gettext("Patterns are printable characters, with white space between them.")
+        fields["name_pattern"] = gettext("Use printable characters only, and separate patterns by white space.")
     elif len(policy.name_pattern) > 500:
-        fields["name_pattern"] = gettext("At most 500 characters.")
+        fields["name_pattern"] = gettext("Use at most 500 characters.")
     elif "!" in policy.name_pattern.split():
         fields["name_pattern"] = gettext(
-            "An exclusion follows its exclamation mark without a space, as in “!*-template*”."
+            "Write an exclusion without a space after the exclamation mark, as in “!*-template*”."
         )
 
 
@@ -90,7 +93,7 @@ def _numbers(policy: Policy, fields: Fields) -> None:
     for name, (least, most) in BOUNDS.items():
         value = getattr(policy, name)
         if not isinstance(value, int) or not least <= value <= most:
-            fields[name] = gettext("A whole number from {least:,} to {most:,}.").format(least=least, most=most)
+            fields[name] = gettext("Enter a whole number from {least:,} to {most:,}.").format(least=least, most=most)
 
 
 def _places(policy: Policy, kept: Policy | None, actor: Actor, fields: Fields) -> None:
@@ -100,13 +103,13 @@ def _places(policy: Policy, kept: Policy | None, actor: Actor, fields: Fields) -
         setattr(policy, name, given)
         known = {*seen_by(actor).filter(pk__in=given).values_list("pk", flat=True), *getattr(kept, name, ())}
         if missing := [str(one) for one in given if one not in known]:
-            fields[name] = gettext("There is no such {thing}: {missing}.").format(
+            fields[name] = gettext("This {thing} does not exist: {missing}.").format(
                 thing=name.removesuffix("s"), missing=", ".join(missing)
             )
     if not {"hosts", "pools"} & fields.keys() and policy.hosts and policy.pools:
         outside = pools_for(actor).filter(pk__in=policy.pools).exclude(host__in=policy.hosts)
         if (pool := outside.first()) is not None:
-            fields["pools"] = gettext("{pool} is on {host}, which is not among the hosts.").format(
+            fields["pools"] = gettext("{pool} is on {host}, which is not among the selected hosts.").format(
                 pool=pool.name, host=pool.host.name
             )
 
@@ -114,11 +117,11 @@ def _places(policy: Policy, kept: Policy | None, actor: Actor, fields: Fields) -
 def _formats(policy: Policy, kept: Policy | None, fields: Fields) -> None:
     policy.formats = sorted(set(policy.formats))
     if unknown := [one for one in policy.formats if one not in {*FORMATS, *getattr(kept, "formats", ())}]:
-        fields["formats"] = gettext("There is no format {unknown}: choose among {formats}.").format(
+        fields["formats"] = gettext("{unknown} is not a known format. Choose from {formats}.").format(
             unknown=unknown[0], formats=", ".join(FORMATS)
         )
     elif policy.formats and policy.kind not in IMAGE_KINDS and policy.kind in KINDS:
-        fields["formats"] = gettext("{kind} works on pools, which have no format: leave this empty.").format(
+        fields["formats"] = gettext("{kind} works on pools, which have no format. Leave this empty.").format(
             kind=policy.kind
         )
 

@@ -21,9 +21,9 @@ from storage_admin.errors import InvalidError
 from storage_admin.moments import zones
 from storage_admin.words import Translatable
 
-_EXAMPLE = _("as in “0 22 * * 1-5”: at 22:00 from Monday to Friday")
-_NO_DAY = _("There is no such day within fifty years: choose another time.")
-_NO_ZONE = _("There is no such time zone: give a name such as Europe/Berlin, or UTC.")
+_EXAMPLE = _("such as “0 22 * * 1-5” (at 22:00 from Monday to Friday)")
+_NO_DAY = _("No such day occurs within fifty years. Choose another time.")
+_NO_ZONE = _("This time zone does not exist. Enter a name such as Europe/Berlin, or UTC.")
 #: So many windows are looked at to find one that is too short: the repeats of a week by the minute are not counted.
 _LOOKED_AT = 200
 #: No clock change leaves out more than a day (Samoa's did, when it changed the side of the date line).
@@ -100,8 +100,8 @@ class Schedule:
         if shortest.last_start <= shortest.opens:
             minutes = (shortest.closes - shortest.opens) // timedelta(minutes=1)
             detail = gettext(
-                "The window that opens at {opens:%Y-%m-%d %H:%M} has {minutes} minutes: with the last {quiet} quiet, "
-                "no job could start in it."
+                "The window that opens at {opens:%Y-%m-%d %H:%M} lasts {minutes} minutes. No job starts in its "
+                "last {quiet} minutes, so no job could start at all."
             ).format(opens=shortest.opens, minutes=minutes, quiet=self.quiet_minutes)
             raise _wrong("quiet_minutes", detail)
 
@@ -141,7 +141,7 @@ def _parsed(cron: str, timezone: str) -> ZoneInfo:
     if len(fields) != 5:
         raise _wrong(
             "cron",
-            gettext("Five fields (minute, hour, day of the month, month, day of the week), {example}.").format(
+            gettext("Enter five fields (minute, hour, day of the month, month, day of the week), {example}.").format(
                 example=_EXAMPLE
             ),
         )
@@ -150,7 +150,7 @@ def _parsed(cron: str, timezone: str) -> ZoneInfo:
             raise _wrong("cron", _NO_DAY)  # it can be read, but none of the months has that day
         raise _wrong(
             "cron",
-            gettext("The field for the {what} cannot be read. Write it {example}.").format(what=what, example=_EXAMPLE),
+            gettext("The {what} field is not valid. Enter five fields {example}.").format(what=what, example=_EXAMPLE),
         )
     try:
         return ZoneInfo(timezone)

@@ -65,34 +65,48 @@ def refusals(image: Image, undo_hours: float) -> list[Refusal]:
     if not are_needed(image):
         return []
     why = _(
-        "{pool} is on a network, and QEMU of Proxmox VE takes no image locks: the guests that use {image} must be "
-        "locked"
+        "{pool} is on network storage, where Proxmox VE takes no image locks. The guests that use {image} must be "
+        "locked during the swap"
     ).format(pool=image.pool.name, image=image.name)
     guests = _guests(image)
     if not guests:
-        return [_unknown(_("{why}, and none is known. Move it to a local storage first.").format(why=why))]
+        return [
+            _unknown(_("{why}, but no such guest is known. Move the image to local storage first.").format(why=why))
+        ]
     others = [guest for guest in guests if guest.kind != Guest.Kind.VM]
     if others:
         return [
             _unknown(
-                _("{why}, and {name} is no VM. Move its disk to a local storage first.").format(
+                _("{why}, but {name} is not a VM and cannot be locked. Move its disk to local storage first.").format(
                     why=why, name=others[0].name
                 )
             )
         ]
     if _is_also_elsewhere(image, {(guest.uid, guest.name) for guest in guests}):
-        return [_unknown(_("{why}, and a guest of another cluster names it, too.").format(why=why))]
+        return [
+            _unknown(
+                _(
+                    "{why}, but a guest of another cluster also uses the image and cannot be locked from "
+                    "here. Move the image to local storage first."
+                ).format(why=why)
+            )
+        ]
     if not (transport.is_here(image.host) or image.host.transport in (Host.Transport.SSH, Host.Transport.API_SSH)):
         return [
             _unknown(
-                _("{why}, which only root on the node can do: give {host} an SSH account that is root.").format(
+                _("{why}, which only root on the node can do. Give {host} an SSH account that is root.").format(
                     why=why, host=image.host.name
                 )
             )
         ]
     if not undo_hours:
         return [
-            _unknown(_("{why}. If one is started anyway, the original is needed: keep an undo copy.").format(why=why))
+            _unknown(
+                _(
+                    "{why}. If one of them starts anyway, the original is needed. Keep an undo copy (undo_hours "
+                    "above 0)."
+                ).format(why=why)
+            )
         ]
     return []
 
@@ -107,8 +121,8 @@ def warnings(image: Image) -> list[str]:
         return []
     names = ", ".join(guest.name for guest in _guests(image))
     sentence = _(
-        "Proxmox VE keeps {names} locked ({lock}) for a minute or two while the files are exchanged; starts, backups "
-        "and snapshots are refused during that time."
+        "Proxmox VE keeps {names} locked ({lock}) for a minute or two while the files are swapped. During that "
+        "time it refuses to start them, back them up or take snapshots of them."
     ).format(names=names, lock=HELD_LOCK)
     return [sentence]
 
@@ -181,7 +195,9 @@ def _lock(job: Job, api: Api, config: Config, one: Kept) -> None:
         raise
     job.kept = job.kept | {"locked": [asdict(kept) for kept in [*before, replace(one, taken=True)]]}
     if read_config(api, config.guest).now.get("lock") != HELD_LOCK:
-        raise HostError(_("Proxmox VE accepted the lock of {one} but does not show it.").format(one=one.name))
+        raise HostError(
+            _("Proxmox VE accepted the lock of {one}, but does not show it. Try again.").format(one=one.name)
+        )
     claims.log(job, f"Proxmox VE: {one.name} is locked ({HELD_LOCK})")
 
 
@@ -236,26 +252,29 @@ def _all_off(api: Api, uids: Mapping[str, str], lock: str = "", nodes: Collectio
     listed = _listed(api, nodes)
     if listed.why_not_all is not None:
         raise RefusedError(
-            "guests_unknown", _("{detail} Try again once it does.").format(detail=listed.why_not_all.detail)
+            "guests_unknown", _("{detail} Try again when the node answers.").format(detail=listed.why_not_all.detail)
         )
     for uid, name in uids.items():
         rows = listed.rows.get(uid, [])
         if len(rows) != 1:
             raise RefusedError(
                 "guests_unknown",
-                _("{name} is on {count} nodes of the cluster instead of one: scan again.").format(
+                _("{name} is on {count} nodes of the cluster instead of one. Scan the host, then try again.").format(
                     name=name, count=len(rows)
                 ),
             )
         if rows[0].get("status") not in OFF_STATES:
             raise RefusedError(
                 "guest_running",
-                _("{name} is running on {node}: shut it down first.").format(name=name, node=rows[0]["node"]),
+                _("{name} is running on {node}. Shut it down first.").format(name=name, node=rows[0]["node"]),
             )
         if lock and rows[0].get("lock") != lock:
             raise RefusedError(
                 "guests_unknown",
-                _("{name} was unlocked by someone else: it could have been started.").format(name=name),
+                _(
+                    "{name} was unlocked by someone else and may have been started. Make sure that it is off, then "
+                    "try again."
+                ).format(name=name),
             )
     return {uid: str(listed.rows[uid][0]["node"]) for uid in uids}
 
@@ -269,8 +288,8 @@ def _free(host: Host, api: Api, guest: GuestRef, name: str) -> Config:
         raise RefusedError(
             "stale_plan",
             _(
-                "A pending change of {name} takes effect at its next start: start it or revert the change, then try "
-                "again."
+                "A pending change of {name} takes effect at its next start. Start the guest or revert the change, "
+                "then try again."
             ).format(name=name),
         )
     hidden_lines.refuse_dropping(host, api, config, name)
@@ -313,7 +332,11 @@ def _unlock(job: Job, api: Api, guest: GuestRef, one: Kept) -> None:
         if lock is None:
             return
         if lock != HELD_LOCK or _content(config) != one.content:
-            _say_once(job, f"{one.name} has the lock {lock}, which is not this job's, and keeps it; check it yourself")
+            _say_once(
+                job,
+                f"{one.name} has the lock {lock}, which this job did not set; the lock is kept. Check "
+                "the guest yourself",
+            )
             return
         unset_config(api, config, "lock")
         claims.log(job, f"Proxmox VE: {one.name} is no longer locked")

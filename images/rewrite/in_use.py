@@ -38,7 +38,7 @@ def check_guests_off(image: Image) -> None:
     for domain in running_domains(image):
         raise RefusedError(
             "guest_running",
-            _("Guest {domain} is {state} and uses {image}: shut it down first.").format(
+            _("Guest {domain} is {state} and uses {image}. Shut it down first.").format(
                 domain=domain.name, state=domain.state, image=image.name
             ),
         )
@@ -49,7 +49,7 @@ def _check_proxmox(image: Image) -> None:
     for told in hypervisors.ask(image.host):
         if told.unknown:
             raise RefusedError(
-                "guests_unknown", _("{unknown} Until that is known, no image is changed.").format(unknown=told.unknown)
+                "guests_unknown", _("{unknown} No image is changed until this is known.").format(unknown=told.unknown)
             )
         needed = {bytes(one.path_bytes) for one in (image, *descendants(image))}
         for guest in told.guests:
@@ -58,14 +58,14 @@ def _check_proxmox(image: Image) -> None:
             if guest.lock:
                 raise RefusedError(
                     "guest_locked",
-                    _("Guest {guest} is locked ({lock}): wait until the lock is released.").format(
+                    _("Guest {guest} is locked ({lock}). Wait until the lock is released.").format(
                         guest=guest.name, lock=guest.lock
                     ),
                 )
             if guest.state not in OFF_STATES:
                 raise RefusedError(
                     "guest_running",
-                    _("Guest {guest} is {state} and uses {image}: shut it down first.").format(
+                    _("Guest {guest} is {state} and uses {image}. Shut it down first.").format(
                         guest=guest.name, state=guest.state, image=image.name
                     ),
                 )
@@ -93,7 +93,7 @@ def _domains(host: Host) -> tuple[GuestFacts, ...]:
         # Also where none was at the scan: a daemon that was started since may have brought guests with it.
         facts = reader.read(host)
         if facts is None and known_to_have_guests:
-            raise HostError(_("libvirt no longer listens there."))
+            raise HostError(_("libvirt no longer answers there."))
         return facts.domains if facts is not None else ()
     except HostError as error:
         if not known_to_have_guests:
@@ -174,12 +174,13 @@ def refuse_used_elsewhere(image: Image, *, named: bool = True) -> None:
     for pool, path in _others(image):
         told = _ask(pool, path, image, [int(image.inode)])
         if told["used"]:
-            raise _used(image, _("Shut down what uses it there and try again."))
+            raise _used(image, _("Stop the program that uses it there, then try again."))
         if named and told["inode"] != int(image.inode):
             raise RefusedError(
                 "stale_plan",
                 _(
-                    "Another host that shares the storage of {image} finds another file there. Scan both and try again."
+                    "Another host that shares the storage of {image} has a different file under this name. Scan "
+                    "both hosts, then try again."
                 ).format(image=image.name),
             )
 
@@ -198,12 +199,17 @@ def look_again_elsewhere(job: Job, image: Image) -> None:
         used.update(told["used"])
         if told["inode"] == went:
             raise RefusedError(
-                "guests_unknown", _("Another host still finds the former file of {image}.").format(image=image.name)
+                "guests_unknown",
+                _("Another host that shares the storage still has the old file of {image} under this name.").format(
+                    image=image.name
+                ),
             )
     if used >= {went, came}:
         raise RefusedError(
             "guests_unknown",
-            _("Both files of {image} are open on hosts that share its storage.").format(image=image.name),
+            _("Hosts that share the storage of {image} have both the old and the new file open.").format(
+                image=image.name
+            ),
         )
     if went in used:
         raise _used(image, _("It was opened during the swap."))

@@ -71,11 +71,11 @@ class RewriteKind(ImageKind):
     unsuccessful = {
         "": Unsuccessful(
             gettext_noop("The image is the original or the finished result, never a mixture."),
-            gettext_noop("This job did not replace the image, and removed what it had written."),
+            gettext_noop("This job did not replace the image. It removed the files that it had written."),
         ),
         "in_place": Unsuccessful(
-            gettext_noop("What is read from the image is unchanged; some of its blocks of zeros may be freed."),
-            gettext_noop("This job changed no byte that is read from the image."),
+            gettext_noop("The image still reads the same. Some of its blocks of zeros may have been freed."),
+            gettext_noop("This job did not change what is read from the image."),
         ),
         "check": Unsuccessful(
             gettext_noop("This job only reads the image."), gettext_noop("This job only reads the image.")
@@ -223,7 +223,9 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
             return
         pool = StoragePool.objects.filter(pk=plan.scratch_pool).first()
         if pool is None:
-            raise RefusedError("stale_plan", gettext("Its pool is no longer registered: scan the host again."))
+            raise RefusedError(
+                "stale_plan", gettext("The pool of the image is no longer registered. Scan the host, then try again.")
+            )
         for refusal in space.Admitted().against(pool, target.host, space.planned_need(plan, target.host)):
             raise RefusedError(refusal.code, refusal.detail)
 
@@ -346,17 +348,15 @@ def _lasting(above: list[Image], options: dict[str, Any], *, replaces: bool) -> 
     if above:
         warnings.append(
             ngettext(
-                "{count:,} overlay uses this image. The data it gives them stays identical.",
-                "{count:,} overlays use this image. The data it gives them stays identical.",
+                "{count:,} overlay uses this image. The data that it reads from the image stays identical.",
+                "{count:,} overlays use this image. The data that they read from the image stays identical.",
                 len(above),
             ).format(count=len(above))
         )
     if not replaces:
         return warnings
     if not options["undo_hours"]:
-        warnings.append(gettext("No undo copy: the original is removed as soon as the verified new image is in place."))
+        warnings.append(gettext("No undo copy: the original is deleted as soon as the verified new image is in place."))
     else:
-        warnings.append(
-            gettext("Until the undo copy is removed, the pool holds both files: no space is freed before that.")
-        )
+        warnings.append(gettext("The pool holds both files until the undo copy is removed. Only then is space freed."))
     return warnings

@@ -70,12 +70,12 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
     for disk in _linked(image):
         guest = disk.guest
         if guest.kind != Guest.Kind.VM or disk.only_in:
-            where = f"the section {disk.only_in} of " if disk.only_in else ""
+            where = f"Section {disk.only_in} of " if disk.only_in else ""
             found.append(
                 _recorded(
                     _(
-                        "{where}{guest} uses it as a linked clone ({volume}): delete that snapshot or change first, or "
-                        "move the disk to another storage, which makes a full copy."
+                        "{where}{guest} uses it as a linked clone ({volume}). Delete that snapshot or revert that "
+                        "change first, or move the disk to another storage, which makes a full copy."
                     ).format(where=where, guest=guest.name, volume=disk.volume)
                 )
             )
@@ -83,8 +83,8 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
             found.append(
                 _recorded(
                     _(
-                        "{guest} has it as {target}, not as a drive: attach it to a bus (qm set {uid} --scsi1 "
-                        "{volume}) and flatten it then, or remove it."
+                        "{guest} has the image as {target}, not as a drive. Attach it to a bus (qm set {uid} "
+                        "--scsi1 {volume}), then flatten it. Or remove it from the VM."
                     ).format(guest=guest.name, target=disk.target, uid=guest.uid, volume=disk.volume)
                 )
             )
@@ -93,22 +93,23 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
                 Refusal(
                     "stale_plan",
                     _(
-                        "A pending change of {target} of {guest} takes effect at its next start: start it or revert "
-                        "the change, then scan again."
+                        "A pending change of {target} of {guest} takes effect at the next start. Start the guest "
+                        "or revert the change, then scan the host."
                     ).format(target=disk.target, guest=guest.name),
                 )
             )
         elif disk.volume.rpartition("/")[2].startswith("base-"):
             found.append(
                 Refusal(
-                    "immutable", _("{guest} is a template: Proxmox VE protects its disks.").format(guest=guest.name)
+                    "immutable", _("{guest} is a template. Proxmox VE protects its disks.").format(guest=guest.name)
                 )
             )
         elif down_to_base:
             found.append(
                 _recorded(
                     _(
-                        "{guest} uses it as a linked clone: flatten it down to no backing file (leave down_to out)."
+                        "{guest} uses the image as a linked clone. It can only be flattened completely: leave "
+                        "down_to out."
                     ).format(guest=guest.name)
                 )
             )
@@ -116,8 +117,8 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
             found.append(
                 _recorded(
                     _(
-                        "{guest} uses it as a linked clone ({volume}), and its configuration cannot be changed from "
-                        "here: give {host} an API token, or an SSH account that is root."
+                        "{guest} uses the image as a linked clone ({volume}), and its configuration cannot be "
+                        "changed from here. Give {host} an API token, or an SSH account that is root."
                     ).format(guest=guest.name, volume=disk.volume, host=image.host.name)
                 )
             )
@@ -128,7 +129,7 @@ def against_replacing(image: Image) -> list[Refusal]:
     """What stands against putting a whole copy in the image's place by another way than flattening."""
     return [
         _recorded(
-            _("{guest} uses it as a linked clone ({volume}): flatten it first.").format(
+            _("{guest} uses the image as a linked clone ({volume}). Flatten the image first.").format(
                 guest=disk.guest.name, volume=disk.volume
             )
         )
@@ -139,9 +140,9 @@ def against_replacing(image: Image) -> list[Refusal]:
 def warnings(image: Image) -> list[str]:
     """What happens to the configurations."""
     return [
-        _("The configuration of {guest} will name the disk {target} by {volume}; an undo restores it.").format(
-            guest=disk.guest.name, target=disk.target, volume=own_id(disk.volume)
-        )
+        _(
+            "The configuration of {guest} will name the disk {target} as {volume}. An undo restores the old name."
+        ).format(guest=disk.guest.name, target=disk.target, volume=own_id(disk.volume))
         for disk in _linked(image)
     ]
 
@@ -211,7 +212,7 @@ def _looked_at(api: Api, node: str, disk: GuestDisk, begun: dict[str, Any] | Non
     except NotThereError as error:
         raise RefusedError(
             "guest_records_chain",
-            _("{guest} is not on {node}: flatten its disk on the node that has it. {detail}").format(
+            _("{guest} is not on {node}. Flatten its disk on the node where the guest is. {detail}").format(
                 guest=guest.name, node=node, detail=error.detail
             ),
         ) from error
@@ -220,7 +221,8 @@ def _looked_at(api: Api, node: str, disk: GuestDisk, begun: dict[str, Any] | Non
     targets = changes.naming(config, naming.old)
     if not targets:
         raise RefusedError(
-            "stale_plan", _("{guest} no longer names {old}: scan again.").format(guest=guest.name, old=naming.old)
+            "stale_plan",
+            _("{guest} no longer uses {old}. Scan the host, then try again.").format(guest=guest.name, old=naming.old),
         )
     for target in targets:
         config.drive(target)  # that nothing waits to take its place
@@ -229,7 +231,7 @@ def _looked_at(api: Api, node: str, disk: GuestDisk, begun: dict[str, Any] | Non
         if any(_volume(text) in (naming.old, naming.new) for text in values.values()):
             raise RefusedError(
                 "has_internal_snapshots",
-                _("The snapshot {name} of {guest} names {old}: delete the snapshot first.").format(
+                _("The snapshot {name} of {guest} uses {old}. Delete the snapshot first.").format(
                     name=name, guest=guest.name, old=naming.old
                 ),
             )
@@ -256,7 +258,7 @@ def _check_off(api: Api, naming: Naming) -> None:
         if str(row.get("vmid")) == naming.uid and row.get("status") != "stopped":
             raise RefusedError(
                 "guest_running",
-                _("{naming} is running: shut it down first. Its configuration is changed only while it is off.").format(
+                _("{naming} is running. Shut it down first: its configuration is changed only while it is off.").format(
                     naming=naming.name
                 ),
             )
@@ -295,7 +297,7 @@ def put(job: Job, *, flat: bool) -> None:
             try:
                 _put(job, api, naming, naming.new if flat else naming.old)
             except NotThereError:
-                claims.log(job, f"{naming.name} is no longer on {naming.node}: its configuration is not changed")
+                claims.log(job, f"{naming.name} is no longer on {naming.node}: its configuration was not changed")
             except RefusedError as error:  # the others are not kept from what is due to them
                 refused.append(error)
     if refused:
@@ -313,7 +315,10 @@ def _put(job: Job, api: Api, naming: Naming, volume: str, *, digest: str = "") -
     if other not in _named(config):
         if digest and digest != config.digest:
             raise RefusedError(
-                "stale_plan", _("The configuration of {naming} was changed meanwhile.").format(naming=naming.name)
+                "stale_plan",
+                _("The configuration of {naming} was changed while the job ran. Scan the host, then try again.").format(
+                    naming=naming.name
+                ),
             )
         return
     _check_off(api, naming)
@@ -322,7 +327,7 @@ def _put(job: Job, api: Api, naming: Naming, volume: str, *, digest: str = "") -
     done = changes.repoint(api, _ref(naming), other, volume, digest=digest or config.digest)
     if done.left:
         raise HostError(
-            _("{left} of {naming} still has the id {other} of the same file.").format(
+            _("{left} of {naming} still uses {other}, the other id of the same file.").format(
                 left=", ".join(done.left), naming=naming.name, other=other
             )
         )

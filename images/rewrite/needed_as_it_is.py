@@ -27,9 +27,7 @@ def refusals(image: Image, advice: str) -> list[Refusal]:
     found = [Refusal("has_overlays", f"{why} {advice}") for why in [*standing, *near.needed_by]]
     if why := near.needs_unknown:
         found.append(
-            Refusal(
-                "guests_unknown", _("{why} The image is not changed until it is known who uses it.").format(why=why)
-            )
+            Refusal("guests_unknown", _("{why} The image is not changed until its users are known.").format(why=why))
         )
     return found
 

@@ -170,7 +170,7 @@ class Surroundings:
             if base is None:
                 raise RefusedError(
                     "chain_broken",
-                    _("The backing file of {image} is gone: scan the host again.").format(image=self._image.name),
+                    _("The backing file of {image} no longer exists. Scan the host.").format(image=self._image.name),
                 )
             found.append(base)
             step = base.backing_id

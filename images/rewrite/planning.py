@@ -31,7 +31,7 @@ def image_kind(name: str) -> ImageKind:
     for kind in image_kinds():
         if kind.name == name:
             return kind
-    raise InvalidError(_("{name!r} is not a kind of job for images.").format(name=name))
+    raise InvalidError(_("{name!r} is not a job kind for images.").format(name=name))
 
 
 def plan_for(actor: Actor, kind: ImageKind, image: Image, options: dict[str, Any]) -> Plan:

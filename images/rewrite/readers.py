@@ -23,9 +23,9 @@ def for_taken(image: Image, taken: list[Image]) -> tuple[list[Refusal], list[Ref
         if (kept_out := _kept_out(image, base)) is None:
             continue
         uid, owns = kept_out
-        sentence = _(
-            "User {uid} owns {owns} and would get the content of {base}, which that user may not read."
-        ).format(uid=uid, owns=owns, base=base.name)
+        sentence = _("User {uid} may not read {base}, but owns {owns} and could read that data after the job.").format(
+            uid=uid, owns=owns, base=base.name
+        )
         if base.pool.share_bases:
             allowed.append(
                 Refusal(
@@ -36,7 +36,7 @@ def for_taken(image: Image, taken: list[Image]) -> tuple[list[Refusal], list[Ref
                 )
             )
         else:
-            what_to_do = _("Let that user read it, or have an admin allow this in the settings of {pool}.").format(
+            what_to_do = _("Give the user read access, or have an admin allow this in the settings of {pool}.").format(
                 pool=base.pool.name
             )
             refused.append(Refusal("foreign_base", f"{sentence} {what_to_do}"))

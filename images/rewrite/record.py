@@ -193,7 +193,7 @@ def undo_copy_lost(job: Job, why: str, *, found: Mapping[str, Any] | None = None
         put_back = put_back or (kept is not None and kept.pk == waiting.target_id)
         state = Job.UndoState.UNDONE if put_back else Job.UndoState.MISSING
         if kept is not None and not put_back:
-            why = f"{why}; it is kept as {kept.name}, so no space was freed"
+            why = f"{why}; it still exists as {kept.name}, so no space was freed"
         close_undo(waiting, state, won_bytes(waiting, 0 if kept else None) if known and not put_back else 0)
         if put_back and waiting.kept.get("volumes"):
             # Its VM names it as a flat image, and it is a linked clone again (images.rewrite.linked_clones).

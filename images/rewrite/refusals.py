@@ -52,8 +52,8 @@ def only_copy(image: Image) -> list[Refusal]:
     if image.state not in MAY_BE_LOST:
         return []
     sentence = _(
-        "The undo copy is not removed: {image} is {label}, and the copy may be the only good one left. Repair the "
-        "image, or force the removal."
+        "The undo copy is not removed. The state of {image} is “{label}”, so the copy may be the only good one "
+        "left. Repair the image, or force the removal."
     ).format(image=image.name, label=Image.State(image.state).label.lower())
     return [Refusal("stale_plan", sentence)]
 
@@ -65,7 +65,7 @@ def for_bases(image: Image, below: list[Image]) -> list[Refusal]:
     return (silent(away.pool) if away is not None else []) + [
         Refusal(
             "format_undeclared",
-            _("The format of its backing file {base} is not declared: declare it first.").format(base=base.name),
+            _("The format of the backing file {base} is not declared. Declare it first.").format(base=base.name),
         )
         for base in undeclared
     ]
@@ -78,14 +78,16 @@ def _host(image: Image) -> list[Refusal]:
         refusals.append(
             Refusal(
                 "host_unreachable",
-                _("{host} does not answer: {why} Scan it again first.").format(host=host.name, why=host.status_detail),
+                _("{host} does not answer: {why} Scan the host first.").format(host=host.name, why=host.status_detail),
             )
         )
     if not refusals and host.capabilities and not host.capabilities.get("qemu_img"):
         refusals.append(
             Refusal(
                 "tool_missing",
-                _("qemu-img is not installed on {host}: install qemu-utils there.").format(host=host.name),
+                _("qemu-img is not installed on {host}. Install qemu-utils there, then scan the host.").format(
+                    host=host.name
+                ),
             )
         )
     return [*refusals, *_unconfined(image), *for_pool(image.pool)]
@@ -129,8 +131,8 @@ def for_pool(pool: StoragePool) -> list[Refusal]:
             Refusal(
                 "shared_pool",
                 _(
-                    "{pool} is on a network filesystem. An admin must first declare that every host that uses it is "
-                    "registered here."
+                    "{pool} is on a network filesystem. An admin must first confirm that every host that uses this "
+                    "storage is registered here."
                 ).format(pool=pool.name),
             )
         )
@@ -145,8 +147,8 @@ def silent(pool: StoragePool) -> list[Refusal]:
         Refusal(
             "pool_silent",
             _(
-                "The storage pool {pool} does not answer; no job is started there. {why} Check its server and the "
-                "network, then scan the host."
+                "The storage pool {pool} does not answer, so no job can start there. {why} Check its server and "
+                "the network, then scan the host."
             ).format(pool=pool.name, why=pool.state_detail),
         )
     ]
@@ -159,7 +161,7 @@ def not_a_file(image: Image) -> list[Refusal]:
     return [
         Refusal(
             "unsupported_pool",
-            _("{image} is a volume of a {kind} pool, not a file: it is not read.").format(
+            _("{image} is a volume of a {kind} pool, not a file, and cannot be read.").format(
                 image=image.name, kind=image.pool.kind
             ),
         )
@@ -172,19 +174,19 @@ def _state(image: Image) -> list[Refusal]:
         case Image.State.OK:
             pass
         case Image.State.MISSING | Image.State.DELETED:
-            return [Refusal("stale_plan", _("The image is no longer in its place: scan the host again."))]
+            return [Refusal("stale_plan", _("The image is no longer at its path. Scan the host."))]
         case Image.State.SET_ASIDE:
-            return [Refusal("set_aside", _("{image} is set aside: restore it first.").format(image=image.name))]
+            return [Refusal("set_aside", _("{image} is set aside. Restore it first.").format(image=image.name))]
         case Image.State.UNREADABLE:
             code = "dirty_or_corrupt" if image.format in READ_FORMATS else "unsupported_subformat"
-            return [Refusal(code, _("Its header cannot be read: {detail}").format(detail=detail))]
+            return [Refusal(code, _("The header of the image cannot be read: {detail}").format(detail=detail))]
         case Image.State.MODIFYING:
-            return [Refusal("busy", detail or _("A job is rewriting it."))]
+            return [Refusal("busy", detail or _("A job is rewriting the image."))]
         case _:
             return [Refusal(str(state), detail)]
     refusals = []
     if not image.declared_format:
-        looks = _("its content looks like {format}, but anyone who can write to the file could fake that").format(
+        looks = _("its content looks like {format}, but anyone who can write to the file could have faked that").format(
             format=image.format
         )
         refusals.append(
@@ -199,7 +201,7 @@ def _state(image: Image) -> list[Refusal]:
         refusals.append(
             Refusal(
                 "chain_too_deep",
-                _("Its chain has {depth} images; the limit is {deepest}.").format(
+                _("The backing chain of the image has {depth} images; the limit is {deepest}.").format(
                     depth=image.chain_depth, deepest=DEEPEST_CHAIN
                 ),
             )
@@ -216,17 +218,15 @@ def _named(guest: Guest, image: Image) -> str:
 
 def _use(image: Image) -> list[Refusal]:
     if image.in_use is None:
-        why = image.pool.owners_unknown or image.host.owners_unknown or _("It has not been scanned yet.")
+        why = image.pool.owners_unknown or image.host.owners_unknown or _("The image has not been scanned yet.")
         return [
-            Refusal(
-                "guests_unknown", _("{why} The image is not changed until it is known who uses it.").format(why=why)
-            )
+            Refusal("guests_unknown", _("{why} The image is not changed until its users are known.").format(why=why))
         ]
     locked = [disk.guest for disk in image.disks if disk.guest.lock]
     if locked:
-        sentence = _("{who} is locked ({lock}): wait until the lock is released, or unlock it there.").format(
-            who=_named(locked[0], image), lock=locked[0].lock
-        )
+        sentence = _(
+            "{who} is locked ({lock}). Wait until the lock is released, or unlock the guest in its hypervisor."
+        ).format(who=_named(locked[0], image), lock=locked[0].lock)
         return [Refusal("guest_locked", sentence)]
     if not image.in_use:
         return []
@@ -235,7 +235,7 @@ def _use(image: Image) -> list[Refusal]:
         return [
             Refusal(
                 "guest_running",
-                _("{who} is {state} and uses it: shut it down first.").format(
+                _("{who} is {state} and uses the image. Shut it down first.").format(
                     who=_named(running[0], image), state=running[0].state
                 ),
             )
@@ -243,7 +243,9 @@ def _use(image: Image) -> list[Refusal]:
     return [
         Refusal(
             "image_in_use",
-            _("It is in use ({why}): shut down or stop what uses it, then try again.").format(why=image.in_use_detail),
+            _(
+                "The image is in use ({why}). Shut down the guest or stop the program that uses it, then try again."
+            ).format(why=image.in_use_detail),
         )
     ]
 
@@ -257,27 +259,32 @@ def _content(image: Image) -> list[Refusal]:
                 "immutable",
                 _(
                     "{image} is protected (chattr +i or +a), or is the disk of a Proxmox VE template that linked "
-                    "clones use. It is not changed; reclaim the clones instead."
+                    "clones use. It cannot be changed. Reclaim the clones instead."
                 ).format(image=image.name),
             )
         )
     if image.encrypted:
         refusals.append(
-            Refusal("encrypted", _("It is encrypted: without its key, its data cannot be told from noise."))
+            Refusal(
+                "encrypted", _("The image is encrypted. Without its key, zeros and unused data cannot be recognised.")
+            )
         )
     if image.snapshots:
         refusals.append(
             Refusal(
                 "has_internal_snapshots",
                 _(
-                    "It has {count} internal snapshots, which a rewrite would drop. Delete those that are not needed "
-                    "first (qemu-img snapshot -d)."
+                    "The image has {count} internal snapshots, which a rewrite would drop. Delete those that you "
+                    "do not need (qemu-img snapshot -d)."
                 ).format(count=len(image.snapshots)),
             )
         )
     if image.from_header("data_file"):
         refusals.append(
-            Refusal("external_data_file", _("Its data is in a separate data file, which a rewrite would not copy."))
+            Refusal(
+                "external_data_file",
+                _("The data of the image is in a separate data file, which a rewrite would not copy."),
+            )
         )
     other_size = image.from_header("other_size")
     if other_size is not None:
@@ -285,8 +292,8 @@ def _content(image: Image) -> list[Refusal]:
             Refusal(
                 "unsupported_subformat",
                 _(
-                    "Its size is ambiguous: {virtual:,} bytes by its geometry, {other_size:,} by its footer. A rewrite "
-                    "could truncate it. Convert it with the program that created it."
+                    "The size of the image is ambiguous: {virtual:,} bytes by its geometry, {other_size:,} by its "
+                    "footer. A rewrite could truncate it. Convert it with the program that created it."
                 ).format(virtual=image.virtual_size or 0, other_size=other_size),
             )
         )
@@ -294,14 +301,14 @@ def _content(image: Image) -> list[Refusal]:
         refusals.append(
             Refusal(
                 "dirty_or_corrupt",
-                _("It was not closed cleanly, or is marked corrupt. Check it first (qemu-img check)."),
+                _("The image was not closed cleanly, or is marked corrupt. Check it first (qemu-img check)."),
             )
         )
     if image.nlink > 1:
         refusals.append(
             Refusal(
                 "hard_linked",
-                _("The file has {nlink} names (hard links); a rewrite would separate them and free nothing.").format(
+                _("The file has {nlink} names (hard links). A rewrite would separate them and free nothing.").format(
                     nlink=image.nlink
                 ),
             )
@@ -318,14 +325,14 @@ def for_space(pool: StoragePool, scratch_bytes: int | None, others_bytes: int = 
     if available - reserve >= scratch_bytes + others_bytes:
         return []
     sentence = _(
-        "It needs up to {scratch:,} bytes beside the original, and {reserve:,} must stay free; {pool} has "
+        "The job needs up to {scratch:,} bytes beside the original, and {reserve:,} must stay free. {pool} has "
         "{available:,} free. Free some space, or reclaim smaller images first."
     )
     if others_bytes:
         sentence = _(
-            "It needs up to {scratch:,} bytes beside the original, queued and running jobs up to {others:,} more, and "
-            "{reserve:,} must stay free; {pool} has {available:,} free. Free some space, or wait until they finish, "
-            "cancel some, or keep no undo copies."
+            "The job needs up to {scratch:,} bytes beside the original, queued and running jobs need up to "
+            "{others:,} more, and {reserve:,} must stay free. {pool} has {available:,} free. Free some space, wait "
+            "for those jobs or cancel some, or keep no undo copies."
         )
     told = sentence.format(
         scratch=scratch_bytes, others=others_bytes, reserve=reserve, pool=pool.name, available=available
@@ -343,7 +350,7 @@ def age_warning(image: Image) -> list[str]:
     if image.last_scanned is None or (timezone.now() - image.last_scanned).total_seconds() < 3600:
         return []
     return [
-        _("The facts are from {at:%Y-%m-%d %H:%M} UTC; the agent checks them again before it starts.").format(
+        _("These facts are from {at:%Y-%m-%d %H:%M} UTC. The agent checks them again before the job starts.").format(
             at=image.last_scanned
         )
     ]

@@ -57,9 +57,10 @@ def refusals(image: Image, move: Move) -> list[Refusal]:
         guest = disks[0].guest.name
         return [
             _named(
-                _("Guest {guest} uses {image} and would not find the new file: have its definition changed.").format(
-                    guest=guest, image=image.name
-                )
+                _(
+                    "Guest {guest} uses {image} and would not find the new file. Have the job update the definition "
+                    "of the guest (repoint_guest)."
+                ).format(guest=guest, image=image.name)
             )
         ]
     if disks and (why := why_read_only(image.host)):
@@ -69,7 +70,7 @@ def refusals(image: Image, move: Move) -> list[Refusal]:
         if disk.guest.kind != Guest.Kind.DOMAIN:
             found.append(
                 _named(
-                    _("{guest} is not a libvirt guest: its definition cannot be changed from here.").format(
+                    _("{guest} is not a libvirt guest. Its definition cannot be changed from here.").format(
                         guest=disk.guest.name
                     )
                 )
@@ -77,7 +78,7 @@ def refusals(image: Image, move: Move) -> list[Refusal]:
         elif disk.only_in not in {"", "pending"}:
             found.append(
                 _named(
-                    _("Guest {guest} names the image in {only_in}: delete that first.").format(
+                    _("Guest {guest} uses the image in {only_in}. Delete that first.").format(
                         guest=disk.guest.name, only_in=disk.only_in
                     )
                 )
@@ -85,9 +86,9 @@ def refusals(image: Image, move: Move) -> list[Refusal]:
         elif _new_path(bytes(disk.path_bytes), move) is None:
             found.append(
                 _named(
-                    _("Guest {guest} names the image as {path}: change that by hand first.").format(
-                        guest=disk.guest.name, path=disk.path
-                    )
+                    _(
+                        "The definition of guest {guest} names the image as {path}. Change that path by hand first."
+                    ).format(guest=disk.guest.name, path=disk.path)
                 )
             )
     return found
@@ -122,9 +123,10 @@ def look(image: Image, move: Move) -> list[dict[str, Any]]:
         if not move.repoint:
             raise RefusedError(
                 "guest_names_image",
-                _("Guest {domain} uses {image} and would not find the new file: have its definition changed.").format(
-                    domain=domain.name, image=image.name
-                ),
+                _(
+                    "Guest {domain} uses {image} and would not find the new file. Have the job update the definition "
+                    "of the guest (repoint_guest)."
+                ).format(domain=domain.name, image=image.name),
             )
         edits = [_edit(domain, target, path, move) for target, path in disks]
         changed = {disk.target: disk for disk in control.repoint(image.host, domain.uid, edits, write=False)}
@@ -149,7 +151,9 @@ def _edit(domain: GuestFacts, target: str, path: str, move: Move) -> Edit:
     if new is None:
         raise RefusedError(
             "guest_names_image",
-            _("Guest {domain} names the image as {path}: change that first.").format(domain=domain.name, path=path),
+            _("The definition of guest {domain} names the image as {path}. Change that path by hand first.").format(
+                domain=domain.name, path=path
+            ),
         )
     return Edit(target.removesuffix(NEXT_START), path, os.fsdecode(new), DRIVERS[move.format])
 
@@ -235,7 +239,7 @@ def agree(job: Job) -> None:
             _say_once(job, f"the definition of guest {guest['name']} could not be changed yet: {error.detail}")
             return
         except RefusedError as error:
-            _say_once(job, f"guest {guest['name']} is not changed; check its disks yourself. {error.detail}")
+            _say_once(job, f"guest {guest['name']} was not changed; check its disks yourself. {error.detail}")
     Job.objects.filter(pk=job.pk).update(repoint_due=False)
 
 
@@ -245,13 +249,13 @@ def _agree_by_id(job: Job) -> None:
     try:
         linked_clones.put(job, flat=swapped and job.undo_state != Job.UndoState.UNDONE)
     except HostError as error:
-        _say_once(job, f"its VM's configuration could not be changed yet: {error.detail}")
+        _say_once(job, f"the configuration of the VM could not be changed yet: {error.detail}")
         return
     except RefusedError as error:
         if error.code in linked_clones.PASSING:
-            _say_once(job, f"its VM's configuration is changed later: {error.detail}")
+            _say_once(job, f"the configuration of the VM is changed later: {error.detail}")
             return
-        _say_once(job, f"its VM's configuration is not changed; check its disks yourself. {error.detail}")
+        _say_once(job, f"the configuration of the VM was not changed; check its disks yourself. {error.detail}")
     Job.objects.filter(pk=job.pk).update(repoint_due=False)
 
 

@@ -129,15 +129,16 @@ def undone_preallocation(image: Image, method: str = "") -> list[str]:
         if (image.preallocation, method) == ("metadata", "in_place"):
             return []
         return [
-            _("The image is preallocated ({preallocation}); afterwards it is not: writes allocate space again.").format(
-                preallocation=image.preallocation
-            )
+            _(
+                "The image is preallocated ({preallocation}). The new file is not, so writes to it allocate space "
+                "again."
+            ).format(preallocation=image.preallocation)
         ]
     if (image.estimate or {}).get("preallocation") == preallocation.FILLED:
         return [
             _(
-                "Nearly all of the image is allocated. If it was created with preallocation=full and should stay so, "
-                "leave it as it is: that looks the same to a reclaim as an image filled with zeros."
+                "Nearly all of the image is allocated. If it was created with preallocation=full and should stay "
+                "so, do not reclaim it: a reclaim cannot tell preallocated space from an image filled with zeros."
             )
         ]
     return []

@@ -41,14 +41,16 @@ WAIT_OPTIONS: dict[str, dict[str, Any]] = {
     "when_running": {
         "enum": ["refuse", "wait"],
         "default": "refuse",
-        "description": _("If a guest is running on the image: refuse, or wait until it has been shut down."),
+        "description": _(
+            "If a guest that uses the image is running: refuse the job, or wait until the guest has been shut down."
+        ),
     },
     "wait_hours": {
         "type": "number",
         "minimum": 0,
         "maximum": 168,
         "default": 24,
-        "description": _("Hours to wait; then the job fails."),
+        "description": _("Hours to wait before the job fails."),
     },
     "start_after": {
         "type": "boolean",
@@ -88,7 +90,7 @@ def set_aside(
         The refusals that are left, and warnings for the plan that say what is waited for.
     """
     if options.get("start_after") and (why := why_read_only(image.host)):
-        against = [*against, Refusal("tool_missing", f"No guest can be started from here afterwards. {why}")]
+        against = [*against, Refusal("tool_missing", f"No guest can be started again after this job. {why}")]
     if not waits(options) or not any(refusal.code in OF_GUESTS for refusal in against):
         return against, ()
     running = in_use.guests_known_to_run(image)
@@ -96,8 +98,8 @@ def set_aside(
         return against, ()
     who = _guests([guest.name for guest in running])
     warning = (
-        f"The job waits until {who} has been shut down, for at most {options['wait_hours']:g} hours. It "
-        "does not shut down any guest itself."
+        f"The job waits until {who} has been shut down, for at most {options['wait_hours']:g} hours. It does not shut "
+        "down any guest itself."
     )
     return [refusal for refusal in against if refusal.code not in OF_GUESTS], (warning,)
 
@@ -223,9 +225,8 @@ def _look_at(job: Job, states: dict[str, str] | None) -> None:
 
 def _give_up(job: Job, code: str) -> None:
     detail = (
-        f"It waited for {job.waiting_for}, which did not happen within "
-        f"{float(job.options['wait_hours']):g} hours. Nothing was changed. Shut the guest down and submit "
-        "the job again, or allow more time."
+        f"The job gave up: it waited {float(job.options['wait_hours']):g} hours for {job.waiting_for}. Nothing was "
+        "changed. Shut the guest down and submit the job again, or allow more time."
     )
     if claims.give_up(job, code, detail):
         audit(SYSTEM, f"{job.kind} given up", job.target_label, after={"job": job.pk, "waited_for": job.waiting_for})

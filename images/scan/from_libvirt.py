@@ -30,7 +30,8 @@ LARGEST = (1 << 63) - 1
 #: What mounts of a ``netfs`` pool's format are called there, where it is not the format's own name.
 _MOUNTED = {"": "nfs", "auto": "nfs", "glusterfs": "fuse.glusterfs"}
 _AS_OF = (
-    "As of libvirt's last look at the pool: new files, bases and free space are told after virsh pool-refresh {name}."
+    "These facts are from libvirt's last refresh of the pool. To list new files, backing files and free space, "
+    "run: virsh pool-refresh {name}."
 )
 
 
@@ -75,7 +76,7 @@ def facts_of(host: Host) -> LibvirtFacts:
     except HostError as error:
         raise HostError(error.detail, "host_unreachable") from error
     if facts is None:
-        raise HostError(_("No libvirt listens on {host}: start it there.").format(host=host.name), "host_unreachable")
+        raise HostError(_("No libvirt answers on {host}. Start it there.").format(host=host.name), "host_unreachable")
     return facts
 
 
@@ -126,7 +127,10 @@ def _pool(
 ) -> Iterator[dict[str, Any]]:
     event = _pool_event(seen, row, facts)
     if not facts.active:
-        yield event | {"state": "missing", "detail": f"It is not active: virsh pool-start {facts.name}."}
+        yield event | {
+            "state": "missing",
+            "detail": f"The pool is not active. Start it with: virsh pool-start {facts.name}.",
+        }
         return
     if isinstance(volumes, str):
         yield event | {"state": "unreadable", "detail": volumes}
@@ -168,8 +172,8 @@ def _pool_event(seen: Seen, row: StoragePool, facts: PoolFacts) -> dict[str, Any
 
 def _named_otherwise(facts: PoolFacts) -> str:
     return (
-        f"Its volumes are no files (libvirt calls the pool {facts.type}), and a guest may reach one by another name: "
-        "that none names a volume does not show that nobody uses it."
+        f"The volumes of this pool are not files (libvirt pool type {facts.type}), and a guest may use a volume "
+        "under another name. So a volume may be in use even if no guest names it."
     )
 
 
@@ -241,12 +245,12 @@ def _base(seen: Seen, facts: PoolFacts, volume: VolumeFacts) -> dict[str, Any]:
     raw = _raw(path)
     written = {"backing_b64": b64(raw)}
     if not path.startswith("/"):
-        return written | {"backing_unsafe": backing_unsafe(raw) or "it does not name a plain file"}
+        return written | {"backing_unsafe": backing_unsafe(raw) or "it is not the name of a plain file"}
     if _key(path) in seen.paths:
         return written | {"backing_path_b64": b64(raw)}
     if not facts.is_folder:
         return {}  # a thin pool, or an origin that libvirt does not list: no image of ours
-    why = f"Its base {path} is in no libvirt pool of that host, so nothing more is known about it."
+    why = f"The backing file {path} is in no libvirt pool of this host, so nothing more is known about it."
     return written | {"backing_path_b64": b64(raw), "backing_unsafe": why}
 
 

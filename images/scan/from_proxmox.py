@@ -26,7 +26,7 @@ from storage_admin.hosts.proxmox.storages import StorageFacts
 LARGEST = (1 << 63) - 1
 #: What Proxmox VE calls the content of a file that is not what its name says.
 INVALID = "invalid"
-_INVALID = "Proxmox VE cannot read it as what its name says."
+_INVALID = "Proxmox VE cannot read this file in the format that its name says."
 _UNFINISHED = "?"
 
 
@@ -135,13 +135,16 @@ def _pool(seen: _Seen, row: StoragePool, storage: StorageFacts, listing: Listing
         return
     if hidden := {number for number in known.values() if number in seen.facts.hidden}:
         numbers = ", ".join(sorted(hidden)[:NAMED])
-        detail = f"The token may not see disks of the guests {numbers} any more (their rights on /vms). {_AS_LAST_SEEN}"
+        detail = (
+            f"The API token can no longer see the disks of these guests: {numbers} (permissions on /vms). "
+            f"{_AS_LAST_SEEN}"
+        )
         event |= {"state": "unreadable", "detail": detail}
     vanished = sorted(fingerprint for fingerprint, number in known.items() if number not in seen.facts.hidden)
     yield event | {"images": images, "vanished_b64": b64(b"".join(vanished))}
 
 
-_AS_LAST_SEEN = "What it does not tell of is shown as it was last seen."
+_AS_LAST_SEEN = "Anything that the API no longer reports is shown as last seen."
 
 
 def _as_last_seen(row: StoragePool, why: str) -> dict[str, Any]:
@@ -196,7 +199,7 @@ def _base(seen: _Seen, storage: StorageFacts, volume: VolumeFacts, place: str) -
     written = volume.parent if storage.is_folder else ""
     below = ""
     if written == _UNFINISHED:
-        unfinished = "A change of its VM's snapshots is not finished: its backing file is not reported."
+        unfinished = "A change of snapshots of the VM is not finished. Its backing file is not reported."
         return {"backing_b64": b64(b"?"), "backing_unsafe": unfinished}
     if written and (why := backing_unsafe(_raw(written))):
         return {"backing_b64": b64(_raw(written)), "backing_unsafe": why}
@@ -210,7 +213,7 @@ def _base(seen: _Seen, storage: StorageFacts, volume: VolumeFacts, place: str) -
     told = {"backing_b64": b64(_raw(written)), "backing_path_b64": b64(_raw(below))}
     if _key(below) in seen.paths:
         return told
-    return told | {"backing_unsafe": f"The API lists no volume at {below}, which is its backing file."}
+    return told | {"backing_unsafe": f"The backing file {below} is not among the volumes that the API lists."}
 
 
 def _available(storage: StorageFacts) -> int | None:

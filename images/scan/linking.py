@@ -23,8 +23,9 @@ EXTENSIONS = {
 DECLARED_BY = 40
 #: What is said of images that an admin has taken out of use.
 GONE = {
-    "set_aside": "It is set aside: its file waits under another name, until it is restored or deleted.",
-    "deleted": "It was set aside, and then deleted.",
+    "set_aside": "The image is set aside. Its file keeps its data under another name until an admin restores or "
+    "deletes it.",
+    "deleted": "The image was set aside and then deleted.",
 }
 
 
@@ -182,7 +183,7 @@ class Resolver:
         elif row.missing:
             answer.state, answer.state_detail = (
                 State.MISSING,
-                "It is no longer in its place; its facts are from when it was last seen.",
+                "The file is no longer at its path. Its facts are from when it was last seen.",
             )
         elif wrong := self._mismatch(row, answer):
             answer.state, answer.state_detail = State.FORMAT_MISMATCH, wrong
@@ -194,10 +195,13 @@ class Resolver:
             if row.backing_found:
                 answer.state = State.OUTSIDE_POOL
                 answer.state_detail = (
-                    f"Its base {row.backing_file} lies outside every registered pool: register its folder."
+                    f"The backing file {row.backing_file} is outside every registered pool. Register its folder."
                 )
             else:
-                answer.state, answer.state_detail = State.CHAIN_BROKEN, f"Its base {row.backing_file} is missing."
+                answer.state, answer.state_detail = (
+                    State.CHAIN_BROKEN,
+                    (f"The backing file {row.backing_file} is missing."),
+                )
 
     @staticmethod
     def _mismatch(row: Row, answer: Resolved) -> str:
@@ -207,7 +211,7 @@ class Resolver:
         if declared in {"raw", "luks"} and row.format not in HEADER_FORMATS:
             return ""
         return (
-            f"{answer.declared_by} says that it is {declared}, but its content looks like {row.format}. "
+            f"The format is {declared} according to {answer.declared_by}, but the content looks like {row.format}. "
             "A guest may have written that header, or the declaration is wrong."
         )
 
@@ -261,9 +265,15 @@ class Resolver:
         if answer.state != State.OK or base.state == State.OK:
             return
         if base.state in {State.UNREADABLE, State.FORMAT_MISMATCH}:
-            answer.state, answer.state_detail = State.CHAIN_BROKEN, f"Its base {base_row.name}: {base.state_detail}"
+            answer.state, answer.state_detail = (
+                State.CHAIN_BROKEN,
+                (f"The backing file {base_row.name} has a problem: {base.state_detail}"),
+            )
         elif base.state in {State.CHAIN_BROKEN, State.CHAIN_CYCLE, State.OUTSIDE_POOL}:
-            answer.state, answer.state_detail = base.state, f"Further down, at {base_row.name}: {base.state_detail}"
+            answer.state, answer.state_detail = (
+                base.state,
+                (f"The problem is further down the chain, at {base_row.name}: {base.state_detail}"),
+            )
 
     def _used(self) -> dict[int, list[Disk]]:
         """The disks that need each image: its own and those of all its overlays, by whatever name they reach it."""

@@ -62,10 +62,10 @@ def row_of(event: dict[str, Any], scan: int, at: str | datetime) -> tuple[Any, .
     text = display(path)
     base_b64, written_b64 = event.get("backing_path_b64"), event.get("backing_b64")
     base_path = unb64(base_b64) if base_b64 else b""
-    unreadable = "" if event["state"] == "ok" else _plain(event.get("detail") or "Its header cannot be read.")
+    unreadable = "" if event["state"] == "ok" else _plain(event.get("detail") or "The header cannot be read.")
     virtual_size = event.get("virtual_size")
     if virtual_size is not None and virtual_size > LARGEST:
-        unreadable, virtual_size = f"Its header claims a virtual size of {virtual_size} bytes.", None
+        unreadable, virtual_size = f"The header claims a virtual size of {virtual_size} bytes.", None
     return (
         event["pool"], text, text.rpartition("/")[2][:LONGEST_NAME], path, bytes.fromhex(event["fp"]),
         str(event["dev"]), str(event["inode"]), event["nlink"], min(event["mtime_ns"], LARGEST),

@@ -218,10 +218,10 @@ class ScanRun:
             return before != unknown
         unknown = " ".join(told.unknown for told in self.others if told.unknown)
         if facts.get("proxmox") and Guest.Kind.VM not in {kind for told in self.others for kind in told.kinds}:
-            unknown = "Proxmox VE runs here, and its guests are read with the next scan."
+            unknown = "Proxmox VE runs on this host. The next scan reads its guests."
         elif self.libvirt is None and facts.get("libvirt") == "present":
             unknown = self.libvirt_error or "libvirt is installed here and has guests, but does not answer."
-            unknown += " Start it (systemctl start libvirtd) and scan again."
+            unknown += " Start it (systemctl start libvirtd), then scan the host."
         capabilities = {name: value for name, value in facts.items() if name not in {"event", "proxmox_storages"}}
         if "busy_complete" in self.seen:
             capabilities["busy_complete"] = self.seen["busy_complete"]
@@ -282,7 +282,7 @@ class ScanRun:
             pool.owners_unknown = facts.get("owners_unknown") or ""
             if pool.network and not pool.all_hosts_registered and "kind" not in facts:
                 pool.owners_unknown = (
-                    f"The folder is on a network filesystem ({pool.filesystem}): hosts that are not registered here "
+                    f"The folder is on a network filesystem ({pool.filesystem}). Hosts that are not registered here "
                     "may use its images."
                 )
             # Not the whole row: what an admin has set since the scan began is theirs.
@@ -347,7 +347,10 @@ def unmounted_is_missing(pool: StoragePool | None, facts: dict[str, Any]) -> dic
         return facts
     if not pool.fs_key or pool.fs_key == facts.get("fs_key") or "kind" in facts:  # what no agent walks is no mount
         return facts
-    detail = "It is empty and lies on another filesystem than before: mount it again. Its images are as last seen."
+    detail = (
+        "The folder is empty and on another filesystem than before. Mount the pool again. Its images are "
+        "shown as last seen."
+    )
     return facts | {"state": "missing", "detail": detail, "vanished_b64": ""}
 
 

@@ -24,7 +24,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import display, path_key
 
 #: Said of the others' pools. Not where: that node may not exist for whoever reads it.
-ELSEWHERE = "Shared by the nodes of the cluster: its images are listed at another of them."
+ELSEWHERE = "The nodes of the cluster share this storage. Its images are listed at another node."
 
 
 def siblings(pool: StoragePool) -> list[StoragePool]:
@@ -199,9 +199,9 @@ def unknown(host: Host) -> dict[int, str]:
         other = pair.other.host
         away = other.status == Host.Status.UNREACHABLE
         if other.owners_unknown or away:
-            why = "it does not answer." if away else "see the Hosts page."
+            why = "it does not answer." if away else "see its entry on the Hosts page."
             found.setdefault(
-                pair.pool.pk, f"Another host shares {pair.pool.name}, and who uses it there is not known: {why}"
+                pair.pool.pk, f"Another host shares {pair.pool.name}, and it is not known who uses it there: {why}"
             )
     return found
 

@@ -33,15 +33,16 @@ def forget(actor: Actor, image: Image) -> None:
         host = Host.objects.select_for_update().get(pk=image.host_id)
         if not _gone().filter(pk=image.pk).exists():
             raise InvalidError(
-                _("{image} still exists. Only an image that vanished or was deleted can be forgotten.").format(
-                    image=image.name
-                )
+                _(
+                    "{image} still exists. Only images that have vanished or were deleted can be removed from the list."
+                ).format(image=image.name)
             )
         if _keeping().filter(target_id=image.pk).exists():
             raise RefusedError(
                 "busy",
                 _(
-                    "A job is running on {image}, or keeps an undo copy of it. Wait until it ends, or discard the copy."
+                    "A job is running on {image}, or keeps an undo copy of it. Wait until the job ends, or discard "
+                    "the undo copy."
                 ).format(image=image.name),
             )
         audit(actor, "image forgotten", image.path, before={"missing_since": str(image.missing_since)}, after=None)

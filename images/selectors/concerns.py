@@ -25,7 +25,7 @@ IMAGE_STATES = {
     Image.State.CHAIN_BROKEN: (_("Chains with a missing base"), "danger"),
     Image.State.CHAIN_CYCLE: (_("Circular backing chains"), "danger"),
     Image.State.FORMAT_MISMATCH: (_("Content contradicts the declared format"), "danger"),
-    Image.State.OUTSIDE_POOL: (_("Bases outside of every pool"), "warning"),
+    Image.State.OUTSIDE_POOL: (_("Backing files outside every pool"), "warning"),
     Image.State.UNREADABLE: (_("Images that cannot be read"), "warning"),
     Image.State.MISSING: (_("Images that vanished"), "warning"),
 }
@@ -60,9 +60,7 @@ def _hosts(hosts: list[Host]) -> list[Concern]:
 
     return [
         *_concern("host_unreachable", gettext("Hosts that do not answer"), "danger", items(Host.Status.UNREACHABLE)),
-        *_concern(
-            "host_degraded", gettext("Hosts that something is missing on"), "warning", items(Host.Status.DEGRADED)
-        ),
+        *_concern("host_degraded", gettext("Degraded hosts"), "warning", items(Host.Status.DEGRADED)),
     ]
 
 
@@ -72,7 +70,7 @@ def _pools(pools: list[StoragePool], rows: Iterable[PoolRow]) -> list[Concern]:
             "pool",
             row.id,
             f"{row.host} / {row.name}",
-            gettext("{used_percent} % used, warns at {warn_percent} %").format(
+            gettext("{used_percent} % used, warning at {warn_percent} %").format(
                 used_percent=row.used_percent, warn_percent=row.warn_percent
             ),
         )

@@ -27,12 +27,12 @@ def why_no_image(disk: GuestDisk) -> str:
         or path.startswith(bytes(pool.path_bytes).rstrip(b"/") + b"/")
     ]
     if not pools:
-        return _("in no pool that is known here")
+        return _("not in any registered pool")
     pool = max(pools, key=lambda pool: len(bytes(pool.path_bytes)))
     if pool.last_scanned is None:
-        return _("unknown: {pool} was not listed yet").format(pool=pool.name)
+        return _("unknown: {pool} has not been listed yet").format(pool=pool.name)
     if pool.state != "ok" or pool.state_detail:
-        return _("unknown: {pool} could not be listed here").format(pool=pool.name)
+        return _("unknown: {pool} could not be listed").format(pool=pool.name)
     return _("not among the images of {pool}").format(pool=pool.name)
 
 

@@ -149,7 +149,9 @@ class Lifeline:
             while not self._answers:
                 self._raise_if_stopped()
                 if time.monotonic() > deadline:
-                    raise StoppedError(protocol.NO_GO, f"no go came within {self._go_limit:.0f} s")
+                    raise StoppedError(
+                        protocol.NO_GO, f"the dashboard did not confirm the swap within {self._go_limit:.0f} s"
+                    )
                 self._news.wait(0.1)
             answer = self._answers[0]
             self._raise_if_stopped()
@@ -160,7 +162,7 @@ class Lifeline:
 
     def _raise_if_stopped(self) -> None:
         if self._stop is None and time.monotonic() - self._heard > self._silence_limit:
-            self.stop(protocol.INTERRUPTED, f"the controller was silent for {self._silence_limit:.0f} s")
+            self.stop(protocol.INTERRUPTED, f"the dashboard was silent for {self._silence_limit:.0f} s")
         if self._stop is not None:
             raise StoppedError(*self._stop)
 
@@ -174,10 +176,10 @@ class Lifeline:
             except BlockingIOError:
                 continue
             except OSError as error:
-                self._end(f"the lifeline broke: {error.strerror}")
+                self._end(f"the connection to the dashboard broke: {error.strerror}")
                 return
             if not chunk:
-                self._end("the controller went away (end of file)")
+                self._end("the connection to the dashboard was closed")
                 return
             self._heard = time.monotonic()
             pending += chunk
@@ -285,7 +287,7 @@ class Lifeline:
                         return
                     select.select([], [self._outgoing], [], 0.1)
         except OSError as error:
-            self.stop(protocol.INTERRUPTED, f"the controller does not listen any more: {error.strerror}")
+            self.stop(protocol.INTERRUPTED, f"the connection to the dashboard broke: {error.strerror}")
             raise StoppedError(*(self._stop or (protocol.INTERRUPTED, ""))) from error
         finally:
             self._buffer = [bytes(data)] if data else []

@@ -92,11 +92,11 @@ def _folder() -> Iterator[int | None]:
         yield None
         return
     except OSError as error:
-        raise HostError(f"{FOLDER} is no folder that libvirt made: {error.strerror}.") from error
+        raise HostError(f"{FOLDER} is not a folder of libvirt: {error.strerror}.") from error
     try:
         status = os.fstat(descriptor)
         if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise HostError(f"{FOLDER} does not belong to root alone, so nothing in it is taken for libvirt's.")
+            raise HostError(f"{FOLDER} does not belong to root alone, so its sockets are not trusted.")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -105,7 +105,7 @@ def _folder() -> Iterator[int | None]:
 def _connect(found: int, path: str) -> socket.socket:
     status = os.fstat(found)
     if not stat.S_ISSOCK(status.st_mode) or status.st_uid != 0:
-        raise HostError(f"{path} is no socket of root, so it is not taken for libvirt's.")
+        raise HostError(f"{path} is not a socket of root, so it is not trusted.")
     connection = socket.socket(socket.AF_UNIX)
     try:
         # A daemon whose queue is full is waited for; a timeout of Python's own would not wait at all.
@@ -113,7 +113,7 @@ def _connect(found: int, path: str) -> socket.socket:
         connection.connect(f"/proc/self/fd/{found}")
         _, uid, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid != 0:
-            raise HostError(f"Who listens at {path} is not root, so it is not taken for libvirt.")
+            raise HostError(f"The program that listens at {path} does not run as root, so it is not trusted.")
     except OSError as error:
         connection.close()
         raise HostError(f"libvirt does not answer at {path}: {error.strerror or error}.") from error

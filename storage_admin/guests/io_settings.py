@@ -85,13 +85,15 @@ def refusals(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]:
         if guest.lock:
             yield (
                 "guest_locked",
-                _("{guest} is locked ({lock}): wait until that is over.").format(guest=guest.name, lock=guest.lock),
+                _("{guest} is locked ({lock}). Wait until the lock is released.").format(
+                    guest=guest.name, lock=guest.lock
+                ),
             )
     container = guest.kind == Guest.Kind.CONTAINER
     if not guest.takes_io:
         yield (
             "invalid",
-            _("{guest} is a container of Proxmox VE, which has no I/O priority or limits for those.").format(
+            _("{guest} is a container of Proxmox VE. These have no I/O priority and no I/O limits.").format(
                 guest=guest.name
             ),
         )
@@ -99,12 +101,12 @@ def refusals(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]:
     if setting.priority is not None and not container:
         yield (
             "invalid",
-            _("{guest} is no container: it takes a weight and limits, no priority.").format(guest=guest.name),
+            _("{guest} is not a container. Set a weight or limits instead of a priority.").format(guest=guest.name),
         )
     if container and (setting.weight is not None or setting.limits is not None):
         yield (
             "invalid",
-            _("{guest} is a container: it takes a priority of 0 to 7, no weight and no limits.").format(
+            _("{guest} is a container. Set a priority from 0 to 7 instead of a weight or limits.").format(
                 guest=guest.name
             ),
         )
@@ -114,7 +116,7 @@ def refusals(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]:
     if setting.disk is not None and setting.disk not in targets:
         yield (
             "invalid",
-            _("{guest} has no disk {disk}; it has {targets}.").format(
+            _("{guest} has no disk {disk}. Its disks: {targets}.").format(
                 guest=guest.name, disk=setting.disk[:40], targets=", ".join(sorted(targets)) or "none"
             ),
         )
@@ -125,7 +127,7 @@ def _refusals_of_vm(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]
     if setting.weight is not None:
         yield (
             "invalid",
-            _("{guest} is a VM of Proxmox VE: it takes limits, and has no I/O weight.").format(guest=guest.name),
+            _("{guest} is a VM of Proxmox VE, which has no I/O weight. Set limits instead.").format(guest=guest.name),
         )
     if setting.limits is not None:
         try:
@@ -136,14 +138,14 @@ def _refusals_of_vm(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]
         for target in targets_of(guest, setting):
             if target in guest.waiting:
                 sentence = _(
-                    "A change of {target} of {guest} waits for its next start: start it, or revert the change, then "
-                    "scan again."
+                    "A pending change of {target} of {guest} takes effect at the next start. Start the guest or "
+                    "revert the change, then scan the host."
                 ).format(target=target, guest=guest.name)
                 yield "stale_plan", sentence
             if paths.get(target, "").startswith("/"):
                 sentence = _(
-                    "{target} of {guest} is the path {paths}: Proxmox VE lets only root@pam set such a drive, and no "
-                    "token. Name another disk, or do it on the node (qm set {uid} --{target} …)."
+                    "{target} of {guest} is the path {paths}. Proxmox VE lets only root@pam change such a drive, "
+                    "not a token. Choose another disk, or set the limits on the node (qm set {uid} --{target} …)."
                 ).format(target=target, guest=guest.name, paths=paths[target], uid=guest.uid)
                 yield RIGHT_MISSING, sentence
 
@@ -180,15 +182,15 @@ def warnings(guest: Guest, setting: Setting) -> Iterator[str]:
     if guest.kind == Guest.Kind.CONTAINER and is_edited(guest):
         files = " or ".join(f"{folder}/{guest.uid}.conf" for folder in openvz.FOLDERS)
         yield _(
-            'There is no vzctl on {host}: {files} is edited to say IOPRIO="{priority}", which counts from the next '
-            "start."
+            'vzctl is not installed on {host}. {files} is edited to say IOPRIO="{priority}", which takes effect at '
+            "the next start."
         ).format(host=guest.host.name, files=files, priority=setting.priority)
     elif guest.off and guest.kind == Guest.Kind.CONTAINER:
-        yield _("It is not running: the priority counts from its next start.")
+        yield _("The container is not running. The priority takes effect at its next start.")
     if guest.kind == Guest.Kind.VM and guest.host.by_api_alone:
         yield str(proxmox_vms.UNCHECKED)
     if setting.priority is not None:
-        yield _("The value is relative: it sets who goes first when the disks are busy. It is not a limit.")
+        yield _("The priority is relative: it decides who goes first when the disks are busy. It is not a limit.")
 
 
 def is_edited(guest: Guest) -> bool:
@@ -254,13 +256,13 @@ def apply(guest: Guest, setting: Setting, recorder: Recorder) -> Outcome:
                 return _vm(vm, setting, recorder)
         case _:
             raise HostError(
-                _("{guest} is of a kind that this version cannot set anything of.").format(guest=guest.name)
+                _("This version cannot change I/O settings of guests like {guest}.").format(guest=guest.name)
             )
 
 
 def _container(guest: Guest, setting: Setting, recorder: Recorder) -> Outcome:
     if setting.priority is None:
-        raise RefusedError("invalid", _("Give a priority."))
+        raise RefusedError("invalid", _("Set a priority."))
 
     def told(run: openvz.CommandRun) -> None:
         if run.argv[0] != "sh":  # those that look and edit: what they come to stands in the result
@@ -275,10 +277,10 @@ def _container(guest: Guest, setting: Setting, recorder: Recorder) -> Outcome:
         Guest.objects.filter(pk=guest.pk).update(io_priority=error.outcome.now.priority)
         if error.lost:
             text = error.lost.decode("utf-8", "backslashreplace")
-            recorder.log(f"What {error.outcome.path} said before:\n{text}", JobLog.Level.ERROR)
+            recorder.log(f"Previous content of {error.outcome.path}:\\n{text}", JobLog.Level.ERROR)
         raise
     if done.by == "file":
-        recorder.log(f"{done.path} was edited: there is no vzctl.")
+        recorder.log(f"{done.path} was edited, because vzctl is not installed.")
     for note in done.notes:
         recorder.log(note, JobLog.Level.WARNING)
     recorder.log(done.words)
@@ -315,7 +317,8 @@ def _vm(vm: Vm, setting: Setting, recorder: Recorder) -> Outcome:
             if not done:
                 raise
             raise HostError(
-                _("{detail} Set before that: {done}.").format(detail=error.detail, done=", ".join(done)), error.code
+                _("{detail} Already set before that: {done}.").format(detail=error.detail, done=", ".join(done)),
+                error.code,
             ) from error
         done.append(target)
         waiting += [target] if one.waits else []
@@ -323,15 +326,19 @@ def _vm(vm: Vm, setting: Setting, recorder: Recorder) -> Outcome:
         recorder.tick()
     if not done:
         raise RefusedError(
-            "stale_plan", _("{guest} has no disk that takes limits: scan its host again.").format(guest=vm.guest.name)
+            "stale_plan",
+            _("{guest} has no disk that takes limits. Scan the host, then try again.").format(guest=vm.guest.name),
         )
     now, runs = limits_of(vm.again().next), vm.runs()
     effect = "next_start" if waiting or not runs else "now"
-    since = _("It is off: they count from its next start.") if not runs else _("They are in effect.")
+    since = (
+        _("The guest is off. The limits take effect at its next start.") if not runs else _("The limits are in effect.")
+    )
     if waiting:
-        since = _("Those of {waiting} wait for its next start: disks are left out of its hotplug.").format(
-            waiting=", ".join(waiting)
-        )
+        since = _(
+            "The limits of {waiting} take effect at the next start of the guest, because its hotplug setting "
+            "does not include disks."
+        ).format(waiting=", ".join(waiting))
     words = "; ".join(
         f"{one} had {_limits_in_words(before.get(one))}, has {_limits_in_words(now.get(one))}" for one in done
     )

@@ -44,16 +44,16 @@ ACCEPT: dict[str, dict[str, Any]] = {
         "maxLength": 40,
         "default": None,
         "description": _(
-            "Where a node is reached by its API alone, which does not show lines that Proxmox VE would drop: the "
-            "digest of the configuration for which an admin accepts that. It is asked for once."
+            "For nodes that are reached by the API alone. The API does not show lines that it drops when it writes "
+            "a configuration. An admin accepts this once per configuration, by its digest."
         ),
     }
 }
 
 
 UNCHECKED = _(
-    "Lines that the API does not show cannot be checked without ssh; this write drops them. An admin has accepted that "
-    "for the configuration as it is."
+    "Without SSH it cannot be checked whether the configuration has lines that the API does not show. This change "
+    "drops such lines. An admin has accepted that for the current configuration."
 )
 
 
@@ -116,12 +116,12 @@ def offline(guest: Guest) -> Iterator[tuple[str, str]]:
     """Codes and sentences of what stands against it as the database knows: nobody is asked."""
     host = guest.host
     if guest.kind != Guest.Kind.VM:
-        yield INVALID, gettext("{guest} is no VM of Proxmox VE.").format(guest=guest.name)
+        yield INVALID, gettext("{guest} is not a VM of Proxmox VE.").format(guest=guest.name)
     elif not host.token_id:
         yield (
             "tool_missing",
             gettext(
-                "{host} is known without its API: add the node with an API token, by which VMs are changed."
+                "{host} was added without its API. Add an API token for the node: VMs are changed through it."
             ).format(host=host.name),
         )
     if host.status == Host.Status.UNREACHABLE:
@@ -132,7 +132,7 @@ def offline(guest: Guest) -> Iterator[tuple[str, str]]:
     if guest.lock:
         yield (
             "guest_locked",
-            gettext("{guest} is locked by Proxmox VE ({lock}): wait until that has ended.").format(
+            gettext("{guest} is locked by Proxmox VE ({lock}). Wait until the lock is released.").format(
                 guest=guest.name, lock=guest.lock
             ),
         )
@@ -155,9 +155,9 @@ def opened(guest: Guest, seconds: float = ANSWER_SECONDS) -> Iterator[Vm]:
             config = read_config(client, GuestRef(host.node, int(guest.uid)))
         except NotThereError as error:
             raise HostError(
-                gettext("There is no VM {uid} on {node} now: if another node has it, choose it there. {detail}").format(
-                    uid=guest.uid, node=host.node, detail=error.detail
-                ),
+                gettext(
+                    "There is no VM {uid} on {node} now. If it has moved to another node, select it there. {detail}"
+                ).format(uid=guest.uid, node=host.node, detail=error.detail),
                 error.code,
             ) from error
         config.check_free()
@@ -201,7 +201,7 @@ def unchecked(guest: Guest, digest: str, accepted: str | None) -> list[Refusal]:
     if not guest.host.by_api_alone or (digest and digest in (guest.accepted_digest, accepted)):
         return []
     asks = (
-        gettext("accept it for this configuration (accept_hidden_lines: {digest})").format(digest=digest)
+        gettext("accept this for the current configuration (accept_hidden_lines: {digest})").format(digest=digest)
         if digest
         else gettext("scan the host first")
     )
@@ -209,9 +209,9 @@ def unchecked(guest: Guest, digest: str, accepted: str | None) -> list[Refusal]:
         Refusal(
             hidden.CODE,
             gettext(
-                "Whether the configuration of {guest} has lines that the API of Proxmox VE does not show cannot be "
-                "checked without ssh: any write by the API drops them. Give the host ssh as well, or, as an admin, "
-                "{asks}."
+                "Without SSH it cannot be checked whether the configuration of {guest} has lines that the API of "
+                "Proxmox VE does not show. Any change by the API drops such lines. Set up SSH for the host as well "
+                "or, as an admin, {asks}."
             ).format(guest=guest.name, asks=asks),
         )
     ]
@@ -235,14 +235,14 @@ def still_needed(guest: Guest, target: str) -> list[Refusal]:
     image, found, keep = use.image, [], gettext("keep the old volume (delete_source off).")
     if image.overlays_count:
         sentence = ngettext(
-            "{count:,} overlay uses {image} as backing file: flatten these first, or {keep}",
-            "{count:,} overlays use {image} as backing file: flatten these first, or {keep}",
+            "{count:,} overlay uses {image} as backing file. Flatten it first, or {keep}",
+            "{count:,} overlays use {image} as backing file. Flatten them first, or {keep}",
             image.overlays_count,
         ).format(count=image.overlays_count, image=image.name, keep=keep)
         found.append(Refusal("has_overlays", sentence))
     others = set(image.uses.exclude(disk__guest=guest).values_list("disk__guest__name", flat=True))
     if others:
-        sentence = gettext("{image} is a disk of {others} as well: {keep}").format(
+        sentence = gettext("{image} is also a disk of {others}: {keep}").format(
             image=image.name, others=", ".join(sorted(others)[:3]), keep=keep
         )
         found.append(Refusal("guest_names_image", sentence))
@@ -306,7 +306,7 @@ def follow(vm: Vm, upid: str, stage: str, recorder: Recorder, stopping: Callable
         if recorder.cancel_requested or stopping():
             recorder.log("stopping the task", JobLog.Level.WARNING)
             raise StoppedError(
-                protocol.CANCELLED, gettext("Cancelled; Proxmox VE has ended its task {upid}.").format(upid=upid)
+                protocol.CANCELLED, gettext("Cancelled. Proxmox VE has ended its task {upid}.").format(upid=upid)
             )
 
     return tasks.follow(

@@ -51,7 +51,7 @@ class JobKindEndpoints(EndpointSet):
     serializer_class = JobKindSerializer
     pagination_class = LimitPagination
 
-    @extend_schema(summary=_("Kinds of jobs, with their options"), operation_id="job_kinds_list")
+    @extend_schema(summary=_("Job kinds with their options"), operation_id="job_kinds_list")
     def list(self, _request: Request) -> Response:
         page: Any = self.paginate_queryset(_Counted(kinds.every()))
         return self.get_paginated_response(JobKindSerializer(page, many=True).data)
@@ -84,13 +84,13 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
 
     @extend_schema(
         summary=_("Submit a job, or get its plan"),
-        description="`dry_run` answers 200 with the plan, also when the job would be refused. Otherwise 202 with the "
-        "job, or 409 with the code of the first refusal.",
+        description="With `dry_run`, the answer is 200 with the plan, even if the job would be refused. Otherwise "
+                    "it is 202 with the job, or 409 with the code of the first refusal.",
         request=JobBody,
         parameters=[
             OpenApiParameter(
                 "Idempotency-Key", OpenApiTypes.STR, OpenApiParameter.HEADER,
-                description=_("The same key gets the first answer's job again."),
+                description=_("A request with the same key returns the job of the first one."),
             )
         ],
         responses={200: PlanSerializer, 202: JobSerializer},
@@ -107,7 +107,9 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
         return self._accepted(job)
 
     @extend_schema(
-        summary=_("Cancel: a running job puts everything back first"), request=EmptyBody, responses={202: JobSerializer}
+        summary=_("Cancel a job. A running job reverts everything first."),
+        request=EmptyBody,
+        responses={202: JobSerializer},
     )
     @action(detail=True, methods=["post"])
     def cancel(self, _request: Request, **_where: Any) -> Response:
@@ -120,15 +122,17 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
         self._body(EmptyBody)
         return self._accepted(services.retry(self.actor, self.get_object()))
 
-    @extend_schema(summary=_("Restore the original"), request=UndoBody, responses={202: JobSerializer})
+    @extend_schema(summary=_("Undo a job: restore the original"), request=UndoBody, responses={202: JobSerializer})
     @action(detail=True, methods=["post"])
     def undo(self, _request: Request, **_where: Any) -> Response:
         force = self._body(UndoBody)["force"]
         return self._accepted(services.undo(self.actor, self.get_object(), force=force))
 
     @extend_schema(
-        summary=_("Remove the undo copy, which frees what it holds (admin)"),
-        description=_("With `force` also where the image is gone or damaged, or somebody wrote to the copy."),
+        summary=_("Remove the undo copy of a job and free its space (admin)"),
+        description=_(
+            "With `force`, the copy is removed even if the image is gone or damaged, or if somebody wrote to the copy."
+        ),
         request=UndoBody,
         responses={202: JobSerializer},
     )
@@ -138,7 +142,7 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
         return self._accepted(services.discard_undo(self.actor, self.get_object(), force=force))
 
     @extend_schema(
-        summary=_("The log"),
+        summary=_("The log of a job"),
         parameters=[
             OpenApiParameter("after", AFTER, description=_("Only lines with a larger `seq`.")),
             PAGE[0],
@@ -166,13 +170,15 @@ def _target(kind: kinds.JobKind, given: dict[str, Any]) -> int:
         raise ValidationError(
             dict.fromkeys(
                 wrong,
-                gettext("{kind} works on a {target}: give “{target}”.").format(kind=kind.name, target=kind.target),
+                gettext("{kind} jobs work on a {target}. Specify “{target}”.").format(
+                    kind=kind.name, target=kind.target
+                ),
             )
         )
     if kind.target not in given:
         raise ValidationError(
             {
-                kind.target: gettext("{kind} works on a {target}: give its id.").format(
+                kind.target: gettext("{kind} jobs work on a {target}. Specify its id.").format(
                     kind=kind.name, target=kind.target
                 )
             }
@@ -183,5 +189,7 @@ def _target(kind: kinds.JobKind, given: dict[str, Any]) -> int:
 def _idempotency_key(request: Request) -> str:
     key = request.headers.get("Idempotency-Key", "")
     if len(key) > LONGEST_KEY:
-        raise ValidationError({"Idempotency-Key": gettext("At most {longest} characters.").format(longest=LONGEST_KEY)})
+        raise ValidationError(
+            {"Idempotency-Key": gettext("Use at most {longest} characters.").format(longest=LONGEST_KEY)}
+        )
     return str(key)

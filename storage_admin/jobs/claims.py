@@ -159,7 +159,7 @@ def _must_wait(job: Job, worker: str) -> str:
     # One that waits for a storage to answer takes nobody's place.
     running = Job.objects.filter(host=job.host_id, state=Job.State.RUNNING, stalled_since=None)
     if job.rewrites and running.filter(rewrites=True).count() >= job.host.max_jobs:
-        return f"a free slot on {job.host.name} ({job.host.max_jobs} rewriting at once)"
+        return f"a free slot on {job.host.name} (limit: {job.host.max_jobs} rewriting jobs)"
     if kind.single and running.filter(kind=job.kind).exists():
         return f"the running {job.kind} on {job.host.name}"
     if disturbed := _would_disturb(job, kind, running):
@@ -180,7 +180,7 @@ def _held_back(job: Job) -> str:
     if until is None:
         return ""
     if timezone.now() >= datetime.fromisoformat(until):
-        return "withdrawal: its window has closed"
+        return "its withdrawal, because its window has closed"
     return "automation to be resumed" if automation.is_paused() else ""
 
 

@@ -126,7 +126,9 @@ class JobKind(ABC):
     #: Whether its progress is counted in bytes, or in something else, as steps.
     progress_in_bytes: ClassVar[bool] = True
     #: What is said of a job that did not succeed, by the method of its plan; that of "" goes for all others.
-    unsuccessful: ClassVar[dict[str, Unsuccessful]] = {"": Unsuccessful(gettext_noop("How far it came is not known."))}
+    unsuccessful: ClassVar[dict[str, Unsuccessful]] = {
+        "": Unsuccessful(gettext_noop("It is not known how far the job came."))
+    }
     #: It cannot be undone: its page has the name of what it works on typed.
     no_way_back: ClassVar[bool] = False
     #: JSON Schema of each option, with its default.
@@ -170,11 +172,11 @@ class JobKind(ABC):
                 known = ", ".join(sorted(self.properties)) or "none"
                 fields |= dict.fromkeys(
                     unknown,
-                    gettext("{name} has no such option; it knows: {known}.").format(name=self.name, known=known),
+                    gettext("{name} has no such option. Its options: {known}.").format(name=self.name, known=known),
                 )
             elif error.validator == "required":
                 missing = [name for name in error.validator_value if name not in options]
-                fields |= dict.fromkeys(missing, gettext("has to be given."))
+                fields |= dict.fromkeys(missing, gettext("required."))
             else:
                 fields[str(error.path[0]) if error.path else "options"] = _sentence(error)
         if fields:
@@ -379,6 +381,6 @@ def get(name: str) -> JobKind:
     except (KeyError, TypeError):
         known = ", ".join(_table())
         raise InvalidError(
-            gettext("There is no job kind {name!r}; choose one of {known}.").format(name=name, known=known),
+            gettext("{name!r} is not a job kind. Choose one of {known}.").format(name=name, known=known),
             {"kind": gettext("One of {known}.").format(known=known)},
         ) from None

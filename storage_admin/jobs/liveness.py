@@ -155,7 +155,7 @@ class Silence:
         if self._since is not None and not self._kind.rewrites:
             self._leave()
             raise HostError(
-                _("{who} stopped answering; run it again when the storage is back.").format(who=self._named),
+                _("{who} stopped answering. Run the job again when the storage is back.").format(who=self._named),
                 POOL_SILENT,
             )
 
@@ -172,15 +172,15 @@ class Silence:
             raise StoppedError(
                 protocol.INTERRUPTED,
                 _(
-                    "Stopped while {who} did not answer, right when the image was to be replaced. A recovery says "
-                    "which of both files it is as soon as the storage answers."
+                    "Stopped because {who} did not answer at the moment when the image was to be replaced. A "
+                    "recovery finds out which of the two files is in place as soon as the storage answers."
                 ).format(who=self._named),
             )
         raise StoppedError(
             protocol.CANCELLED,
             _(
-                "Cancelled while {who} did not answer. The image is as it was; what the job has left beside it is "
-                "removed as soon as the storage answers."
+                "Cancelled while {who} did not answer. The image is unchanged. Files that the job left beside it "
+                "are removed as soon as the storage answers."
             ).format(who=self._named),
         )
 
@@ -206,7 +206,7 @@ class Silence:
         if not silent:
             self._since = None
             self._job.ours().update(stalled_since=None, message="")
-            claims.log(self._job, "the storage answers again: the work goes on")
+            claims.log(self._job, "the storage answers again; the job continues")
             return
         since = self._since or timezone.now()
         names = sorted(pools.fall_silent(host, silent, since)) if silent != UNKNOWN else []
@@ -214,6 +214,6 @@ class Silence:
         if not names:
             services.submit(SYSTEM, "scan", host.pk, {})
         self._since = since
-        said = f"{self._named} has not answered since {since:%H:%M} UTC. The job goes on when it does."
+        said = f"{self._named} has not answered since {since:%H:%M} UTC. The job continues when it does."
         self._job.ours().update(stalled_since=since, message=said, bytes_per_sec=None, eta_seconds=None)
         claims.log(self._job, said, JobLog.Level.WARNING)

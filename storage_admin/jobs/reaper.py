@@ -34,7 +34,7 @@ def reap(now: datetime | None = None) -> int:
     """
     now = now or timezone.now()
     lost = Job.objects.filter(state=Job.State.RUNNING).filter(Q(heartbeat__lt=now - claims.LEASE) | Q(heartbeat=None))
-    marked = sum(_interrupt(job, "its worker fell silent") for job in lost.select_related("host"))
+    marked = sum(_interrupt(job, "its worker stopped responding") for job in lost.select_related("host"))
     Worker.objects.filter(seen__lt=now - claims.LEASE * 10).delete()
     recover_hosts()
     look_again()

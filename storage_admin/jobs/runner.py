@@ -80,7 +80,12 @@ def run(job_id: int) -> None:
             if kinds.goes_on(job):
                 _hand_over(job, recorder, "the database went away")
                 return
-            _end_badly(job, recorder, protocol.INTERRUPTED, f"The database went away in the middle of it: {error}")
+            _end_badly(
+                job,
+                recorder,
+                protocol.INTERRUPTED,
+                f"The connection to the database was lost while the job ran: {error}",
+            )
         except Exception as error:
             # Whatever else happens is a bug. It must show as one, and the row must not stay "running".
             logger.exception("job %s", job.pk)
@@ -111,7 +116,7 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
     if kind.in_controller(job):
         recorder.flush()
         if recorder.cancel_requested and not kinds.goes_on(job):
-            raise StoppedError(protocol.CANCELLED, _("Cancelled before it began."))
+            raise StoppedError(protocol.CANCELLED, _("Cancelled before the job started."))
         return kind.work(job, recorder)
     with agent_command(job.host) as command, AgentSession(command, agent_bundle().hash) as session:
         # The agent starts while its request is gathered: a scan asks libvirt for that.
@@ -124,7 +129,7 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
         )
         recorder.flush()
         if recorder.cancel_requested:
-            raise StoppedError(protocol.CANCELLED, _("Cancelled before the agent was asked."))
+            raise StoppedError(protocol.CANCELLED, _("Cancelled before the agent started."))
         session.send(request)
         silence = Silence(job, kind, session, recorder)
         for event in session.events():
@@ -144,7 +149,7 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
                     _let_go(job, kind, session, event)
             else:
                 _take(job, kind, recorder, event)
-    raise HostError(_("The agent ended without an answer."), protocol.INTERRUPTED)
+    raise HostError(_("The agent ended without a result."), protocol.INTERRUPTED)
 
 
 def _let_go(job: Job, kind: JobKind, session: AgentSession, ready: dict[str, Any]) -> None:
@@ -225,7 +230,7 @@ def _end_well(job: Job, kind: JobKind, recorder: Recorder, result: dict[str, Any
         recorder.flush()
         with transaction.atomic():
             if claims.take_back(job):
-                claims.log(job, "its worker was still at it, and has told its result")
+                claims.log(job, "its worker was still running the job and has now reported the result")
             shown = kind.record(job, result)
             if not claims.finish(
                 job, Job.State.SUCCEEDED, result=shown, progress=100.0, stage="", message="",
@@ -254,7 +259,7 @@ def _hand_over(job: Job, recorder: Recorder, why: str) -> None:
 
 def _end_badly(job: Job, recorder: Recorder, code: str, detail: str) -> None:
     if code == protocol.CANCELLED and stopping.is_set() and not recorder.cancel_requested:
-        code, detail = protocol.INTERRUPTED, f"The dashboard was stopped; everything was put back. {detail}"
+        code, detail = protocol.INTERRUPTED, f"The dashboard was stopped, and the job reverted everything. {detail}"
     code, detail, state = code[:40], plain(detail), CODES.get(code, Job.State.FAILED)
     recorder.log(f"{code}: {detail}", JobLog.Level.ERROR)
     unsettled = state == Job.State.INTERRUPTED or code == protocol.BUG or recorder.agent_left

@@ -51,28 +51,36 @@ class PlanSerializer(serializers.Serializer[Any]):
     method = serializers.CharField(allow_blank=True)
     reason = serializers.CharField(allow_blank=True)
     commands = serializers.ListField(child=serializers.CharField())
-    facts_at = serializers.DateTimeField(allow_null=True, help_text=_("When what the plan rests on was scanned."))
+    facts_at = serializers.DateTimeField(allow_null=True, help_text=_("When the facts behind the plan were scanned."))
     before_bytes = serializers.IntegerField(allow_null=True)
     predicted_after_bytes = serializers.IntegerField(allow_null=True)
     predicted_low = serializers.IntegerField(allow_null=True)
     predicted_high = serializers.IntegerField(allow_null=True)
-    won_bytes = serializers.IntegerField(allow_null=True, help_text=_("Of a reclaim: what it would free."))
-    predicted_seconds = serializers.IntegerField(allow_null=True, help_text=_("By how fast the last such jobs were."))
+    won_bytes = serializers.IntegerField(allow_null=True, help_text=_("For a reclaim: the space that it would free."))
+    predicted_seconds = serializers.IntegerField(
+        allow_null=True, help_text=_("Estimate from the speed of recent jobs of this kind.")
+    )
     predicted_seconds_low = serializers.IntegerField(allow_null=True)
     predicted_seconds_high = serializers.IntegerField(allow_null=True)
-    scratch_bytes = serializers.IntegerField(allow_null=True, help_text="What the work takes at most, in scratch_pool.")
-    scratch_pool = serializers.IntegerField(allow_null=True, help_text="Id of the pool that the new file comes into.")
-    lasting_bytes = serializers.IntegerField(
-        allow_null=True, help_text=_("How much of the scratch space is still taken when the job has ended.")
+    scratch_bytes = serializers.IntegerField(
+        allow_null=True, help_text="Most space that the job needs while it runs, in scratch_pool."
     )
-    undo_bytes = serializers.IntegerField(allow_null=True, help_text=_("What the undo copy would hold until its end."))
+    scratch_pool = serializers.IntegerField(
+        allow_null=True, help_text="Id of the pool in which the new file is created."
+    )
+    lasting_bytes = serializers.IntegerField(
+        allow_null=True, help_text=_("The part of the scratch space that is still in use after the job.")
+    )
+    undo_bytes = serializers.IntegerField(
+        allow_null=True, help_text=_("Bytes that the undo copy would hold until it is removed.")
+    )
     refusals = RefusalSerializer(many=True)
-    by_hand = RefusalSerializer(many=True, help_text=_("Why policies never do it; a user may."))
+    by_hand = RefusalSerializer(many=True, help_text=_("Reasons why policies never run this job, although a user may."))
     warnings = serializers.ListField(child=serializers.CharField())
     causes = CauseSerializer(many=True, help_text=_("Of a trim: why less becomes free than the guest frees."))
     affected_images = AffectedSerializer(many=True)
     affected_guests = AffectedSerializer(many=True)
-    options = serializers.DictField(help_text=_("The options with the defaults of those that were not given."))
+    options = serializers.DictField(help_text=_("The options, including defaults."))
 
 
 class UndoSerializer(serializers.Serializer[Any]):
@@ -80,7 +88,7 @@ class UndoSerializer(serializers.Serializer[Any]):
 
     available = serializers.BooleanField()
     expires = serializers.DateTimeField(allow_null=True)
-    bytes = serializers.IntegerField(help_text=_("What the copy holds, and so keeps from being free."))
+    bytes = serializers.IntegerField(help_text=_("Bytes that the copy holds and that are therefore not free."))
     state = serializers.ChoiceField(choices=Job.UndoState.choices)
 
 
@@ -92,9 +100,11 @@ class JobSerializer(Shown, serializers.ModelSerializer[Job]):
     image = serializers.SerializerMethodField()
     guest = serializers.SerializerMethodField()
     pool = serializers.SerializerMethodField()
-    job = serializers.SerializerMethodField(help_text=_("The job that this one undoes, or whose undo copy it removes."))
+    job = serializers.SerializerMethodField(help_text=_("The job that this job undoes, or whose undo copy it removes."))
     options = serializers.DictField(read_only=True)
-    plan = serializers.DictField(read_only=True, help_text="The plan at its submission; see the answer of a dry run.")
+    plan = serializers.DictField(
+        read_only=True, help_text="The plan when the job was submitted; see the answer to a dry run."
+    )
     result = serializers.DictField(read_only=True, allow_null=True)
     commands = serializers.SerializerMethodField()
     error = serializers.SerializerMethodField()
@@ -162,10 +172,10 @@ class JobKindSerializer(serializers.Serializer[JobKind]):
     name = serializers.CharField()
     title = serializers.CharField()
     description = serializers.CharField()
-    target = serializers.ChoiceField(choices=TARGETS, help_text="The key of a submission that names what it works on.")
+    target = serializers.ChoiceField(choices=TARGETS, help_text="The key in a submission that names the target.")
     rewrites = serializers.BooleanField()
-    options_schema = serializers.DictField(help_text=_("JSON Schema, with the defaults."))
-    roles = serializers.SerializerMethodField(help_text=_("The role that may submit it."))
+    options_schema = serializers.DictField(help_text=_("JSON Schema of the options, with defaults."))
+    roles = serializers.SerializerMethodField(help_text=_("Roles that may submit this kind."))
 
     def get_roles(self, kind: JobKind) -> list[str]:
         return [role.label for role in Role if role >= kind.role]
@@ -181,7 +191,7 @@ class JobBody(Body):
     guest = StrictInteger(required=False, min_value=1)
     job = StrictInteger(required=False, min_value=1)
     options = serializers.DictField(required=False)
-    dry_run = StrictBoolean(required=False, default=False, help_text=_("Answer with the plan and do nothing."))
+    dry_run = StrictBoolean(required=False, default=False, help_text=_("Return the plan and do nothing."))
 
 
 class UndoBody(Body):

@@ -74,7 +74,7 @@ def submit(
     options = chosen.clean(options)
     if len(idempotency_key) > LONGEST_KEY or not idempotency_key.isprintable():
         raise InvalidError(
-            _("An Idempotency-Key has at most {longest} characters, all of them printable.").format(longest=LONGEST_KEY)
+            _("Use at most {longest} printable characters for an Idempotency-Key.").format(longest=LONGEST_KEY)
         )
     request_digest = hashlib.sha256(json.dumps([kind, target_id, options], sort_keys=True).encode()).hexdigest()
     if idempotency_key and (first := _first_answer(actor, idempotency_key, request_digest)):
@@ -113,7 +113,7 @@ def submit(
 def _target(actor: Actor, kind: JobKind, target_id: int, role: Role) -> Target:
     target = kind.resolve(target_id)
     if not actor.sees(target.host.slug):
-        raise NotFoundError(_("There is no {kind} {id}.").format(kind=kind.target, id=target_id))
+        raise NotFoundError(_("There is no {kind} with id {id}.").format(kind=kind.target, id=target_id))
     actor.require(role, target.host.slug)
     return target
 
@@ -123,7 +123,9 @@ def _first_answer(actor: Actor, key: str, request_digest: str) -> Job | None:
     if answer is None:
         return None
     if answer.request_digest != request_digest:
-        raise InvalidError(_("This Idempotency-Key was used for another request: use a new one for each request."))
+        raise InvalidError(
+            _("This Idempotency-Key was already used for a different request. Use a new key for each request.")
+        )
     return answer.job
 
 
@@ -158,7 +160,9 @@ def _lock(job: Job, wanted: list[Lock]) -> None:
                 if other.host_id == job.host_id
                 else _("A job on another host")
             )
-            raise RefusedError("busy", _("{who} needs the same image: wait for its end, or cancel it.").format(who=who))
+            raise RefusedError(
+                "busy", _("{who} needs the same image. Wait until it ends, or cancel it.").format(who=who)
+            )
     ResourceLock.objects.bulk_create(ResourceLock(job=job, key=key, exclusive=key in exclusive) for key in keys)
 
 
@@ -177,7 +181,7 @@ def cancel(actor: Actor, job: Job) -> Job:
         if waited:
             ResourceLock.objects.filter(job=job).delete()
         elif running.update(cancel_requested=True) != 1:
-            raise InvalidError(_("Job {job} has ended already: there is nothing to cancel.").format(job=job.pk))
+            raise InvalidError(_("Job {job} has already ended. There is nothing to cancel.").format(job=job.pk))
         claims.log(job, f"cancel requested by {actor.name}")
         audit(actor, "job cancelled", job, after={"job": job.pk})
         if waited:
@@ -225,7 +229,7 @@ def retry(actor: Actor, job: Job) -> Job:
     """
     if job.active or job.state == Job.State.SUCCEEDED:
         raise InvalidError(
-            _("Job {job} is {state}: only a failed, cancelled or interrupted job can be retried.").format(
+            _("Job {job} is {state}. Only a failed, cancelled or interrupted job can be retried.").format(
                 job=job.pk, state=job.state
             )
         )

@@ -85,7 +85,7 @@ def test_bonnie_gives_its_line(pool: Path) -> None:
     assert fields[0] in {"1.96", "1.97", "1.98", "2.00"}
     assert len(fields) > 40
     assert result["caches"] == "not dropped"
-    assert "its file has 16 MiB, and was configured for 8 MiB of memory (-r)" in io.one("note")["text"]
+    assert "its file has 16 MiB, and it was run for 8 MiB of memory (-r)" in io.one("note")["text"]
 
 
 def test_fio_gives_its_json(pool: Path) -> None:

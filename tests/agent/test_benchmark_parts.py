@@ -71,7 +71,7 @@ def test_without_direct_access_caches_are_dropped_and_that_is_said(
     io, result = measured(tmp_path, "dd", DD[2:])
     assert result["caches"] == "dropped"
     assert not any("flag=direct" in word for command in io.all("command") for word in command["argv"])
-    assert "takes no direct reads and writes" in io.one("note")["text"]
+    assert "does not support direct I/O" in io.one("note")["text"]
 
 
 @pytest.mark.qemu

@@ -53,8 +53,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     [
         ({"kernel": "", "initrd": ""}, "name one of them"),
         ({"kernel": "", "image": IMAGE}, "goes with a kernel"),
-        ({"kernel": "boot/vmlinuz"}, "no absolute path"),
-        ({"initrd": "../initrd"}, "no absolute path"),
+        ({"kernel": "boot/vmlinuz"}, "not an absolute path"),
+        ({"initrd": "../initrd"}, "not an absolute path"),
         ({"image": IMAGE | {"format": "vmdk"}}, "qcow2 or a raw"),
         ({"image": {"path_b64": "!"}}, "not described completely"),
         ({"pattern": " "}, "not empty"),

@@ -247,4 +247,4 @@ def test_a_tree_that_may_only_be_read_fails_no_job(
     with cgroups.limited(io, fd, idle=True, bandwidth=MIB):
         worked = True
     assert worked
-    assert "(Permission denied): its disk priority alone" in io.one("log")["text"]
+    assert "(Permission denied): only its I/O priority" in io.one("log")["text"]

@@ -49,8 +49,11 @@ BROKEN = {
     "fails": ('convert "$@"; exit 1', "convert failed"),
     "is killed": ("kill -9 $$", "signal 9"),
     "writes nothing": ("exit 0", "cannot be read"),
-    "changes one byte": ('convert "$@"; qemu-io -f qcow2 -c "write -P 1 7M 1" "$target"', "content differs"),
-    "forgets a part": ('convert "$@"; qemu-io -f qcow2 -c "discard 0 64k" "$target"', "content differs"),
+    "changes one byte": (
+        'convert "$@"; qemu-io -f qcow2 -c "write -P 1 7M 1" "$target"',
+        "content of the copy differs",
+    ),
+    "forgets a part": ('convert "$@"; qemu-io -f qcow2 -c "discard 0 64k" "$target"', "content of the copy differs"),
     "makes it larger": ('convert "$@"; qemu-img resize -q -f qcow2 "$target" 9M', "virtual_size"),
     "loses the options": (
         'convert convert -U -O qcow2 -o cluster_size=2M "$source" "$target"',

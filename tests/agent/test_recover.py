@@ -87,7 +87,7 @@ def test_a_vanished_undo_copy_is_said_and_its_journal_goes_once_the_swap_is_on_r
         assert leftovers(image.parent) == {".sa-j1.journal"}
         (row,) = recover(image, jobs_recorded=recorded)
         assert (row["outcome"], row["undo_bytes"], row["inode"], row["put_back"]) == ("lost", 0, new, False)
-        assert "removed by somebody else" in row["detail"]
+        assert "removed by someone else" in row["detail"]
     assert leftovers(image.parent) == set()
     assert recover(image) == []
 
@@ -219,7 +219,7 @@ def test_the_last_name_of_an_original_is_never_removed(image: Path) -> None:
     image.unlink()
     (row,) = recover(image)
     assert row["outcome"] == "failed"
-    assert "removed or exchanged" in row["detail"]
+    assert "removed or replaced" in row["detail"]
     assert leftovers(image.parent) == {".sa-j1.orig", ".sa-j1.journal"}
     assert ask("discard_undo", undo_args(image), job="d1")["code"] == "stale_plan"
 

@@ -61,23 +61,23 @@ def test_the_other_socket_is_never_tried(folder: Path, listener: socket.socket) 
 def test_a_link_to_the_other_socket_is_refused(folder: Path, listener: socket.socket) -> None:
     (folder / "libvirt-sock-ro").rename(folder / "libvirt-sock")
     (folder / "libvirt-sock-ro").symlink_to("libvirt-sock")
-    with pytest.raises(HostError, match="no socket of root"):
+    with pytest.raises(HostError, match="not a socket of root"):
         relay.connected()
 
 
 def test_a_file_and_a_pipe_are_refused_and_not_opened(folder: Path) -> None:
     (folder / "libvirt-sock-ro").write_text("x")
-    with pytest.raises(HostError, match="no socket of root"):
+    with pytest.raises(HostError, match="not a socket of root"):
         relay.connected()
     (folder / "libvirt-sock-ro").unlink()
     os.mkfifo(folder / "libvirt-sock-ro")
-    with pytest.raises(HostError, match="no socket of root"):
+    with pytest.raises(HostError, match="not a socket of root"):
         relay.connected()
 
 
 def test_a_socket_of_somebody_else_is_refused(folder: Path, listener: socket.socket) -> None:
     os.chown(folder / "libvirt-sock-ro", 65534, 65534)
-    with pytest.raises(HostError, match="no socket of root"):
+    with pytest.raises(HostError, match="not a socket of root"):
         relay.connected()
 
 
@@ -96,7 +96,7 @@ def test_who_listens_has_to_be_root_whoever_the_name_belongs_to(monkeypatch: pyt
         os.chown(path, 0, 0)
         there.chmod(0o755)
         monkeypatch.setattr(relay, "FOLDER", str(there))
-        with pytest.raises(HostError, match="is not root"):
+        with pytest.raises(HostError, match="does not run as root"):
             relay.connected()
     finally:
         other.communicate()
@@ -119,7 +119,7 @@ def test_a_folder_of_somebody_else_or_a_link_is_not_believed(
     os.chown(folder, 0, 0)
     (tmp_path / "link").symlink_to(folder)
     monkeypatch.setattr(relay, "FOLDER", str(tmp_path / "link"))
-    with pytest.raises(HostError, match="no folder"):
+    with pytest.raises(HostError, match="not a folder"):
         relay.connected()
 
 

@@ -170,7 +170,7 @@ def test_nothing_but_regular_files_is_ever_opened(tmp_path: Path) -> None:
     assert set(io.images()) == {b"link.qcow2"}
     link = io.images()[b"link.qcow2"]
     assert (link["state"], link["format"], link["virtual_size"]) == ("unreadable", None, None)
-    assert link["detail"] == "is a symbolic link; register the folder it points to"
+    assert link["detail"] == "is a symbolic link; register the folder that it leads to"
     assert scanned(pool, known=known_of(io)).images() == {}
 
 

@@ -81,7 +81,7 @@ def test_what_makes_no_sense_is_refused_by_its_field(admin: APIClient, wrong: di
 def test_a_pool_has_to_be_on_one_of_the_hosts(admin: APIClient) -> None:
     host, pool = HostFactory.create(), StoragePoolFactory.create()
     answer = admin.post(URL, NIGHTLY | {"hosts": [host.pk], "pools": [pool.pk]}, format="json")
-    assert "not among the hosts" in answer.json()["fields"]["pools"]
+    assert "not among the selected hosts" in answer.json()["fields"]["pools"]
 
 
 def test_the_preview_tells_the_choice_in_order_and_every_reason(operator: APIClient) -> None:
@@ -96,13 +96,13 @@ def test_the_preview_tells_the_choice_in_order_and_every_reason(operator: APICli
     skipped = {one["image"]: (one["code"], one["reason"]) for one in found["skipped"]}
     assert skipped[running.pk] == (
         "guest_running",
-        "It is in use: guest web is running. A policy never shuts a guest down.",
+        "The image is in use: guest web is running. A policy never shuts down a guest.",
     )
     assert skipped[locked.pk][0] == "external_data_file"
     assert raw.pk not in skipped
     assert {
         "code": "other_format",
-        "word": "Of a format that the policy does not name.",
+        "word": "In a format that the policy does not include.",
         "count": 1,
         "meant": False,
     } in (found["left_out"])
@@ -141,7 +141,7 @@ def test_those_that_a_policy_is_not_for_are_listed_page_by_page_when_asked_for(o
     assert third["skipped_count"] == 5
     first = third["skipped"][0]
     assert (first["pool"], first["host"], first["code"], first["reason"]) == (
-        pool.pk, host.pk, "other_name", "Its name does not match the policy's patterns.",
+        pool.pk, host.pk, "other_name", "The name does not match the patterns of the policy.",
     )  # fmt: skip
     everything = PolicyFactory.create()
     for code in ("other_host", "other_pool", "other_name", "other_format"):
@@ -175,7 +175,7 @@ def test_a_code_that_there_is_not_is_an_error(operator: APIClient, code: str) ->
     answers.append(operator.post(f"{URL}preview/?code={code}", NIGHTLY, format="json"))
     for answer in answers:
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid")
-        assert answer.json()["fields"]["code"].startswith("No such code")
+        assert answer.json()["fields"]["code"].startswith("This code does not exist")
 
 
 def test_every_code_that_is_documented_can_be_asked_for() -> None:

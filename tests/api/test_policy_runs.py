@@ -123,7 +123,7 @@ def test_a_policy_whose_host_and_pool_were_removed_can_still_be_changed_and_swit
     assert admin.patch(address, {"hosts": [other.pk]}, format="json").status_code == 200
     for name, pk in lost.items():
         again = admin.patch(address, {name: [pk]}, format="json").json()
-        assert again["fields"][name] == f"There is no such {name.removesuffix('s')}: {pk}."
+        assert again["fields"][name] == f"This {name.removesuffix('s')} does not exist: {pk}."
     assert admin.post(URL, NIGHTLY | {"hosts": [lost["hosts"]]}, format="json").status_code == 400
 
 

@@ -30,7 +30,7 @@ def test_the_documentations_examples_do_what_they_say(automated: Automated, tmp_
 
 @pytest.mark.parametrize(
     ("document", "shown"),
-    [("policies.md", ['"chosen_count"', "It would free", "true"]), ("ledger.md", ['"freed_bytes"'])],
+    [("policies.md", ['"chosen_count"', "The job would free", "true"]), ("ledger.md", ['"freed_bytes"'])],
 )
 def test_the_examples_of_other_pages_do_what_they_say(
     automated: Automated, tmp_path: Path, document: str, shown: list[str]

@@ -100,7 +100,7 @@ def test_a_missing_tool_is_named_with_its_package(pool: StoragePool) -> None:
     pool.host.save()
     assert refusal_of(pool, "fio") == "tool_missing"
     (refusal,) = jobs.plan(OPERATOR, "benchmark", pool.pk, {"kind": "fio"}).refusals
-    assert "install fio there" in refusal.detail
+    assert "Install fio there" in refusal.detail
     assert refusal_of(pool, "dd") == ""
 
 
@@ -172,7 +172,7 @@ def test_an_undo_waits_for_no_benchmark_and_the_benchmark_says_that_it_was_there
     kind = RunBenchmark()
     kind.record(reread(measuring), {"caches": "direct"})
     (note,) = Benchmark.objects.get(job=measuring).notes
-    assert note == f"Other jobs were running on the host meanwhile and affected the figures: undo {undo.pk}."
+    assert note == f"Other jobs were running on the host at the same time and affected the results: undo {undo.pk}."
 
 
 def test_a_benchmark_waits_for_an_undo(pool: StoragePool) -> None:

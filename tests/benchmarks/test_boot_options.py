@@ -62,12 +62,12 @@ def test_only_as_many_guests_as_fit_into_the_memory_are_offered_and_that_is_said
     thorough = profile(pool, quick=False, **KERNEL)
     assert counts(thorough) == [1, 5, 8]
     assert "8 guests of 256 MiB need 2.5 GiB of memory" in thorough.warnings[0]
-    assert "2.75 GiB were available at the last scan: 8 fit." in thorough.warnings[0]
+    assert "2.75 GiB were available at the last scan, enough for 8." in thorough.warnings[0]
     assert counts(profile(pool, quick=False, memory_bytes=32 * MIB, **KERNEL)) == [1, 5, 10, 15]
     asked = profile(pool, guests=[15], **KERNEL)
     assert counts(asked) == [15]
     assert "15 guests of 256 MiB need 4.69 GiB" in asked.warnings[0]
-    assert "8 fit. What does not fit when it starts is left out." in asked.warnings[0]
+    assert "enough for 8. Guests that do not fit at the start are left out." in asked.warnings[0]
     available(pool, 0)
     assert counts(profile(pool, quick=False, **KERNEL)) == [1]
 
@@ -212,7 +212,7 @@ def test_what_cannot_run_guests_names_the_package(pool: StoragePool, lacks: dict
     pool.host.save()
     made = profile(pool, **KERNEL)
     assert made.package == package
-    assert f"install {package} there" in made.missing
+    assert f"Install {package} there" in made.missing
     assert refusal_of(pool, **KERNEL) == "tool_missing"
 
 
@@ -238,7 +238,7 @@ def test_what_to_choose_is_said_for_each_count(pool: StoragePool) -> None:
     alone, four = advice.of("boot", results.of(boot_run(pool, TIMES)), "fast")
     assert (alone.topic, alone.measurable) == ("Layout, 1 guest", False)
     assert four.topic == "Layout, 4 guests"
-    assert four.sentence == "On fast, raw boots 2.0 times faster than qcow2+qcow2 (5.1 s against 10.1 s)."
+    assert four.sentence == "On fast, raw boots 2.0 times faster than qcow2+qcow2 (5.1 s vs. 10.1 s)."
 
 
 def test_a_run_shows_bars_for_each_layout_and_count_beside_what_was_published(pool: StoragePool) -> None:

@@ -60,7 +60,7 @@ def test_published_figures_stand_beside_and_are_marked(pool: StoragePool, measur
     assert theirs["data"] == [49.9e6, 58.2e6, None, 79e6, 91.7e6]
     assert (ours["published"], theirs["published"]) == (False, True)
     assert theirs["colour"] == charts.PUBLISHED_COLOURS[0] != ours["colour"]
-    assert theirs["label"] == "Published: cluster size (one Samsung SSD; year not said)"
+    assert theirs["label"] == "Published: cluster size (one Samsung SSD; year unknown)"
     assert "134 MB" in theirs["about"]
     assert theirs["spread"] == [None] * 5
 

@@ -116,7 +116,7 @@ def test_a_missing_tool_is_named_with_its_package_and_refused(operator: Client, 
     text = said(operator, f"{START}?pool={pool.pk}&kind=fio")
     assert "needs bonnie++" in text
     assert "(tool_missing)" in text
-    assert "install fio there" in text
+    assert "Install fio there" in text
     confirm(operator, START, {"pool": pool.pk, "kind": "fio"})
     assert not Job.objects.exists()
 

@@ -114,14 +114,14 @@ def _kib(word: str) -> float:
     [
         ("", "no result line"),
         ("\n\n", "no result line"),
-        ("TEST,4G,1,2,3", "“TEST”, which is no format version"),
-        ("1.03e,1", "no format version"),
-        (text_of("bonnie-1.96.csv").strip()[:-3], "45 fields; format 1.96 has 48"),
-        (text_of("bonnie-1.96.csv").replace("374271", "37x271"), "“37x271” is no figure for put_block"),
-        (text_of("bonnie-1.96.csv").replace("374271", "-1"), "“-1” is no figure"),
-        (text_of("bonnie-1.96.csv").replace("374271", "nan"), "“nan” is no figure"),
-        (text_of("bonnie-1.96.csv").replace("167ms", "167m"), "“167m” is no latency"),
-        (text_of("bonnie-1.98.csv").replace("1.98", "1.97", 1), "50 fields; format 1.97 has 48"),
+        ("TEST,4G,1,2,3", "“TEST”, which is not a supported format version"),
+        ("1.03e,1", "not a supported format version"),
+        (text_of("bonnie-1.96.csv").strip()[:-3], "45 fields, but format 1.96 has 48"),
+        (text_of("bonnie-1.96.csv").replace("374271", "37x271"), "“37x271” is not a valid value for put_block"),
+        (text_of("bonnie-1.96.csv").replace("374271", "-1"), "“-1” is not a valid value"),
+        (text_of("bonnie-1.96.csv").replace("374271", "nan"), "“nan” is not a valid value"),
+        (text_of("bonnie-1.96.csv").replace("167ms", "167m"), "“167m” is not a valid latency"),
+        (text_of("bonnie-1.98.csv").replace("1.98", "1.97", 1), "50 fields, but format 1.97 has 48"),
         (text_of("bonnie-1.96.csv") + "rubbish", "Line 2 begins with “rubbish”"),
     ],
 )
@@ -202,7 +202,7 @@ def test_fios_jobs_count_together() -> None:
 
 def test_fio_that_did_nothing_has_no_figure() -> None:
     (reading,) = fio.parse(text_of("fio-3.33-read.json"), "write")
-    assert (reading.value, reading.note) == (None, "nothing was done in the time")
+    assert (reading.value, reading.note) == (None, "no operation completed in the time")
 
 
 def test_fios_warnings_before_its_answer_are_passed_over() -> None:
@@ -258,5 +258,5 @@ def test_no_cut_or_doubled_output_breaks_a_parser(cut: int, name: str) -> None:
 
 
 def test_an_unknown_tool_is_one_sentence() -> None:
-    with pytest.raises(UnreadableError, match="Nothing is known here"):
+    with pytest.raises(UnreadableError, match="is not supported"):
         read("iozone", "1", {})

@@ -50,7 +50,7 @@ def test_a_thorough_dd_and_bonnie_exceed_the_hosts_memory(pool: StoragePool) -> 
     assert (bonnie["size_bytes"], bonnie["memory_bytes"]) == (16 * GIB, 8 * GIB)
     assert profiles.build(pool, "bonnie", quick=False).warnings == ()
     (warning,) = profiles.build(pool, "bonnie").warnings
-    assert "less than twice the host's memory" in warning
+    assert "less than twice the memory of the host" in warning
 
 
 @pytest.mark.parametrize("odd", [1, 4096, MIB - 1, MIB, 3 * MIB + 4096])
@@ -81,7 +81,7 @@ def test_what_misses_its_tool_names_the_package(pool: StoragePool, kind: str, pa
     pool.host.capabilities["tools"] = {"fio": False, "bonnie++": False, "qemu-img": False}
     profile = profiles.build(pool, kind)
     assert profile.package == package
-    assert f"install {package} there" in profile.missing
+    assert f"Install {package} there" in profile.missing
     assert profiles.build(pool, "dd").missing == ""
 
 

@@ -134,7 +134,7 @@ def test_a_killed_benchmark_has_its_host_recovered_without_waiting_for_a_scan(
     assert recovery.state == "succeeded"
     assert not list(folder.iterdir())
     assert not reread(ended).needs_recovery
-    assert said(ended)[-1] == "recovered: the scratch files that it left are removed"
+    assert said(ended)[-1] == "recovered: its leftover scratch files were removed"
     assert any("which a benchmark had left, was removed" in line for line in said(recovery))
     reaper.recover_hosts()
     assert Job.objects.filter(kind="recover").count() == 1

@@ -64,7 +64,7 @@ def test_an_overlay_becomes_a_file_of_another_format_and_no_file_is_overwritten(
     open_plan(seen, source)
     page.get_by_label("Target format").select_option("vmdk")
     expect(plan).to_contain_text("(target_exists)")
-    expect(plan).to_contain_text("choose another name")
+    expect(plan).to_contain_text("Choose another name")
     expect(plan.get_by_role("button", name="Convert travel.qcow2")).to_be_disabled()
     page.get_by_label("New file name").fill("travel-again.vmdk")
     page.get_by_label("New file name").blur()

@@ -50,9 +50,9 @@ def test_a_chain_is_flattened_down_to_a_base_then_put_back_then_made_to_stand_al
     page, plan = seen.page, seen.page.locator("#plan")
 
     open_plan(seen, leaf)
-    expect(plan).to_contain_text("Its chain depth becomes 1 (now 4)")
+    expect(plan).to_contain_text("The chain depth becomes 1 (now 4)")
     page.get_by_label("Flatten down to").select_option(label=f"keep {base.name} as backing file")
-    expect(plan).to_contain_text("Its chain depth becomes 2 (now 4)")
+    expect(plan).to_contain_text("The chain depth becomes 2 (now 4)")
     page.get_by_text("Commands", exact=True).click()
     expect(plan).to_contain_text(f"-b {base} -F qcow2")
     confirm(seen, f"Flatten {leaf.name}")

@@ -28,7 +28,7 @@ def test_an_orphan_is_set_aside_and_restored(admin_tab: Callable[..., Tab], rest
     expect(row).to_contain_text("last changed")
     seen.assert_accessible()
     row.get_by_role("link", name=f"Set {path.name} aside…").click()
-    expect(page.locator("#plan")).to_contain_text("is renamed in its folder")
+    expect(page.locator("#plan")).to_contain_text("is renamed within its folder")
     page.get_by_label("Grace period before deletion").fill("30")
     seen.assert_accessible()
     page.get_by_role("button", name=f"Set {path.name} aside").click()

@@ -41,7 +41,7 @@ def test_a_policy_is_made_previewed_run_and_read(
     page.get_by_label("Time zone").fill("Europe/Berlin")
     page.get_by_label("Names", exact=True).fill("night-*")
     answer = page.locator("#answer")
-    expect(answer).to_contain_text("The field for the hour cannot be read")
+    expect(answer).to_contain_text("The hour field is not valid")
     page.get_by_label("Opens (minute, hour, day of month, month, day of week)").fill("0 22 * * 1-5")
     page.get_by_label("Minimum savings (MiB)").fill("5")
     page.get_by_label("Minimum savings (MiB)").press("Tab")

@@ -113,7 +113,7 @@ def test_a_guest_is_up_when_its_agent_answers(pool: Path, shared_folder: Path, c
 
 
 def test_a_guest_without_an_agent_is_told_of(pool: Path, shared_folder: Path, connection: libvirt.virConnect) -> None:
-    with pytest.raises(HostError, match=r"1 of 1 guests were not answered for by their guest agent .* within 5 s"):
+    with pytest.raises(HostError, match=r"1 of 1 guests got no answer from their guest agent .* within 5 s"):
         measure(RecordingIO(), pool, step(shared_folder, up="agent", seconds=5))
     assert ours(connection) == []
     assert list(pool.iterdir()) == []

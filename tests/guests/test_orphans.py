@@ -36,7 +36,7 @@ def test_a_disk_that_only_a_snapshot_names_is_no_orphan(domains: Domains, shared
         scan(this_machine(shared_folder))
     finally:
         domain.snapshotLookupByName("before").delete(libvirt.VIR_DOMAIN_SNAPSHOT_DELETE_METADATA_ONLY)
-    assert evidence(old) == (False, f"Named only in the snapshot before of guest {domain.name()}.")
+    assert evidence(old) == (False, f"It is used only in the snapshot before of guest {domain.name()}.")
     assert evidence(new)[0] is False
     assert evidence(left)[0] is True, evidence(left)
     assert "libvirt on" in evidence(left)[1]
@@ -79,7 +79,7 @@ def test_an_overlay_outside_of_every_pool_that_a_guest_names_keeps_its_base(
     scan(host)
     assert evidence(base) == (
         False,
-        f"{elsewhere}/top.qcow2, a guest's disk outside of every pool, uses it as its backing file.",
+        f"{elsewhere}/top.qcow2, a guest disk outside every pool, uses it as its backing file.",
     )
     assert evidence(left)[0] is True
     subprocess.run(
@@ -103,7 +103,7 @@ def test_an_overlay_outside_of_every_pool_that_a_guest_names_keeps_its_base(
     )
     scan(host)
     orphan, why = evidence(left)
-    assert (orphan, "lies outside of every pool as well" in why) == (None, True)
+    assert (orphan, "is outside every pool as well" in why) == (None, True)
 
 
 def test_a_guest_that_is_defined_while_the_job_waits_keeps_its_disk(domains: Domains, shared_folder: Path) -> None:

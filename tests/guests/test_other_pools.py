@@ -135,7 +135,7 @@ def test_that_no_guest_names_a_volume_does_not_make_it_an_orphan(node: Node) -> 
     scan(this_machine())
     thin = image("thin")
     assert (thin.in_use, thin.orphan) == (None, None)
-    assert "by another name" in thin.orphan_evidence[0]
+    assert "under another name" in thin.orphan_evidence[0]
 
 
 def test_a_volume_that_its_guest_declares_as_qcow2_does_not_contradict_it(node: Node) -> None:

@@ -105,7 +105,7 @@ def test_a_job_whose_worker_is_lost_says_that_its_task_may_go_on(web: Guest) -> 
     Job.objects.filter(pk=job.pk).update(state="running", heartbeat=None)
     assert reaper.reap() == 1
     assert (reread(job).state, job.needs_recovery) == ("interrupted", False)
-    assert "a task that proxmox ve started goes on there" in job.error_detail.lower()
+    assert "a task started in proxmox ve continues there" in job.error_detail.lower()
     assert "original image" not in job.error_detail
 
 
@@ -120,9 +120,9 @@ def test_a_task_that_fails_is_a_job_that_failed_with_its_words(server: ProxmoxSe
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        ({"disk": "scsi0", "storage": "nowhere"}, "invalid", "none of that name"),
-        ({"disk": "scsi0", "storage": "disabled"}, "invalid", "takes no disks"),
-        ({"disk": "scsi0", "storage": "other-node"}, "invalid", "takes no disks"),
+        ({"disk": "scsi0", "storage": "nowhere"}, "invalid", "does not exist"),
+        ({"disk": "scsi0", "storage": "disabled"}, "invalid", "does not accept VM disks"),
+        ({"disk": "scsi0", "storage": "other-node"}, "invalid", "does not accept VM disks"),
         ({"disk": "scsi0", "storage": "nfs-dead"}, "host_unreachable", "cannot reach the storage nfs-dead"),
         ({"disk": "scsi0", "storage": "store"}, "invalid", "is in store already"),
         ({"disk": "ide2", "storage": "s2"}, "invalid", "no volume"),

@@ -78,7 +78,7 @@ def test_limits_of_a_running_vm_are_in_effect_or_said_to_wait(server: ProxmoxSer
     machine.hotplug = False
     result = good(run(submit("set_io_priority", web, disk="scsi1", limits={"read_iops_sec": 50})))
     assert result["effect"] == "next_start"
-    assert "wait for its next start" in result["words"]
+    assert "take effect at the next start" in result["words"]
     assert "iops_rd" not in conf(server)["scsi1"]
 
 

@@ -46,7 +46,7 @@ def test_a_base_that_is_named_by_a_json_description_is_no_orphan(pool: Path, hos
     scan(host)
     image = image_at(pool / "left.qcow2")
     assert (image.orphan, image.orphan_evidence) == (
-        None, ["top.qcow2 describes its backing file instead of naming a plain file, and may mean it."]
+        None, ["top.qcow2 does not name its backing file by a plain path, and may mean this image."]
     )  # fmt: skip
     # Also where the host was not scanned since.
     Image.every.filter(pk=image.pk).update(orphan=True)

@@ -160,7 +160,7 @@ class TestFoldersOfOthers:
 
     def test_removing_without_a_marker_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "mail.qcow2").write_text("precious")
-        with pytest.raises(DemoError, match="nothing in it to take away"):
+        with pytest.raises(DemoError, match="so nothing is removed"):
             make.remove(tmp_path)
         assert (tmp_path / "mail.qcow2").exists()
 

@@ -35,16 +35,16 @@ def told(disk: dict[str, Any], **pool: Any) -> str | None:
     ("disk", "pool", "said"),
     [
         (SCSI, {"last_scanned": NOW}, "not among the images of tank"),
-        (SCSI, {"last_scanned": None, "state": "new"}, "unknown: tank was not listed yet"),
+        (SCSI, {"last_scanned": None, "state": "new"}, "unknown: tank has not been listed yet"),
         # A token without Datastore.Allocate, as PVEAuditor's, lists no volumes.
-        (SCSI, {"last_scanned": None, "state": "unreadable"}, "unknown: tank was not listed yet"),
-        (SCSI, {"last_scanned": NOW, "state": "unreadable"}, "unknown: tank could not be listed here"),
-        (SCSI, {"last_scanned": NOW, "state_detail": "At another node."}, "unknown: tank could not be listed here"),
+        (SCSI, {"last_scanned": None, "state": "unreadable"}, "unknown: tank has not been listed yet"),
+        (SCSI, {"last_scanned": NOW, "state": "unreadable"}, "unknown: tank could not be listed"),
+        (SCSI, {"last_scanned": NOW, "state_detail": "At another node."}, "unknown: tank could not be listed"),
         # Nobody tells where a volume of an inactive storage is.
-        (SCSI | {"path": ""}, {"last_scanned": None}, "unknown: tank was not listed yet"),
-        (SCSI, {"last_scanned": None, "name": "other"}, "unknown: other was not listed yet"),
-        (SCSI, {"last_scanned": None, "name": "other", "path": "/mnt/pve/tan"}, "in no pool that is known here"),
-        ({"path": "/dev/sdb"}, {"last_scanned": NOW}, "in no pool that is known here"),
+        (SCSI | {"path": ""}, {"last_scanned": None}, "unknown: tank has not been listed yet"),
+        (SCSI, {"last_scanned": None, "name": "other"}, "unknown: other has not been listed yet"),
+        (SCSI, {"last_scanned": None, "name": "other", "path": "/mnt/pve/tan"}, "not in any registered pool"),
+        ({"path": "/dev/sdb"}, {"last_scanned": NOW}, "not in any registered pool"),
         ({"path": ""}, {"last_scanned": NOW}, None),
     ],
 )

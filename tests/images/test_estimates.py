@@ -67,7 +67,7 @@ def test_images_that_are_sampled_or_scanned_are_counted_and_never_called_bytes(
     scan(this_machine(tmp_path))
     run(Job.objects.get(kind="sample"))
     assert {row[4:] for row in told} == {(None, None, None)}
-    assert ("scan", "looking who uses them", 100.0, "", None, None, None) in told
+    assert ("scan", "checking which images are in use", 100.0, "", None, None, None) in told
     sampled = [row[2:4] for row in told if row[:2] == ("sample", "sampling")]
     assert sampled[0] == (0.0, "image 1 of 2")
     # The agent tells some of them only: both are small.

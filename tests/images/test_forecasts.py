@@ -264,5 +264,5 @@ def test_a_format_that_no_method_reclaims_is_sent_to_convert() -> None:
     image = ImageFactory.create(name="disk.vhdx", format="vhdx", declared_format="vhdx")
     plan = services.plan(OPERATOR, "reclaim", image.pk, {})
     assert [refusal.code for refusal in plan.refusals] == ["unsupported_subformat"]
-    assert "Convert it" in plan.refusals[0].detail
+    assert "Convert the image" in plan.refusals[0].detail
     assert "compressed data" not in plan.refusals[0].detail

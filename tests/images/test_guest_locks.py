@@ -371,7 +371,7 @@ def test_a_lock_that_another_one_has_set_since_is_never_taken_away(
     at_the_exchange(monkeypatch, and_it_is_anothers)
     job = run(reclaim(clone))
     assert (other.split()[1] in text(server), job.unlock_due) == (True, False), said(job)
-    assert any("not this job's" in line for line in said(job))
+    assert any("which this job did not set" in line for line in said(job))
 
 
 def test_a_lock_that_cannot_be_taken_away_at_once_is_taken_away_later(server: ProxmoxServer, clone: Path) -> None:

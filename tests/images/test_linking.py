@@ -78,7 +78,7 @@ def test_a_missing_base_breaks_the_chain_and_all_above_it() -> None:
     answers = resolve(row(2, 1, backing_found=""), row(3, 2), row(4, 3))
     assert [answers[number].state for number in (2, 3, 4)] == ["chain_broken"] * 3
     assert "disk1.qcow2 is missing" in answers[2].state_detail
-    assert answers[4].state_detail.startswith("Further down, at disk3.qcow2")
+    assert answers[4].state_detail.startswith("The problem is further down the chain, at disk3.qcow2")
 
 
 def test_an_image_that_vanished_is_nobodys_base() -> None:

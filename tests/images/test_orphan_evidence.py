@@ -35,12 +35,15 @@ def test_what_nothing_speaks_against_is_an_orphan_with_its_evidence() -> None:
 @pytest.mark.parametrize(
     ("naming", "sentence"),
     [
-        (Naming("web", "unused0", "", "vm", "104"), "Named as unused0 of VM web (vm 104)."),
-        (Naming("web", "scsi0", "before", "vm", "104"), "Named only in the snapshot before of VM web (vm 104)."),
-        (Naming("web", "scsi0", "pending", "vm", "104"), "Named in a pending change of VM web (vm 104)."),
-        (Naming("web", "vda", "the saved state", "domain", "u"), "Named only in the saved state of guest web."),
-        (Naming("web", "fleecing", "fleecing", "vm", "104"), "A backup of VM web (vm 104) has made it."),
-        (Naming("ct", "mp0", "hidden", "container", "7"), "container ct (container 7) that its hypervisor does not"),
+        (Naming("web", "unused0", "", "vm", "104"), "It is listed as unused0 of VM web (vm 104)."),
+        (Naming("web", "scsi0", "before", "vm", "104"), "It is used only in the snapshot before of VM web (vm 104)."),
+        (Naming("web", "scsi0", "pending", "vm", "104"), "A pending change of VM web (vm 104) uses it."),
+        (Naming("web", "vda", "the saved state", "domain", "u"), "It is used only in the saved state of guest web."),
+        (Naming("web", "fleecing", "fleecing", "vm", "104"), "A backup of VM web (vm 104) created it."),
+        (
+            Naming("ct", "mp0", "hidden", "container", "7"),
+            "container ct (container 7) that its hypervisor does not understand uses it",
+        ),
         (Naming("web", "nvram", "", "domain", "u"), "It is the NVRAM of guest web."),
     ],
 )
@@ -89,12 +92,12 @@ def test_whose_disk_it_is_by_its_name(name: str, path: str, number: str) -> None
 
 
 def test_a_disk_of_a_guest_on_another_node_by_its_name_is_left_open() -> None:
-    world = World(ASKED, elsewhere={"104": "By its name it is a disk of guest 104, which is on another node."})
+    world = World(ASKED, elsewhere={"104": "Its name is that of a disk of guest 104, which is on another node."})
     assert judge(facts("vm-104-disk-7.raw"), world) == (None, [world.elsewhere["104"]])
     assert judge(facts("vm-105-disk-7.raw"), world)[0] is True
     here = World(ASKED, numbers={"104": "web (vm 104)"})
     assert judge(facts("vm-104-disk-7.raw"), here)[1][-1] == (
-        "Its name is that of a disk of web (vm 104), which does not name it."
+        "Its name is that of a disk of web (vm 104), which does not use it."
     )
     locked = World(ASKED, busy={"104": "locked"})
     assert judge(facts("vm-104-disk-7.raw"), locked) == (None, ["locked"])
@@ -105,7 +108,7 @@ def test_the_base_in_the_id_of_a_linked_clone() -> None:
         [("s:101/base-101-disk-0.qcow2/102/vm-102-disk-0.qcow2", "/s/images/102/vm-102-disk-0.qcow2", "clone"),
          ("s:102/vm-102-disk-1.qcow2", "/s/images/102/vm-102-disk-1.qcow2", "clone"), ("", "", "x")]
     )  # fmt: skip
-    assert told == {"/s/images/101/base-101-disk-0.qcow2": "Guest clone names it as the base of a linked clone."}
+    assert told == {"/s/images/101/base-101-disk-0.qcow2": "Guest clone uses it as the base of a linked clone."}
 
 
 #: Each volume, and how a configuration names it.
@@ -149,20 +152,20 @@ def test_everything_that_proxmox_names_is_no_orphan_and_what_it_does_not_is_one(
     assert {name for name, (orphan, _) in found.items() if orphan is not False} == {
         "vm-100-disk-9.qcow2", "vm-104-disk-0.qcow2",
     }  # fmt: skip
-    assert found["vm-100-disk-3.qcow2"][1] == "Named as unused0 of VM web (vm 100)."
-    assert found["vm-100-disk-4.qcow2"][1] == "Named in a pending change of VM web (vm 100)."
-    assert found["vm-100-disk-5.qcow2"][1] == "Named only in the snapshot before of VM web (vm 100)."
-    assert found["vm-100-fleece-0.qcow2"][1] == "A backup of VM web (vm 100) has made it."
+    assert found["vm-100-disk-3.qcow2"][1] == "It is listed as unused0 of VM web (vm 100)."
+    assert found["vm-100-disk-4.qcow2"][1] == "A pending change of VM web (vm 100) uses it."
+    assert found["vm-100-disk-5.qcow2"][1] == "It is used only in the snapshot before of VM web (vm 100)."
+    assert found["vm-100-fleece-0.qcow2"][1] == "A backup of VM web (vm 100) created it."
     orphan, why = found["vm-100-disk-9.qcow2"]
     assert orphan is True
-    assert "none of 2 VMs and 0 containers names it" in why
+    assert "none of 2 VMs and 0 containers uses it" in why
     assert "no hypervisor" not in why
     orphan, why = found["vm-104-disk-0.qcow2"]
     assert (orphan, "disk of guest 104, which is on another node" in why) == (None, True)
     assert not any(word in why for word in ("far", "the node other"))
     image = image_at(store / "100/vm-100-disk-9.qcow2")
     assert [
-        sentence for sentence in evidence(image) if "last changed at" in sentence or "All of that was seen" in sentence
+        sentence for sentence in evidence(image) if "last changed at" in sentence or "These facts are from" in sentence
     ]
 
     # A line that is not understood leaves all of them open; so does one of another node that shares a storage.
@@ -247,7 +250,7 @@ def test_a_scan_after_an_undo_copy_went_says_that_nothing_stands_on_the_base_any
 def test_where_processes_cannot_be_seen_nothing_is_an_orphan() -> None:
     image = rows(HostFactory.create(capabilities={"busy_complete": False}))
     orphan, why = resolved(image)
-    assert (orphan, "run the agent as root" in why[0]) == (None, True)
+    assert (orphan, "Run the agent as root" in why[0]) == (None, True)
 
 
 @pytest.mark.django_db
@@ -304,7 +307,11 @@ def test_data_of_an_image_of_another_host_that_shares_the_storage_is_kept() -> N
     assert resolved(image) == (False, ["An image of another host keeps its data in it."])
     Image.objects.filter(pk=top.pk).update(header={}, unreadable="It is damaged.")
     orphan, why = resolved(image)
-    assert (orphan, "an image of another host, on a storage" in why[0], "top" in why[0]) == (None, True, False)
+    assert (orphan, "an image of another host that shares the storage" in why[0], "top" in why[0]) == (
+        None,
+        True,
+        False,
+    )
 
 
 @pytest.mark.django_db

@@ -64,7 +64,7 @@ def test_a_base_that_is_not_listed_and_one_that_is_no_file_are_said(server: Prox
     scan(add(server))
     for place in (f"{STORE}/102/vm-102-disk-0.qcow2", f"{STORE}/103/vm-103-disk-0.qcow2"):
         assert (at(place).state, at(place).backing) == ("outside_pool", None)
-    assert "lists no volume" in at(f"{STORE}/102/vm-102-disk-0.qcow2").state_detail
+    assert "is not among the volumes" in at(f"{STORE}/102/vm-102-disk-0.qcow2").state_detail
 
 
 def test_what_the_api_does_not_tell_is_unknown_and_not_0(server: ProxmoxServer) -> None:
@@ -193,7 +193,7 @@ def test_a_storage_that_two_nodes_share_is_one_set_of_images(nodes: tuple[Host, 
     ]  # fmt: skip
     pools = StoragePool.objects.filter(name="nfs").order_by("host_id")
     assert [(pool.images_count, pool.allocated_bytes) for pool in pools] == [(2, 2 << 20), (2, 2 << 20)]
-    assert "listed at another of them" in pools[1].state_detail
+    assert "listed at another node" in pools[1].state_detail
     assert shared_storages.listed_in(pools[1]) == pools[0].pk
     totals = selectors.overview(OPERATOR).totals
     assert (totals.images_count, totals.allocated_bytes, totals.virtual_bytes) == (2, 2 << 20, 2 << 30)
@@ -224,7 +224,7 @@ def test_two_nodes_that_are_scanned_at_the_same_time_list_a_shared_storage_once(
         (first.pk, "vm-501-disk-0.qcow2"),
         (first.pk, "vm-502-disk-0.qcow2"),
     ]
-    assert "listed at another of them" in StoragePool.objects.get(host=second, name="nfs").state_detail
+    assert "listed at another node" in StoragePool.objects.get(host=second, name="nfs").state_detail
 
 
 def test_where_the_node_that_lists_falls_silent_the_other_takes_its_rows_over(nodes: tuple[Host, Host]) -> None:

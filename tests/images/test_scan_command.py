@@ -22,7 +22,7 @@ def test_it_scans_by_itself_and_says_what_it_found(tmp_path: Path, capsys: pytes
 
 def test_a_host_that_there_is_not_is_named_with_those_that_are(tmp_path: Path) -> None:
     this_machine(tmp_path)
-    with pytest.raises(CommandError, match=r"no host elsewhere; there are: local\."):
+    with pytest.raises(CommandError, match=r"no host elsewhere. Known hosts: local\."):
         call_command("scan", "elsewhere")
 
 

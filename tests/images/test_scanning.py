@@ -172,7 +172,7 @@ def test_a_folder_whose_filesystem_is_not_mounted_keeps_its_images(tmp_path: Pat
     assert scan(host)["vanished"] == 0
     pool = host.pools.get()
     assert (pool.state, states(host)) == ("missing", {"a.raw": "ok"})
-    assert "mount it again" in pool.state_detail
+    assert "Mount the pool again" in pool.state_detail
     assert scan(host)["vanished"] == 0  # nor by the next scan
     plain(folder / "b.raw")
     assert scan(host)["vanished"] == 0  # somebody uses the folder as it is now, who may not be the pool's
@@ -193,7 +193,7 @@ def die_after(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def write_and_die(run: ScanRun) -> None:
         if len(written) == batches:
-            raise DiedError("the agent ended without an answer", "interrupted")
+            raise DiedError("the agent ended without a result", "interrupted")
         written.append(1)
         write(run)
 

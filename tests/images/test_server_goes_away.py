@@ -150,7 +150,7 @@ def test_a_job_goes_on_where_its_server_comes_back(
         job = run(services.submit(OPERATOR, "reclaim", _far(declared), {"method": "copy", "undo_hours": 0}))
     assert goes_away
     assert (job.state, job.stalled_since, job.message) == ("succeeded", None, "")
-    assert "the storage answers again: the work goes on" in said(job)
+    assert "the storage answers again; the job continues" in said(job)
     assert declared.host.pools.get(name="far").state == "ok"
 
 

@@ -80,7 +80,7 @@ def test_a_storage_that_does_not_answer_keeps_its_numbers_and_holds_up_nothing_e
         left.touch()
         recovery = run(services.submit(SYSTEM, "recover", far_host.pk, {}))
         assert (recovery.state, left.exists()) == ("succeeded", False)
-        assert f"the storage pool {far} does not answer, and is left alone" in said(recovery)
+        assert f"the storage pool {far} does not answer and was skipped" in said(recovery)
 
         psutil.Process(far_server.pid).resume()
         scan(far_host)
@@ -127,7 +127,7 @@ def test_a_storage_that_is_mounted_within_a_pool_and_away_holds_up_nothing(
         assert mounts.may_wait(bytes(tmp_path / "far/away.qcow2"))
         second = scanned(known).one("pool")
     assert (second["state"], second["vanished_b64"]) == ("unreadable", ""), "what was not looked at has not vanished"
-    assert "far/away.qcow2: it lies on a filesystem that is not looked at" in second["detail"]
+    assert "far/away.qcow2: it lies on a filesystem that is not scanned" in second["detail"]
     assert scanned(known).one("pool")["state"] == "ok"
 
 

@@ -63,7 +63,7 @@ def test_copies_beside_undo_copies_add_up_until_no_more_fits(pool: StoragePool) 
     submitted(first)
     (refusal,) = against(last)
     assert refusal.code == "not_enough_space"
-    assert f"queued and running jobs up to {32 * GIB:,} more" in refusal.detail
+    assert f"queued and running jobs need up to {32 * GIB:,} more" in refusal.detail
     with pytest.raises(RefusedError, match="not_enough_space"):
         submitted([last])
 
@@ -131,7 +131,7 @@ def test_what_needs_no_space_is_not_refused_and_auto_finds_it(pool: StoragePool)
     submitted(first)
     plan = services.plan(OPERATOR, "reclaim", last.pk, {})
     assert (plan.method, plan.refusals, plan.scratch_bytes) == ("in_place", (), 0)
-    assert "not reserved for jobs" in plan.reason
+    assert "jobs have not reserved" in plan.reason
     StoragePool.objects.update(available_bytes=0)
     assert against(last, method="in_place") == []
 

@@ -127,7 +127,7 @@ def test_a_copy_that_somebody_deleted_is_noticed_by_the_next_scan_and_reported(
     result = reread(job).result or {}
     assert (job.undo_state, job.undo_bytes, leftovers(path.parent)) == ("missing", 0, set())
     assert (result["held_bytes"], result["freed_bytes"]) == (0, result["before_bytes"] - allocated(path))
-    (line,) = job.log_lines.filter(level="warning", text__contains="removed by somebody else")
+    (line,) = job.log_lines.filter(level="warning", text__contains="removed by someone else")
     assert "no longer be undone" in line.text
     entry = AuditEntry.objects.get(what="undo copy missing")
     assert (entry.who, entry.before) == ("system", {"job": job.pk, "undo_bytes": held})

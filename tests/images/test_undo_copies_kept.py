@@ -108,7 +108,7 @@ def test_an_original_that_somebody_put_back_by_hand_has_won_nothing(path: Path, 
     scan(job.host)
     recovery()
     assert (reread(job).undo_state, (job.result or {})["freed_bytes"], leftovers(path.parent)) == ("undone", 0, set())
-    assert any("put the original back" in line for line in said(job))
+    assert any("has restored the original" in line for line in said(job))
 
 
 def test_an_image_that_a_later_job_has_replaced_was_not_put_back_by_hand(path: Path, job: Job) -> None:
@@ -142,7 +142,7 @@ def test_a_copy_that_was_moved_goes_on_and_frees_nothing(path: Path, job: Job) -
     scan(job.host)
     recovery()
     assert (reread(job).undo_state, job.freed_bytes) == ("missing", -allocated(path))
-    assert any("it is kept as moved.qcow2" in line for line in said(job))
+    assert any("it still exists as moved.qcow2" in line for line in said(job))
 
 
 def test_a_copy_with_a_second_name_frees_nothing(path: Path, job: Job) -> None:
@@ -150,7 +150,7 @@ def test_a_copy_with_a_second_name_frees_nothing(path: Path, job: Job) -> None:
     run(services.discard_undo(ADMIN, job))
     assert reread(job).undo_state == "discarded"
     assert (job.result or {})["freed_bytes"] == -allocated(path)
-    assert any("another name" in line for line in said(job))
+    assert any("has a second name" in line for line in said(job))
 
 
 def test_a_pool_that_is_not_mounted_has_lost_no_copy(path: Path, job: Job) -> None:

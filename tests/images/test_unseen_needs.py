@@ -81,7 +81,7 @@ def test_what_an_image_that_cannot_be_read_may_stand_on_is_no_orphan(
     image = image_at(base)
     assert (image.orphan, image_at(top).orphan) == (None, True)
     assert image.orphan_evidence == [
-        f"The backing files of these cannot be read, and may include this image: {top.name}."
+        f"The backing files of these images cannot be read, and one of them may be this image: {top.name}."
     ]
     assert refusal(image) == "guests_unknown"
     job = set_aside_by_surprise(image)

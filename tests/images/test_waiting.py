@@ -139,7 +139,7 @@ def test_after_its_hours_it_is_given_up_and_nothing_was_touched(image: Image, ru
     wait_for_guests.look()
     wait_for_guests.look()
     assert (reread(job).state, job.error_code, job.waiting_for, rung) == ("failed", "guest_running", "", [])
-    assert "did not happen within 2 hours. Nothing was changed." in job.error_detail
+    assert "it waited 2 hours for guest web" in job.error_detail
     assert job.finished is not None
     assert not ResourceLock.objects.filter(job=job).exists()
     assert AuditEntry.objects.filter(what="reclaim given up").count() == 1

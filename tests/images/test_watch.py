@@ -71,7 +71,7 @@ def test_a_filesystem_with_many_pools_is_told_of_once_by_its_lowest_threshold() 
     second = StoragePoolFactory.create(fs_key="one", available_bytes=30 * GIB, warn_percent=60, host=first.host)
     look(now())
     assert list(open_ones()) == [f"pool_over_threshold:{first.pk}"]
-    assert Alert.objects.get().title == f"{first} is over its filesystem's threshold of 60 %"
+    assert Alert.objects.get().title == f"{first} is over the threshold of its filesystem of 60 %"
     assert f"On the same filesystem: {second}." in Alert.objects.get().detail
 
 
@@ -119,7 +119,7 @@ def test_an_alert_tells_the_percent_that_the_pages_tell() -> None:
     details = dict(Alert.objects.values_list("kind", "detail"))
     assert row.used_percent == 28.8
     assert details["pool_over_threshold"].startswith("28.8 % used: ")
-    assert ", 28.8 % of its capacity" in details["undo_held"]
+    assert ", 28.8 % of the capacity" in details["undo_held"]
 
 
 def test_what_is_kept_for_root_is_neither_used_nor_left() -> None:
@@ -155,7 +155,7 @@ def test_a_pool_that_is_full_soon_is_told_of_with_its_range() -> None:
     look(now())
     assert open_ones() == {f"pool_days_until_full:{soon.pk}": "warning"}
     detail = Alert.objects.get().detail
-    assert detail.startswith("Forecast full in about 10 days at the growth of the last 10 days: 2 GiB a")
+    assert detail.startswith("Forecast full in about 10 days: used space grew by 2 GiB a day in the last 10 days")
     StoragePool.objects.filter(pk=soon.pk).update(available_bytes=34 * GIB)
     look(now())
     assert list(open_ones()) == [f"pool_days_until_full:{soon.pk}"], "17 days are more than 14, and not well more"
@@ -177,7 +177,7 @@ def test_of_several_thresholds_the_one_that_tells_the_earliest_counts() -> None:
     look(now())
     assert list(told()) == [f"pool_days_until_full:{early.pk}"]
     assert Alert.objects.filter(told_under="").get().detail.startswith("Forecast full in about 20 days")
-    assert "The warning starts at 30 days." in Alert.objects.filter(told_under="").get().detail
+    assert "The alert is raised at 30 days." in Alert.objects.filter(told_under="").get().detail
 
 
 def test_overcommit_is_told_of_only_where_a_threshold_is_set_and_once_for_a_shared_storage() -> None:
@@ -201,7 +201,7 @@ def test_undo_copies_that_hold_much_are_told_of() -> None:
     StoragePoolFactory.create(undo_bytes=24 * GIB)
     StoragePoolFactory.create(undo_bytes=90 * GIB, warn_undo_percent=None)
     look(now())
-    assert told() == {f"undo_held:{pool.pk}": f"Undo copies hold much of {pool}"}
+    assert told() == {f"undo_held:{pool.pk}": f"Undo copies hold a large part of {pool}"}
 
 
 def test_what_folders_of_one_filesystem_promise_and_hold_is_added_up() -> None:
@@ -212,11 +212,11 @@ def test_what_folders_of_one_filesystem_promise_and_hold_is_added_up() -> None:
     look(now())
     assert told() == {
         f"pool_overcommit:{first.pk}": f"The filesystem of {first} has more than 1.5 times its capacity provisioned",
-        f"undo_held:{first.pk}": f"Undo copies hold much of the filesystem of {first}",
+        f"undo_held:{first.pk}": f"Undo copies hold a large part of the filesystem of {first}",
     }
     promised, held = (Alert.objects.get(kind=kind).detail for kind in ("pool_overcommit", "undo_held"))
-    assert promised.startswith("Overcommit ratio 1.60: images of 160 GiB virtual size on 100 GiB.")
-    assert held.startswith("40 GiB, 40.0 % of its capacity, is not free until")
+    assert promised.startswith("Overcommit ratio 1.60: the images have 160 GiB virtual size on 100 GiB.")
+    assert held.startswith("Undo copies hold 40 GiB, 40.0 % of the capacity, until")
     assert all(f"On the same filesystem: {second}." in detail for detail in (promised, held))
     assert (first.overcommit_ratio, second.overcommit_ratio) == (0.8, 0.8), "a pool's own page says what is its own"
 
@@ -250,8 +250,8 @@ def test_a_storage_of_several_hosts_is_added_up_once_and_told_to_whoever_is_limi
     for pool in pools:
         promised, held = alerts_for(Actor("x", Role.OPERATOR, frozenset({pool.host.slug}))).order_by("kind")
         assert (promised.target_id, held.target_id) == (pool.pk, pool.pk)
-        assert promised.detail.startswith("Overcommit ratio 1.60: images of 160 GiB")
-        assert held.detail.startswith("40 GiB, 40.0 %")
+        assert promised.detail.startswith("Overcommit ratio 1.60: the images have 160 GiB")
+        assert held.detail.startswith("Undo copies hold 40 GiB, 40.0 %")
         others = {one.host.name for one in pools} - {pool.host.name}
         assert not [name for name in others if name in promised.title + promised.detail + held.title + held.detail]
 

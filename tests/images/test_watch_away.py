@@ -156,7 +156,7 @@ def test_full_soon_goes_on_by_the_samples_of_another_host(full_soon: StoragePool
         StoragePool.objects.update(last_scanned=timezone.now() - timedelta(hours=1))
         there(pool)
         assert list(looked()) == [f"pool_days_until_full:{full_soon.pk}"]
-    assert "growth of the last 12 days" in Alert.objects.get(told_under="").detail
+    assert "in the last 12 days" in Alert.objects.get(told_under="").detail
     away(full_soon)
     full_soon.samples.update(at=F("at") - timedelta(days=4))
     assert list(looked()) == [f"pool_days_until_full:{full_soon.pk}"]
@@ -174,7 +174,7 @@ def test_page_and_alert_agree_right_below_the_threshold_and_what_is_hardly_below
     [row] = overview(SYSTEM).pools
     assert (row.over_threshold, row.used_percent) == (True, 85.0)
     there(pool, available_bytes=int(16.5 * GIB))
-    assert list(looked().values()) == [f"{pool} is hardly below its threshold of 85 %"]
+    assert list(looked().values()) == [f"{pool} is just below its threshold of 85 %"]
     assert Alert.objects.get().detail.startswith("83.5 % used")
 
 
@@ -182,4 +182,4 @@ def test_overcommit_that_is_hardly_less_than_its_threshold_is_called_so() -> Non
     pool = StoragePoolFactory.create(virtual_bytes=200 * GIB, warn_overcommit=2.0)
     assert list(looked().values()) == [f"{pool} has more than 2 times its capacity provisioned"]
     StoragePool.objects.update(virtual_bytes=195 * GIB)
-    assert list(looked().values()) == [f"{pool} has hardly less than 2 times its capacity provisioned"]
+    assert list(looked().values()) == [f"{pool} has only just less than 2 times its capacity provisioned"]

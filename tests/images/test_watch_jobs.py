@@ -49,9 +49,9 @@ def test_it_says_since_when_at_which_stage_how_far_and_what_to_do() -> None:
     assert stalled()
     since = f"{job.progressed:%Y-%m-%d %H:%M} UTC"
     detail = Alert.objects.get().detail
-    assert detail.startswith(f'No progress since {since}: at "copying", 34 GiB of 100 GiB, 23 % of the whole.')
+    assert detail.startswith(f'No progress since {since}: at "copying", 34 GiB of 100 GiB, 23 % in total.')
     assert "log" in detail
-    assert "Cancelling is safe" in detail
+    assert "It can be cancelled safely" in detail
     Job.objects.update(heartbeat=timezone.now())
     updated = Alert.objects.get().updated
     assert stalled()

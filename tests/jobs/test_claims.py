@@ -56,7 +56,7 @@ def test_of_twenty_rewrites_at_once_a_host_starts_as_many_as_it_may() -> None:
     assert len([answer for answer in answers if answer is not None]) == 3
     assert Job.objects.filter(state="running").count() == 3
     waiting = set(Job.objects.filter(state="queued").values_list("waiting_for", flat=True))
-    assert waiting == {f"a free slot on {host.name} (3 rewriting at once)"}
+    assert waiting == {f"a free slot on {host.name} (limit: 3 rewriting jobs)"}
 
 
 @pytest.mark.django_db

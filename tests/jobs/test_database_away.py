@@ -60,7 +60,7 @@ def test_the_result_of_a_job_that_was_called_interrupted_too_soon_is_recorded(
     job = done_by(monkeypatch, job, POLITE + 'say("log", text="swapped")\nsay("result", data=RESULT)')
     assert (job.state, job.error_code, job.error_detail, job.needs_recovery) == ("succeeded", "", "", False)
     assert (job.undo_state, job.locks.count()) == ("available", 0)
-    assert any("still at it" in line for line in said(job))
+    assert any("was still running the job" in line for line in said(job))
 
 
 def test_one_that_was_called_interrupted_before_is_not_let_go(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:

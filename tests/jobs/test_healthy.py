@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db
 
 
 def test_a_worker_is_healthy_while_it_is_heard_of_in_its_own_place() -> None:
-    with pytest.raises(CommandError, match="no worker has been heard of lately"):
+    with pytest.raises(CommandError, match="no worker has reported recently"):
         call_command("healthy", "worker")
     WorkerFactory.create(place="elsewhere pid:[1]")
     worker = WorkerFactory.create(place=routing.place(), seen=timezone.now() - routing.ALIVE - timedelta(seconds=1))
@@ -32,7 +32,7 @@ def test_a_worker_is_healthy_while_it_is_heard_of_in_its_own_place() -> None:
 
 def test_a_scheduler_is_healthy_while_it_rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "BEAT", tmp_path / "beat")
-    with pytest.raises(CommandError, match="the scheduler has not rung lately"):
+    with pytest.raises(CommandError, match="the scheduler has not run recently"):
         call_command("healthy", "scheduler")
     Table(app, lazy=True).tick()
     call_command("healthy", "scheduler")

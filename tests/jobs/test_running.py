@@ -89,7 +89,7 @@ say("result", data=RESULT)
         (PROGRAM + 'say("result", data=RESULT)', "failed", "agent_outdated", "install"),
         (POLITE + 'sys.exit("out of luck")', "interrupted", "interrupted", "exit code 1: out of luck"),
         (POLITE + "os.kill(os.getpid(), signal.SIGKILL)", "interrupted", "interrupted", "signal 9"),
-        (POLITE + "sys.exit(0)", "interrupted", "interrupted", "ended without an answer"),
+        (POLITE + "sys.exit(0)", "interrupted", "interrupted", "ended without a result"),
         (POLITE + 'say("error", code="stale_plan", detail="It changed.")', "failed", "stale_plan", "It changed."),
         (POLITE + 'say("error", code="tool_failed", detail="exit 1")', "failed", "tool_failed", "exit 1"),
         (POLITE + 'say("error", code="no_go", detail="no go")', "interrupted", "no_go", "no go"),
@@ -335,7 +335,7 @@ def test_a_database_that_stays_away_until_the_worker_ends_is_no_go(monkeypatch: 
     monkeypatch.setattr(runner, "stopping", type("Third", (), {"is_set": staticmethod(lambda: len(tries) > 2)}))
     job = done_by(monkeypatch, job, READY)
     assert (job.state, job.needs_recovery, len(tries)) == ("interrupted", True, 3)
-    assert "database went away" in job.error_detail
+    assert "connection to the database was lost" in job.error_detail
 
 
 def test_without_the_right_to_become_root_the_host_says_how_to_give_it(

@@ -243,7 +243,7 @@ def test_a_running_job_is_asked_to_stop_and_keeps_its_locks() -> None:
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "cancelled", "interrupted"])
 def test_what_has_ended_cannot_be_cancelled(state: str) -> None:
-    with pytest.raises(InvalidError, match="ended already"):
+    with pytest.raises(InvalidError, match="already ended"):
         services.cancel(OPERATOR, JobFactory.create(state=state))
 
 

@@ -75,7 +75,7 @@ def test_digging_whose_agent_was_killed_is_measured_by_the_recovery(
     recovered(job)
     assert (job.state, job.freed_bytes) == ("interrupted", before - allocated(path))
     assert 0 < (job.freed_bytes or 0) < 3 * MIB
-    assert any("bytes were freed before it was interrupted" in line for line in said(job))
+    assert any("bytes were freed before the job was interrupted" in line for line in said(job))
 
 
 def dead(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:

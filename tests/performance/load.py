@@ -233,7 +233,7 @@ def _nights() -> None:
                 PolicyPick(
                     run=run, image=image, pool=image.pool, host=image.host, label=image.name, place=place,
                     **({"state": "succeeded", "job": next(jobs), "predicted_bytes": place << 20} if place < PICKS // 2
-                       else {"state": "skipped", "code": "too_little", "reason": "It would free too little."}),
+                       else {"state": "skipped", "code": "too_little", "reason": "The job would free too little."}),
                 )
                 for place, image in enumerate(images)
             )  # fmt: skip

@@ -122,13 +122,15 @@ def test_pages_show_a_policy_whose_windows_cannot_be_told_and_all_others(client:
     broken = PolicyFactory.create(name="a", timezone="Gone/Zone")
     client.force_login(UserFactory.create(role="viewer"), "django.contrib.auth.backends.ModelBackend")
     page = text_of(client.get("/policies/").content.decode())
-    assert page.count("There is no such time zone") == 1
+    assert page.count("This time zone does not exist") == 1
     answer = client.get(f"/policies/{broken.pk}/")
-    assert "There is no such time zone" in text_of(answer.content.decode())
+    assert "This time zone does not exist" in text_of(answer.content.decode())
     lines = b"".join(client.get("/policies/export.csv").streaming_content)  # type: ignore[attr-defined]
     assert len(lines.splitlines()) == 3
 
 
 def test_of_many_missed_windows_the_last_one_alone_says_how_many_more_there_were() -> None:
     made = clock.advance(TEN + 100 * DAY + 10 * HOUR)
-    assert ["more, the earlier ones" in run.detail for run in made] == [False] * (clock.MOST_MISSED - 1) + [True]
+    assert ["Earlier windows were missed as well" in run.detail for run in made] == [False] * (
+        clock.MOST_MISSED - 1
+    ) + [True]

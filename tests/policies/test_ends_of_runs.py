@@ -14,7 +14,7 @@ from tests.policies.test_runs import MINUTE, NOW, begun, end, images, picks
 from tests.working import ADMIN, OPERATOR, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
-LATE = "Started 20 minutes late, in the rest of its window."
+LATE = "Started 20 minutes late; the rest of the window is used."
 
 
 def broken(*_about: Any) -> None:
@@ -86,7 +86,7 @@ def test_what_kept_a_run_from_going_on_is_said_until_it_goes_on_and_nothing_else
         patched.setattr("images.policies.submitting.submit", broken)
         for minute in (1, 2):
             runs.work(NOW + minute * MINUTE)
-    assert reread(run).detail == f"{before} It cannot go on for now: OSError: database is locked".strip()
+    assert reread(run).detail == f"{before} The run cannot continue for now: OSError: database is locked".strip()
     runs.work(NOW + 3 * MINUTE)
     assert (reread(run).state, run.detail) == ("running", before)
 

@@ -63,7 +63,7 @@ def test_a_job_of_a_policy_never_begins_outside_of_its_window_though_nobody_with
     job = Job.objects.get()
     assert claims.claim(job.pk, "worker") is None
     assert (reread(job).state, job.waiting_for) == (
-        "queued", "withdrawal: its window has closed"
+        "queued", "its withdrawal, because its window has closed"
     )  # fmt: skip
     runs.work(timezone.now())
     assert reread(job).state == "cancelled"

@@ -167,17 +167,17 @@ def test_why_a_win_is_not_known_is_told_truthfully() -> None:
     estimate = {"methods": {"in_place": cannot, "copy": {"reclaimable_bytes": GIB}}}
     image("fixed", analyzed_at=NOW, estimate=estimate)
     policy = PolicyFactory.create(options={"method": "in_place"})
-    assert reasons_of(policy) == ["Its savings are not known: The filesystem cannot punch holes."]
+    assert reasons_of(policy) == ["The savings are not known: The filesystem cannot punch holes."]
     none = dict.fromkeys(("in_place", "copy", "compress"), impossible("Its data cannot be read."))
     Image.objects.update(reclaimable_bytes=None, estimate={"methods": none})
-    assert reasons_of(PolicyFactory.create()) == ["Its savings are not known: Its data cannot be read."]
+    assert reasons_of(PolicyFactory.create()) == ["The savings are not known: Its data cannot be read."]
     Image.objects.update(estimate=None)
-    assert reasons_of(policy) == ["Its savings are not known: it has not been analyzed since it changed."]
+    assert reasons_of(policy) == ["The savings are not known: it has not been analyzed since it changed."]
     Image.objects.update(analyzed_at=None)
-    assert reasons_of(policy) == ["Its savings are not known: it has not been analyzed yet."]
+    assert reasons_of(policy) == ["The savings are not known: it has not been analyzed yet."]
     Image.objects.update(format="vhdx", declared_format="vhdx")
     [reason] = reasons_of(policy)
-    assert reason.startswith("Its savings are not known: vhdx images are not analyzed; qcow2, raw, ")
+    assert reason.startswith("The savings are not known: vhdx images cannot be analyzed; qcow2, raw, ")
 
 
 def reasons_of(policy: Policy) -> list[str]:
@@ -215,7 +215,7 @@ def test_an_analysis_is_for_what_nobody_knows_the_win_of() -> None:
 def test_too_little_never_reads_as_what_the_policy_asks_for(rules: dict[str, int], wins: int, says: str) -> None:
     image(reclaimable_bytes=wins, allocated_size=4 * GIB)
     [skip] = look(PolicyFactory.create(**rules)).skips
-    assert skip.reason == f"It would free {says}"
+    assert skip.reason == f"The job would free {says}"
 
 
 def test_what_was_done_lately_is_left_out_until_it_is_old_enough() -> None:
@@ -284,7 +284,7 @@ def test_an_image_that_a_job_of_the_kind_has_is_left_out_and_one_that_another_jo
     ResourceLockFactory.create(job=job, key=f"image:{base.pk}", exclusive=False)
     found = look(PolicyFactory.create())
     assert [(skip.label, skip.code) for skip in found.skips] == [("overlay", "busy")]
-    assert f"Job {job.pk} (reclaim) is already running on it" in found.skips[0].reason
+    assert f"Job {job.pk} (reclaim) is already queued or running on it" in found.skips[0].reason
     assert [(one.label, one.waits) for one in found.chosen] == [("base", True)]
     found = look(PolicyFactory.create(kind="check", options={}))
     assert [(one.label, one.waits) for one in found.chosen] == [("base", True), ("overlay", True)]

@@ -263,7 +263,7 @@ def test_what_would_not_be_done_in_time_is_left_out_where_the_hosts_speed_is_kno
     run = begun(PolicyFactory.create(window_minutes=800))
     found = run.picks.get(label="disk0")
     assert (found.state, found.code) == ("skipped", "too_long")
-    assert "about 4 days at the 102 KiB/s" in found.reason
+    assert "about 4 days at 102 KiB/s" in found.reason
     assert at_work() == ["disk1"]
 
 
@@ -319,7 +319,7 @@ def test_what_is_wrong_with_one_run_does_not_keep_the_others(monkeypatch: pytest
     good = begun(PolicyFactory.create(), NOW)
     assert picks(good) == [("disk0", "submitted", "")]
     assert reread(broken).state == "running"
-    assert broken.detail.startswith("It cannot go on for now")
+    assert broken.detail.startswith("The run cannot continue for now")
 
 
 def test_a_run_whose_choice_could_never_be_made_has_failed_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +333,7 @@ def test_a_run_whose_choice_could_never_be_made_has_failed_and_is_told(monkeypat
     runs.work(run.ends)
     assert reread(run).state == "failed"
     assert "no such thing" in run.detail
-    assert "could do nothing" in Alert.objects.get(closed=None).title
+    assert "could not run any job" in Alert.objects.get(closed=None).title
 
 
 def test_what_rules_left_out_long_ago_is_kept_as_a_number() -> None:

@@ -37,7 +37,7 @@ def test_an_image_that_another_job_has_waits_its_turn_and_keeps_no_other_from_th
     policy = PolicyFactory.create()
     run = begun(policy)
     assert picks(run) == [("disk0", "chosen", "busy"), ("disk1", "submitted", "")]
-    assert run.picks.get(label="disk0").reason == "Another job has it: it waits until that job has ended."
+    assert run.picks.get(label="disk0").reason == "Another job is using it. The policy waits until that job has ended."
     own = Job.objects.get(created_by=f"policy {policy.name}")
     ended(job)
     runs.work(NOW + MINUTE)
@@ -112,7 +112,7 @@ def test_what_another_job_has_until_the_window_closes_is_left_out_and_says_so() 
     runs.work(run.ends)
     pick = run.picks.get()
     assert (pick.state, pick.code) == ("skipped", "busy")
-    assert pick.reason.startswith("Another job had it. The window closed before")
+    assert pick.reason.startswith("Another job was using it. The window closed before")
     assert reread(run).state == "finished"
 
 

@@ -89,7 +89,7 @@ def test_parts_that_start_at_once_make_the_tables_once_and_work_together(site: S
         )
         assert (worker.stop(), scheduler.stop()) == (0, 0)
         gone = site.manage("worker", "healthy", "worker")
-        assert (gone.returncode, gone.stderr.strip()) == (1, "CommandError: no worker has been heard of lately")
+        assert (gone.returncode, gone.stderr.strip()) == (1, "CommandError: no worker has reported recently")
         # The web server is well; that a worker is missing it tells those who ask for all.
         assert site.manage("web0", "healthy", "web", **listening).returncode == 0
         assert requests.get(f"http://{binds[0]}/healthz", timeout=5).json()["missing"] == ["worker"]
@@ -107,7 +107,7 @@ def test_a_worker_for_a_host_says_what_keeps_it_from_being_that(site: Site) -> N
     unknown = site.manage("worker", "worker", "--host", "nothing")
     assert unknown.returncode == 1
     assert unknown.stderr.strip() == (
-        "CommandError: There is no host nothing; there are: a. Add it in the dashboard first."
+        "CommandError: There is no host nothing. Known hosts: a. Add the host in the dashboard first."
     )
     other = site.manage("worker", "worker", "--host", "a")
     assert other.returncode == 1

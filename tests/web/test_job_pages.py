@@ -73,7 +73,7 @@ def test_polling_ends_with_the_job_after_its_end_was_shown(viewer: Client, fille
 def test_a_job_that_failed_says_what_it_did_and_nothing_of_an_image_that_may_be_gone(
     viewer: Client, filled: Filled, state: str, code: str, method: str, which: str
 ) -> None:
-    detail = "disk.qcow2 is not there any more; scan the host again" if code else ""
+    detail = "disk.qcow2 no longer exists; scan the host and try again" if code else ""
     plan, end = {"method": method}, timezone.now()
     Job.objects.filter(pk=filled.running.pk).update(
         state=state, error_code=code, error_detail=detail, plan=plan, finished=end, stage="swapping"
@@ -91,7 +91,7 @@ def test_a_job_after_which_both_files_are_kept_says_which_one_has_the_name(viewe
     for code in (protocol.BOTH_KEPT, protocol.STRANGERS_KEPT):
         Job.objects.filter(pk=job.pk).update(state="failed", error_code=code, error_detail="-", finished=timezone.now())
         told[code] = text_of(viewer.get(f"/jobs/{job.pk}/").content.decode())
-        assert not any(one in told[code] for one in ("did not replace", "removed what", "never a mixture"))
+        assert not any(one in told[code] for one in ("did not replace", "It removed the files", "never a mixture"))
     assert f".sa-{job.uid}.orig" in told[protocol.BOTH_KEPT]
     assert f".sa-{job.uid}.orig" not in told[protocol.STRANGERS_KEPT]
 

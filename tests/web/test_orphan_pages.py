@@ -16,7 +16,7 @@ from tests.factories import GIB, HostFactory, ImageFactory, JobFactory, StorageP
 from tests.web.html import inline_code, tags_of, text_of
 from tests.working import at_most_queries
 
-EVIDENCE = ["libvirt on pve1 was asked: none of its 2 guests names it.", "No overlay uses it."]
+EVIDENCE = ["libvirt on pve1 was queried: none of its 2 guests uses it.", "No overlay uses it."]
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_each_orphan_stands_there_with_its_evidence_and_the_sum(viewer: Client, 
     ImageFactory.create(pool=pool, name="used.qcow2")
     page = said(viewer.get("/orphans/"))
     assert "2 unused images, 5 GiB physical" in page
-    for sentence in (*EVIDENCE, "Its content was last changed at 2023-11-14 22:13 UTC.", "All of that was seen at"):
+    for sentence in (*EVIDENCE, "Its content was last changed at 2023-11-14 22:13 UTC.", "These facts are from"):
         assert sentence in page
     assert "used.qcow2" not in page
     assert "Set aside…" not in page
@@ -145,7 +145,7 @@ def test_a_pool_or_host_with_images_set_aside_is_not_forgotten(admin: Client, po
 def test_setting_aside_shows_its_plan_first_and_then_queues_a_job(admin: Client, pool: StoragePool) -> None:
     image = orphan(pool)
     page = said(admin.get(f"/images/{image.pk}/set-aside/"))
-    assert "is renamed in its folder" in page
+    assert "is renamed within its folder" in page
     assert EVIDENCE[0] in page
     answer = admin.post(f"/images/{image.pk}/set-aside/", {"grace_days": "30"})
     job = Job.objects.get(kind="set_aside")
@@ -169,7 +169,7 @@ def test_deleting_takes_the_typed_name_and_the_end_of_the_grace_period(admin: Cl
     answer = admin.post(f"/images/{waiting.pk}/delete/", {"confirm_name": waiting.name})
     assert (answer.status_code, "(grace_period)" in said(answer)) == (409, True)
     answer = admin.post(f"/images/{due.pk}/delete/", {"confirm_name": "due"})
-    assert (answer.status_code, "due.qcow2 is not deleted: type its name" in said(answer)) == (400, True)
+    assert (answer.status_code, "due.qcow2 was not deleted. Type its name" in said(answer)) == (400, True)
     assert not Job.objects.filter(kind="delete_aside").exists()
     assert admin.post(f"/images/{due.pk}/delete/", {"confirm_name": "due.qcow2"}).status_code == 302
 
@@ -181,9 +181,11 @@ def test_the_images_page_says_what_it_is_and_what_can_be_done(admin: Client, poo
     page = said(admin.get(f"/images/{aside(pool).pk}/"))
     assert "by ada" in page
     assert "grace_period" in page
-    assert "set aside: restore it first" in page
-    named = ImageFactory.create(pool=pool, orphan=False, orphan_evidence=["Named as unused0 of VM web (vm 104)."])
-    assert "Named as unused0 of VM web (vm 104)." in said(admin.get(f"/images/{named.pk}/"))
+    assert "set aside. Restore it first" in page
+    named = ImageFactory.create(
+        pool=pool, orphan=False, orphan_evidence=["It is listed as unused0 of VM web (vm 104)."]
+    )
+    assert "It is listed as unused0 of VM web (vm 104)." in said(admin.get(f"/images/{named.pk}/"))
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_the_preview_page_lists_what_the_policy_is_not_for_when_asked(operator: 
     assert "db-01" not in page
     page = text_of(operator.get(f"/policies/{policy.pk}/preview/?code=other_name").content.decode())
     assert "db-01" in page
-    assert "Its name does not match" in page
+    assert "The name does not match" in page
     for number in range(SHOWN):
         wins(name=f"db-{number + 10}")
     page = operator.get(f"/policies/{policy.pk}/preview/?code=other_name").content.decode()

@@ -59,7 +59,7 @@ class Command(BaseCommand):
 
     def _remove(self, folder: Path) -> None:
         if not make.is_demo(folder):
-            raise CommandError(f"{folder} is not a folder that the demo made: there is nothing in it to take away.")
+            raise CommandError(f"The demo did not create {folder}, so nothing is removed.")
         demo_pool.forget(SYSTEM, folder)
         removed = make.remove(folder)
         print(f"{folder}: {removed.count} files taken away.")

@@ -21,7 +21,7 @@ class Command(BaseCommand):
         host = Host.objects.filter(slug=options["host"]).first()
         if host is None:
             known = ", ".join(Host.objects.values_list("slug", flat=True)) or "none; start `manage.py up` once"
-            raise CommandError(f"There is no host {options['host']}; there are: {known}.")
+            raise CommandError(f"There is no host {options['host']}. Known hosts: {known}.")
         served = routing.is_served(host)
         if not served and not routing.serves(host):
             raise CommandError(f"Only a worker on {host.name} can scan it, and none is alive.")

@@ -33,7 +33,7 @@ class BonnieStep(Step):
     def run(self, bench: Bench) -> None:
         """Run it in the scratch folder."""
         bench.through_memory(
-            f"bonnie++ reads through the cache: its file has {self.size_bytes >> 20} MiB, and was configured for "
+            f"bonnie++ reads through the cache: its file has {self.size_bytes >> 20} MiB, and it was run for "
             f"{self.memory_bytes >> 20} MiB of memory (-r)"
         )
         bench.scratch.clear()

@@ -88,7 +88,7 @@ class Boots:
             raise RefusedError(INVALID, "guests boot from a copy of a qcow2 or a raw image")
         for path in filter(None, (self.kernel, self.initrd)):
             if not os.path.isabs(path):
-                raise RefusedError(INVALID, f"{path} is no absolute path")
+                raise RefusedError(INVALID, f"{path} is not an absolute path")
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,10 @@ class BootStep(Step):
             return None
         why = (
             f"{self.guests} guests need {memory.needed_bytes(self.guests, each)} bytes of memory; {available} are "
-            f"available and {memory.KEPT_BYTES} stay for the host, so {fit} fit"
+            f"available, of which {memory.KEPT_BYTES} stay reserved for the host, so {fit} fit"
         )
         if self.fewest:
-            raise RefusedError("not_enough_memory", f"{why}; give each less, or start fewer")
+            raise RefusedError("not_enough_memory", f"{why}; give each guest less memory, or start fewer")
         return f"{why}: left out"
 
     def run(self, bench: Bench) -> None:
@@ -163,7 +163,9 @@ def make_source(bench: Bench, boots: Boots) -> None:
         if path and name not in there:
             boot_files.bring(bench, path, name, marks, what)
     if bench.scratch.allocated_bytes(KERNEL, INITRD) > boot_files.MOST_BYTES:
-        raise RefusedError(INVALID, f"kernel and initial file system take more than {boot_files.MOST_BYTES} bytes")
+        raise RefusedError(
+            INVALID, f"kernel and initial file system together are larger than {boot_files.MOST_BYTES} bytes"
+        )
     if _SOURCE in there:
         return
     if boots.image is None:
@@ -180,7 +182,9 @@ def _copy_image(bench: Bench, chain: Chain, boots: Boots) -> None:
     """Read an image that nobody uses; a guest that starts on it meanwhile wins."""
     links.refuse_unsafe(chain, children_known=True, carried=_CARRIED)
     if chain.image.facts.virtual_size != boots.virtual_bytes:
-        raise RefusedError("stale_plan", f"{chain.image.shown} was resized since it was scanned; scan the host again")
+        raise RefusedError(
+            "stale_plan", f"{chain.image.shown} was resized since it was scanned; scan the host and try again"
+        )
     volume_chains.refuse_foreign(chain.image, chain.ancestors)
     chain.refuse_in_use()
 
@@ -189,8 +193,8 @@ def _copy_image(bench: Bench, chain: Chain, boots: Boots) -> None:
         if bench.scratch.allocated_bytes(_SOURCE) > boots.image_bytes + _TABLES:
             raise RefusedError(
                 "not_enough_space",
-                f"{chain.image.shown} holds more than the {boots.image_bytes} bytes that were set aside for a copy, as "
-                "it is compressed; analyze it, so that this is known, and try again",
+                f"{chain.image.shown} is compressed and needs more than the {boots.image_bytes} bytes that were "
+                "reserved for its copy; analyze it, then try again",
             )
 
     node = chain.node()

@@ -56,7 +56,7 @@ def bring(bench: Bench, path: str, name: str, marks: Sequence[tuple[int, bytes]]
         raise RefusedError(INVALID, f"{shown} cannot be opened on this host: {error.strerror}") from error
     try:
         if not any(os.pread(source, len(mark), offset) == mark for offset, mark in marks):
-            raise RefusedError(INVALID, f"{shown} is no {what}")
+            raise RefusedError(INVALID, f"{shown} is not a {what}")
         _copy(bench, source, name, os.fstat(source).st_size)
     finally:
         os.close(source)
@@ -75,13 +75,14 @@ def _open(path: bytes, shown: str) -> int:
     try:
         status = os.fstat(seen)
         if stat.S_ISLNK(status.st_mode):
-            raise RefusedError(INVALID, f"{shown} is a symbolic link; name the file that it leads to")
+            raise RefusedError(INVALID, f"{shown} is a symbolic link; specify the file that it leads to")
         if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
-            raise RefusedError(INVALID, f"{shown} is no regular file of at most {MOST_BYTES} bytes")
+            raise RefusedError(INVALID, f"{shown} is not a regular file of at most {MOST_BYTES} bytes")
         # Whoever owns it: libvirt gives a kernel to the user of a guest that it starts with that.
         if of_the_system and not attributes.may_read(_ANYBODY, seen):
             raise RefusedError(
-                INVALID, f"not everybody on this host may read {shown}; put a copy into an image folder, and name that"
+                INVALID,
+                f"not every user on this host may read {shown}; put a copy into an image folder, and specify that one",
             )
         return os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_CLOEXEC)
     finally:

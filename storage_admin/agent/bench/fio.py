@@ -45,11 +45,9 @@ class FioStep(Step):
         is_direct = bench.past_memory_writing(direct=self.direct)
         engine = _engine(bench) if is_direct else _PLAIN_ENGINE
         if self.iodepth > 1 and engine == _PLAIN_ENGINE:
-            bench.note(
-                "without direct asynchronous I/O, fio has one request at a time in flight, whatever the queue depth"
-            )
+            bench.note("without direct asynchronous I/O, fio has only one request in flight, whatever the queue depth")
         if not is_direct:
-            bench.emptied_by_tool("fio works through the cache, which it empties of its files before each step")
+            bench.emptied_by_tool("fio reads through the cache, from which it drops its files before each step")
         argv = [
             *("fio", "--name=sa", f"--directory={bench.scratch.folder}", f"--rw={self.rw}", f"--bs={self.block_bytes}"),
             *(f"--size={self._share}", f"--numjobs={self.jobs}", f"--ioengine={engine}", f"--iodepth={self.iodepth}"),

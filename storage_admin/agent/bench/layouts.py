@@ -50,7 +50,7 @@ class LayoutStep(Step):
     def unsupported(self, bench: Bench) -> str | None:
         """zstd is younger than zlib."""
         if self.layout == "zstd" and not img.supports_zstd(bench.io):
-            return "this host's qemu-img cannot compress with zstd: left out"
+            return "qemu-img on this host cannot compress with zstd: left out"
         return None
 
     def run(self, bench: Bench) -> None:

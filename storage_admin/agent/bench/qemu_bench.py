@@ -72,11 +72,12 @@ class Guest:
         ]
         if write and self.bench.filesystem in COMPRESSING:
             self.bench.note(
-                f"qemu-img bench writes one byte over and over: a {self.bench.filesystem} that compresses looks faster"
+                f"qemu-img bench writes the same byte repeatedly: a {self.bench.filesystem} that compresses looks "
+                "faster than it is"
             )
         found = _TOOK.search(self.bench.tool(argv))
         if found is None:
-            raise HostError("qemu-img bench does not say how long it took")
+            raise HostError("qemu-img bench did not report how long it took")
         return float(found[1])
 
     def _options(self) -> str:

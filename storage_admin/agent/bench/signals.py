@@ -119,7 +119,7 @@ class Consoles(Up):
     def _missing(self) -> str:
         shown = next(iter(self._waiting.values()))[1][-_TOLD:].decode("utf-8", "replace").strip()
         pattern = self._pattern.decode("utf-8", "replace")
-        return f"did not show {pattern!r} on their serial console (the last that one of them showed: {shown!r})"
+        return f"did not show {pattern!r} on their serial console (last output of one of them: {shown!r})"
 
     def _watch(self) -> None:
         while not self._over.wait(_LOOK):
@@ -180,4 +180,4 @@ class Agents(Up):
             self._why = next((line for line in reversed(errors) if line.strip()), self._why)[-_TOLD:]
 
     def _missing(self) -> str:
-        return f"were not answered for by their guest agent (the last that virsh said of one: {self._why!r})"
+        return f"got no answer from their guest agent (last message of virsh about one of them: {self._why!r})"

@@ -143,7 +143,7 @@ class Bench:
         def keep(chunk: bytes) -> None:
             if output is not None:
                 if len(output) + len(chunk) > OUTPUT_BYTES:
-                    raise HostError(f"{argv[0]} said more than {OUTPUT_BYTES} bytes and was stopped")
+                    raise HostError(f"{argv[0]} printed more than {OUTPUT_BYTES} bytes and was stopped")
                 output.extend(chunk)
 
         def look() -> None:
@@ -223,16 +223,16 @@ class Bench:
             self._cache_use.add(DIRECT)
             return True
         if direct:
-            self.note("this filesystem takes no direct reads and writes: the cache is used, and dropped where possible")
+            self.note("this filesystem does not support direct I/O: the cache is used, and dropped where possible")
         if self.drop(*names):
             self._cache_use.add(DROPPED)
             return False
         if self.direct:
-            self.note("caches could not be dropped: files are read past them (direct) instead")
+            self.note("caches could not be dropped: files are read with direct I/O instead")
             self._cache_use.add(DIRECT)
             return True
         self.through_memory(
-            "caches could not be dropped, and this filesystem takes no direct reads: memory is measured"
+            "caches could not be dropped, and this filesystem does not support direct I/O: reads may come from memory"
         )
         return False
 
@@ -258,7 +258,7 @@ class Bench:
     def past_memory_writing(self, *, direct: bool) -> bool:
         """Whether to write past the cache, where the step wants that."""
         if direct and not self.direct:
-            self.note("this filesystem takes no direct reads and writes: the cache is used, and dropped where possible")
+            self.note("this filesystem does not support direct I/O: the cache is used, and dropped where possible")
         elif direct:
             self._cache_use.add(DIRECT)
         return direct and self.direct

@@ -63,9 +63,9 @@ class Storm:
         try:
             self.folder = bench.scratch.named_path.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise RefusedError(INVALID, "libvirt needs a pool whose path is valid UTF-8") from error
+            raise RefusedError(INVALID, "libvirt requires a pool whose path is valid UTF-8") from error
         if not self.folder.isprintable() or any(character in self.folder for character in "\"';\\"):
-            raise RefusedError(INVALID, "virsh needs a pool whose path has no quotes, semicolons or backslashes")
+            raise RefusedError(INVALID, "virsh requires a pool whose path has no quotes, semicolons or backslashes")
         self.type = self._type()
         bench.scratch.let_through()
 
@@ -76,12 +76,14 @@ class Storm:
             done = tools.run(asked, Silent(self.bench.io))
             if not done.exit_code:
                 if name == "qemu":
-                    self.bench.note("no KVM here: the guests were emulated, and times say less about the disk")
+                    self.bench.note(
+                        "KVM is not available: the guests were emulated, so the times say less about the disk"
+                    )
                 return name
         package = _EMULATORS.get(os.uname().machine, "qemu-system")
         raise RefusedError(
             "tool_missing",
-            f"libvirt runs no guests on this host ({done.words()}); install libvirt-daemon-system and {package}",
+            f"libvirt cannot run guests on this host ({done.words()}); install libvirt-daemon-system and {package}",
         )
 
     def path(self, name: str) -> str:
@@ -125,7 +127,8 @@ class Storm:
             if self.bench.scratch.allocated_bytes() > most_bytes:
                 raise RefusedError(
                     "not_enough_space",
-                    "the guests wrote more than was set aside for them and were ended; let each write more (size)",
+                    "the guests wrote more than was reserved for them and were stopped; let each guest write more "
+                    "(size)",
                 )
             up.look()
 

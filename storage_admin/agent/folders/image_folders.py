@@ -78,7 +78,7 @@ def read() -> Listed:
         return Listed(wrong=f"{path} cannot be read: {error.strerror}")
     with os.fdopen(fd, "rb") as file:
         if not roots.is_roots(os.fstat(fd)) or not stat.S_ISREG(os.fstat(fd).st_mode) or not _folders_are_roots(path):
-            return Listed(wrong=f"{path} is not heeded: it and its folders have to belong to root, who alone may write")
+            return Listed(wrong=f"{path} is ignored: only root may own or write to this file and its folders")
         lines = [line.strip() for line in file.read(_LONGEST).splitlines()]
     lines = [line for line in lines if line and not line.startswith(b"#")]
     return Listed(
@@ -100,7 +100,7 @@ def check(folder: Reached) -> None:
     if forbidden(folder.real) or not is_listed(folder.real):
         raise refusal(folder.real)
     if _system_ids().intersection(folder.ids) and not is_beneath(folder.real, _homes()):
-        raise RefusedError("folder_not_listed", f"{display(folder.real)} shows a folder of the operating system")
+        raise RefusedError("folder_not_listed", f"{display(folder.real)} leads to a folder of the operating system")
 
 
 def is_listed(real: bytes) -> bool:
@@ -123,7 +123,7 @@ def forbidden(real: bytes) -> str:
         return "belongs to the operating system"
     never = (*_own(), *read().never)
     excluded = is_beneath(real, never) or any(is_beneath(one, [real]) for one in never)
-    return "is of this program, or excluded by root, or around such a folder" if excluded else ""
+    return "belongs to this program, is excluded by root, or contains such a folder" if excluded else ""
 
 
 @lru_cache(maxsize=1)
@@ -153,7 +153,7 @@ def _system_ids() -> frozenset[tuple[int, int]]:
 def refusal(real: bytes) -> RefusedError:
     """Why nothing is done in a folder, with the line that root would add."""
     if why := forbidden(real):
-        detail = f"{display(real)} {why}; keep images in a folder of their own, and register that"
+        detail = f"{display(real)} {why}; keep images in a separate folder and register that one"
     else:
         detail = (
             f"{display(real)} is not listed as an image folder on this host. As root, run there: {line_to_run(real)}"
@@ -192,7 +192,9 @@ def add(folders: Collection[bytes], never: Collection[bytes] = ()) -> None:
     """
     for path in (*folders, *never):
         if not path.startswith(b"/") or b"\n" in path or b"\r" in path or path != path.strip():
-            raise RefusedError("invalid", f"{display(path)} cannot stand in a line")
+            raise RefusedError(
+                "invalid", f"{display(path)} contains characters that the list of image folders cannot hold"
+            )
     listed = read()
     if listed.wrong:
         raise RefusedError("invalid", listed.wrong)

@@ -60,21 +60,24 @@ def wrong_name(name: bytes) -> str:
     What is no name because of NUL or ``..`` is refused with its path (:func:`components`).
     """
     if not fits_in_folder(name) or is_ours(name) or b"\n" in name:
-        return f"the target needs a name of 1 to {LONGEST} bytes that is none of a job's own files (.sa-…)"
+        return f"the target needs a name of 1 to {LONGEST} bytes that is not reserved for files of jobs (.sa-…)"
     return ""
 
 
 def wrong_name_for(name: bytes, form: str) -> str:
     """Why a new image of a format cannot have a name, in a few words; empty where it can."""
     if name.startswith(b"."):
-        return "a name that begins with a dot hides the file; choose another one"
+        return "a name that begins with a dot hides the file; choose another name"
     endings = ENDINGS[form]
     if not any(name.lower().endswith(ending.encode()) and len(name) > len(ending) for ending in endings):
-        return f"the name of a {form} image ends in {' or '.join(endings)}"
+        return f"the name of a {form} image must end in {' or '.join(endings)}"
     return ""
 
 
-_UNMOUNTED = "It is empty and lies on another filesystem than before: mount it again. Its images are as last seen."
+_UNMOUNTED = (
+    "The folder is empty and on another filesystem than before. Mount the pool again. "
+    "Its images are shown as last seen."
+)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -90,7 +93,7 @@ def open_root(pool_path: bytes) -> int:
         OSError: a folder is missing, is a mount point without its mount, or may not be read.
     """
     if not is_absolute(pool_path) or b".." in pool_path.split(b"/"):
-        raise RefusedError("outside_pool", f"{display(pool_path)} is no absolute path")
+        raise RefusedError("outside_pool", f"{display(pool_path)} is not an absolute path")
     found = roots.reach(pool_path)
     try:
         image_folders.check(found)
@@ -104,8 +107,8 @@ def open_root(pool_path: bytes) -> int:
             raise FileNotFoundError(errno.ENOENT, _UNMOUNTED)
         raise RefusedError(
             "pool_changed",
-            f"{display(pool_path)} is another folder than the one that was registered; put that back, or mount it, or "
-            "have an admin confirm the folder on the pool's page",
+            f"{display(pool_path)} is not the folder that was registered; restore or mount that folder, or have an "
+            "admin confirm this one on the page of the pool",
         )
     return folder
 
@@ -121,11 +124,11 @@ def components(pool_path: bytes, path: bytes) -> list[bytes]:
         RefusedError: ``outside_pool``, where the path is not beneath the pool or has ``..`` in it.
     """
     if not is_absolute(pool_path) or not is_absolute(path):
-        raise RefusedError("outside_pool", f"{display(path)} is no absolute path")
+        raise RefusedError("outside_pool", f"{display(path)} is not an absolute path")
     above = [part for part in pool_path.split(b"/") if part not in (b"", b".")]
     names = [part for part in path.split(b"/") if part not in (b"", b".")]
     if b".." in names or b".." in above or names[: len(above)] != above or len(names) == len(above):
-        raise RefusedError("outside_pool", f"{display(path)} is not beneath the storage pool {display(pool_path)}")
+        raise RefusedError("outside_pool", f"{display(path)} is not in the storage pool {display(pool_path)}")
     return names[len(above) :]
 
 
@@ -172,7 +175,7 @@ def open_beneath(pool_path: bytes, path: bytes, flags: int) -> int:
         mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
             # Already to open a device or a pipe may do something to who stands behind it.
-            raise RefusedError("outside_pool", f"{display(path)} is no regular file")
+            raise RefusedError("outside_pool", f"{display(path)} is not a regular file")
         return _open(folder, name, flags | os.O_CLOEXEC | os.O_NONBLOCK, path)
     finally:
         os.close(folder)

@@ -62,8 +62,8 @@ def reach(path: bytes) -> Reached:
             if not below.is_roots or links > _MOST_LINKS:
                 raise RefusedError(
                     "pool_changed",
-                    f"{display(name)} on the way to {display(path)} is a symbolic link that others than root could "
-                    "have made; put the folder back, or register the folder that it leads to",
+                    f"{display(name)} in the path {display(path)} is a symbolic link that users other than root "
+                    "could have created; restore the folder, or register the folder that the link leads to",
                 )
             if below.target.startswith(b"/"):
                 while len(steps) > 1:

@@ -96,8 +96,8 @@ class Scratch:
         if above.st_uid != os.geteuid() or shared or not os.path.samestat(named, os.fstat(self.fd)):
             raise RefusedError(
                 "unsupported_pool",
-                f"somebody beside the agent's user may exchange {self._shown} for another folder, and libvirt goes by "
-                "its name; choose a pool whose folder belongs to root and that nobody else may write to",
+                f"users other than the agent's could replace {self._shown} with another folder, and libvirt finds "
+                "it only by name; choose a pool whose folder belongs to root and that nobody else may write to",
             )
         os.fchmod(self.fd, 0o711)
 
@@ -141,7 +141,7 @@ class Scratch:
         try:
             _remove(self._pool, self._name, self.fd)
         except OSError as error:
-            io.log(f"{self._shown} could not be removed now: {error.strerror}; recover the host later", "warning")
+            io.log(f"{self._shown} could not be removed: {error.strerror}; recover the host later", "warning")
         finally:
             os.close(self._lock)
             os.close(self.fd)
@@ -173,7 +173,7 @@ def _make(pool: int, pool_path: bytes, job: str) -> Scratch:
         if not _is_own(os.fstat(fd)) or set(os.listdir(fd)) - {_LOCK}:
             raise RefusedError(
                 "unsupported_pool",
-                f"a folder made in {display(pool_path)} does not belong to the agent alone; benchmarks need a "
+                f"the agent cannot own a folder that it creates in {display(pool_path)}; benchmarks need a "
                 "filesystem that keeps owners and modes",
             )
         lock = os.open(_LOCK, _NEW, 0o600, dir_fd=fd)

@@ -79,7 +79,7 @@ def copy(source: int, target: int) -> None:
     except OSError as error:
         raise HostError(f"the image's owner, mode or attributes could not be copied: {error.strerror}") from error
     if difference := differences(source, target):
-        raise HostError(f"the copied {difference} of the image reads back otherwise")
+        raise HostError(f"the {difference} of the image could not be copied exactly")
 
 
 def cover(fd: int) -> None:

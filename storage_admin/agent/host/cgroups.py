@@ -104,10 +104,10 @@ def limited(io: AgentIO, fd: int, *, idle: bool, bandwidth: int | None) -> Itera
     group = None
     try:
         group = _enter(fd, idle=idle, bandwidth=bandwidth)
-        io.log(f"in a control group of its own (cgroup v{group.hierarchy.version}): " + ", ".join(group.told))
+        io.log(f"in its own control group (cgroup v{group.hierarchy.version}): " + ", ".join(group.told))
     except (OSError, ValueError, LookupError) as why:
         reason = why.strerror if isinstance(why, OSError) and why.strerror else str(why)
-        io.log(f"no control group for this job ({reason}): its disk priority alone keeps it out of the guests' way")
+        io.log(f"no control group for this job ({reason}): only its I/O priority keeps it from slowing guests down")
     try:
         yield
     finally:
@@ -130,10 +130,10 @@ def _enter(fd: int, *, idle: bool, bandwidth: int | None) -> _Group:
         kept = 0
         for names, line in hierarchy.files(device, bandwidth, idle=idle):
             name = next((name for name in names if _set(os.path.join(group.path, name), line)), None)
-            group.told.append(f"{names[0]} is not kept here" if name is None else f"{name} {line}")
+            group.told.append(f"{names[0]} is not supported here" if name is None else f"{name} {line}")
             kept += name is not None
         if bandwidth is not None and device is None:
-            group.told.append("no limit, as the image has no disk of its own")
+            group.told.append("no limit, because the image is not on a single disk")
         if not kept:
             raise LookupError(", ".join(group.told) or "nothing to keep")
         _write(os.path.join(group.path, "cgroup.procs"), str(os.getpid()))

@@ -112,7 +112,7 @@ def take(fd: int, how: int, first: int, length: int) -> None:
     except OSError as error:
         if error.errno in {errno.EAGAIN, errno.EACCES}:
             raise RefusedError(
-                "image_in_use", "another program, perhaps on another host, locked the image; stop it and try again"
+                "image_in_use", "another program, perhaps on another host, has locked the image; stop it and try again"
             ) from error
         raise
 
@@ -145,7 +145,7 @@ def user(fd: int) -> str | None:
     # Root may look into every process but a few that the kernel protects. The lease answers for those.
     if unseen and (written is None or os.geteuid() != 0):
         raise RefusedError(
-            "guests_unknown", f"the agent may not see what process {unseen[0]} has open; run the agent as root"
+            "guests_unknown", f"the agent cannot see the open files of process {unseen[0]}; run the agent as root"
         )
     return None
 

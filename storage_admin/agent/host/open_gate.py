@@ -204,7 +204,7 @@ def _call(name: str, *args: object) -> int:
     if number in {errno.EPERM, errno.ENOSYS, errno.EINVAL}:
         raise RefusedError(
             "guests_unknown",
-            f"this host does not let the agent hold back who opens the image ({os.strerror(number)}); "
-            "run the agent as root on the host itself, outside any container, or reclaim by a copy",
+            f"this host does not let the agent hold back programs that open the image ({os.strerror(number)}); run "
+            "the agent as root on the host itself, outside any container, or reclaim with a copy",
         )
     raise OSError(number, os.strerror(number))

@@ -196,9 +196,9 @@ def require(fd: int, needed_bytes: int, reserve: Reserve, reserved_elsewhere_byt
     if now.available_bytes - reserved_elsewhere_bytes - needed_bytes < kept:
         raise RefusedError(
             "not_enough_space",
-            f"the work may need {needed_bytes} bytes and {kept} have to stay free, other jobs need "
-            f"{reserved_elsewhere_bytes}, but only {now.available_bytes} are available; "
-            "free some space in this storage pool, or analyze the image fully for a tighter bound",
+            f"the job may need {needed_bytes} bytes, other jobs need {reserved_elsewhere_bytes} and {kept} must "
+            f"stay free, but only {now.available_bytes} are available; free some space in this storage pool, or "
+            "analyze the image fully for a lower bound",
         )
 
 
@@ -212,8 +212,8 @@ def watch(fd: int, reserve: Reserve) -> None:
     if now.available_bytes < reserve.of(now.capacity_bytes):
         raise RefusedError(
             "not_enough_space",
-            f"only {now.available_bytes} bytes were left while the work went on; it was stopped so that running guests "
-            "keep their room. Free some space in this storage pool and try again",
+            f"only {now.available_bytes} bytes were left while the job ran; it was stopped to leave that space to "
+            "running guests. Free some space in this storage pool and try again",
         )
 
 

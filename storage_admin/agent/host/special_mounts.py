@@ -190,7 +190,7 @@ def refuse_mounted(fd: int, shown: str) -> None:
     """
     if (where := mounted_at(fd)) is not None:
         raise RefusedError(
-            "hard_linked", f"{shown} is mounted as a file {where}, where the old content would stay in use; unmount it"
+            "hard_linked", f"{shown} is mounted as a file {where}, which would keep using the old content; unmount it"
         )
 
 

@@ -63,8 +63,8 @@ def _writer(facts: Facts) -> _Writer | None:
 
 def _why_not(facts: Facts) -> str:
     if facts.subformat:
-        return f"what a copy of {facts.format} with subformat {facts.subformat} takes cannot be told yet"
-    return f"what a copy of {facts.format} takes cannot be told yet"
+        return f"the size of a copy of {facts.format} with subformat {facts.subformat} cannot be estimated yet"
+    return f"the size of a copy of {facts.format} cannot be estimated yet"
 
 
 class _Pieces:
@@ -127,7 +127,7 @@ def analyze_other(fd: int, facts: Facts, path: bytes, allocated: int, pace: Pace
     methods = {
         "compress": impossible(f"a {name} image cannot hold compressed data; convert it to qcow2"),
         "copy": impossible(_why_not(facts)),
-        "in_place": impossible(f"holes are dug in qcow2 and raw images only, not in {name}"),
+        "in_place": impossible(f"holes can be punched in qcow2 and raw images only, not in {name}"),
     }
     if writer is None or facts.extents or facts.backing_file is not None:
         return result(allocated, methods, {})
@@ -155,7 +155,7 @@ def _listed(fd: int, facts: Facts, path: bytes, io: AgentIO) -> list[dict[str, i
         raise HostError(f"qemu-img map failed, {done.words()}")
     listed = json.loads(done.stdout)
     if any(extent["data"] and "offset" not in extent for extent in listed):
-        raise HostError("its data is stored so that it cannot be read where it stands")
+        raise HostError("its data is stored in a form that cannot be read in place")
     return list(listed)
 
 

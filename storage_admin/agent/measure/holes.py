@@ -104,7 +104,7 @@ def _read(fd: int, offset: int, done: int, length: int) -> None:
     while done < length:
         read = os.preadv(fd, [memoryview(_memory.bytes)[done:length]], offset + done)
         if not read:
-            raise RefusedError("stale_plan", "the image became shorter while the work went on; scan the host again")
+            raise RefusedError("stale_plan", "the image became shorter while the job ran; scan the host and try again")
         done += read
 
 
@@ -184,7 +184,8 @@ def punch(fd: int, offset: int, length: int) -> None:
         if number in {errno.EOPNOTSUPP, errno.ENOSYS}:
             raise RefusedError(
                 "unsupported_pool",
-                "the filesystem of this storage pool cannot make holes in a file; reclaim the image by a copy instead",
+                "the filesystem of this storage pool cannot punch holes in a file; reclaim the image with a copy "
+                "instead",
             )
         raise OSError(number, os.strerror(number))
 

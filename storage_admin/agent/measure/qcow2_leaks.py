@@ -33,7 +33,7 @@ _CHUNK = 8192
 _PIECE = 32 * 1024
 #: The largest header area that is walked for extensions, and the largest directory that is read, in bytes.
 _HEADER_BYTES, _DIRECTORY_BYTES = 64 * 1024, 4 << 20
-_NO_REFCOUNT = "a cluster in use has no refcount; check the image when no guest has it"
+_NO_REFCOUNT = "a cluster in use has no refcount; check the image when no guest uses it"
 #: A byte that is not zero, as 1.
 _ANY = bytes([0]) + bytes([1]) * 255
 
@@ -77,7 +77,7 @@ def find_leaks(reader: Reader, header: Header, check: Callable[[], None], deadli
     except _UnknownError as unknown:
         return Leaks(None, bitmaps, str(unknown))
     except (UnreadableError, IndexError, struct.error):
-        return Leaks(None, bitmaps, "the image's tables contradict each other; check the image when no guest has it")
+        return Leaks(None, bitmaps, "the image's tables contradict each other; check the image when no guest uses it")
 
 
 class _Use:
@@ -143,7 +143,7 @@ class _Use:
         end = at + len(counted)
         plain, packed = (int.from_bytes(refers[at:end], "big") for refers in (self._plain, self._packed))
         if plain & packed:
-            raise _UnknownError("a cluster is used for two things; check the image when no guest has it")
+            raise _UnknownError("a cluster is used for two things; check the image when no guest uses it")
         have = int.from_bytes(counted, "big")
         if (plain | packed) & ~have:
             raise _UnknownError(_NO_REFCOUNT)
@@ -174,7 +174,7 @@ class _Use:
             for entry in chunk:
                 if entry % self._size:
                     raise _UnknownError(
-                        "a refcount block does not start at a cluster; check the image when no guest has it"
+                        "a refcount block does not start at a cluster; check the image when no guest uses it"
                     )
                 yield entry
 
@@ -182,7 +182,7 @@ class _Use:
         """An L1 table, its L2 tables, and the clusters that these refer to."""
         self._l1_bytes += l1_size * 8
         if self._l1_bytes > self._reader.file_size:
-            raise _UnknownError("the L1 tables take more than the whole file; check the image when no guest has it")
+            raise _UnknownError("the L1 tables take more than the whole file; check the image when no guest uses it")
         self._extent(l1_offset, l1_size * 8)
         for chunk in self._words(l1_offset, l1_size):
             for entry in chunk:
@@ -202,7 +202,7 @@ class _Use:
         offsets, within = self._mask(len(raw) // 8)
         table = int.from_bytes(raw, "big") & offsets
         if table & within:
-            raise _UnknownError("a data cluster does not start at a cluster; check the image when no guest has it")
+            raise _UnknownError("a data cluster does not start at a cluster; check the image when no guest uses it")
         plain = self._plain
         # All entries at once: each is a lane of 64 bits whose low bits are zero, so that no lane spills into the next.
         for number in big_endian((table >> self._bits).to_bytes(len(raw), "big")):
@@ -234,16 +234,16 @@ class _Use:
     def _extent(self, offset: int, length: int) -> int:
         """Refer to what lies there; how many clusters that are."""
         if offset % self._size:
-            raise _UnknownError("a table or cluster does not start at a cluster; check the image when no guest has it")
+            raise _UnknownError("a table or cluster does not start at a cluster; check the image when no guest uses it")
         first, end = offset >> self._bits, -(-(offset + length) >> self._bits)
         if end > len(self._plain):
-            raise IndexError("it lies outside the file")
+            raise IndexError("it is outside the file")
         self._plain[first:end] = b"\1" * (end - first)
         return end - first
 
     def _words(self, offset: int, count: int) -> Iterator[array[int]]:
         if offset + count * 8 > self._reader.file_size:
-            raise _UnknownError("a table lies outside the file; check the image when no guest has it")
+            raise _UnknownError("a table is outside the file; check the image when no guest uses it")
         for start in range(0, count, _CHUNK):
             yield big_endian(os.pread(self._reader.fd, min(_CHUNK, count - start) * 8, offset + start * 8))
             self._pause()
@@ -281,7 +281,7 @@ class _Use:
     def _pause(self) -> None:
         self._check()
         if self._deadline is not None and time.monotonic() > self._deadline:
-            raise _UnknownError("the image has more tables than a sample has time for; analyze it fully")
+            raise _UnknownError("the image has too many tables for a sample; analyze it fully")
 
 
 def _nonzero(block: bytes, order: int) -> bytes:

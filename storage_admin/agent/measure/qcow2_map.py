@@ -110,7 +110,7 @@ class Map:
             if read % 16 == 0:
                 self._check()
                 if deadline is not None and time.monotonic() > deadline:
-                    raise HostError("the image has more tables than a sample has time for; analyze it fully")
+                    raise HostError("the image has too many tables for a sample; analyze it fully")
         return Counts(*totals)
 
     def in_order_of_creation(self) -> bool:
@@ -217,7 +217,7 @@ class Map:
                 if entry:
                     offset = entry & _OFFSET
                     if offset % self.cluster_size or not offset or offset >= self._file_size:
-                        raise RefusedError("dirty_or_corrupt", "an L2 table lies outside the file; check the image")
+                        raise RefusedError("dirty_or_corrupt", "an L2 table is outside the file; check the image")
                     yield number, offset
             self._check()
 

@@ -356,9 +356,9 @@ def _refuse_others(files: Files) -> None:
         if not (_is_roots(os.fstat(fd)) and all(_is_roots(os.stat(folder)) for folder in folders)):
             raise RefusedError(
                 "not_confined",
-                f"{display(path)} or its folder can be written by others than root, and this host can keep no tool "
-                "from what an image's header names: it has neither Landlock nor namespaces; give both to root, or use "
-                "a kernel from 5.13 on",
+                f"users other than root can write to {display(path)} or its folder, and this host cannot restrict "
+                "tools to the files of a job (it has neither Landlock nor namespaces); make root the only owner, "
+                "or use kernel 5.13 or newer",
             )
 
 

@@ -195,7 +195,7 @@ def _look(io: AgentIO, watch: Callable[[], None] | None, tools: Sequence[_Tool])
     if watch is not None:
         watch()
     if any(tool.overdue for tool in tools):
-        raise HostError("a tool took longer than its limit and was stopped")
+        raise HostError("a tool took longer than its time limit and was stopped")
 
 
 class _Tool:
@@ -244,7 +244,7 @@ class _Tool:
             if len(said) > 2 * TAIL_BYTES:
                 del said[:-TAIL_BYTES]
         elif len(said) > self._limits.output_bytes:
-            raise HostError("a tool said more than its limit and was stopped")
+            raise HostError("a tool printed more than its limit and was stopped")
         return chunk
 
     def end(self) -> Finished:
@@ -292,7 +292,7 @@ def _start(
     try:
         return _popen(command, [*files.fds, *pass_fds], confinement.enter)
     except subprocess.SubprocessError as error:
-        raise HostError("a tool was not started: it could not be kept from the rest of this host") from error
+        raise HostError("a tool was not started, because it could not be confined") from error
     finally:
         confinement.close()
 

@@ -80,7 +80,7 @@ def _open_new(target: Conversion) -> int:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_size or status.st_nlink != 1:
         os.close(fd)
-        raise HostError("the temporary file was exchanged by somebody else")
+        raise HostError("the temporary file was replaced by someone else")
     return fd
 
 

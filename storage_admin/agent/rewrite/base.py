@@ -209,7 +209,7 @@ class Rewrite:
             os.close(self.folder)
 
     def _run(self) -> dict[str, Any]:
-        self.io.progress("checking", 0, None, "looking at the image and who uses it")
+        self.io.progress("checking", 0, None, "checking the image and its users")
         clear_earlier(self.folder, self.request)
         self._refuse()
         self._needed = self.recipe.needed(self)
@@ -224,17 +224,17 @@ class Rewrite:
             self._needed = 0
             self._claim.left(0)
             self._verify(replacement)
-            self.io.progress("syncing", 0, None, "bringing the copy to the disk")
+            self.io.progress("syncing", 0, None, "writing the copy to disk")
             # Filesystems set room aside behind the end of a file that is open; it is not needed any more.
             os.ftruncate(replacement.new, os.fstat(replacement.new).st_size)
             # It was written through the host's page cache, which belongs to the guests.
             os.posix_fadvise(replacement.new, 0, 0, os.POSIX_FADV_DONTNEED)
             after = space.allocated(replacement.new)
             if self.recipe.must_shrink and after >= before:
-                self.io.log(f"the copy needs {after} bytes, the image {before}: it is left as it is")
+                self.io.log(f"the copy needs {after} bytes, the image {before}: the image is left unchanged")
                 return self._result(before, before, None)
             replacement.note_made(self.recipe.format(self), self.chain.image.planned.format)
-            self.io.progress("swapping", 0, None, "waiting for the last word")
+            self.io.progress("swapping", 0, None, "waiting for the go-ahead")
             swapped = replacement.swap(self.io, Looks(self._recheck, self._look_again))
         # Its descriptor still leads to the original: this much waits as its undo copy, or has just become free.
         return self._result(space.allocated(self.chain.image.fd), swapped.new.allocated_size, swapped)
@@ -250,7 +250,9 @@ class Rewrite:
         image, facts = self.chain.image, self.chain.image.facts
         links.refuse_unsafe(self.chain, children_known=self.wish.children_known, carried=self.recipe.carries)
         if facts.virtual_size != self.wish.virtual_size:
-            raise RefusedError("stale_plan", f"{image.shown} was resized since it was scanned; scan the host again")
+            raise RefusedError(
+                "stale_plan", f"{image.shown} was resized since it was scanned; scan the host and try again"
+            )
         if self.recipe.replaces:
             stays = len(self.chain.ancestors) - len(self._left())
             volume_chains.refuse_rewriting(self.chain.links, stays=stays)
@@ -312,13 +314,13 @@ class Rewrite:
         effort = self.effort("verifying", virtual_size)
         if not img.compare(self.io, self.chain.node(), copy, virtual_size, effort):
             self.chain.refuse_stale()
-            raise HostError("the copy's content differs from the image's")
+            raise HostError("the content of the copy differs from the content of the image")
 
     def _refuse_astray(self) -> None:
         """The name in the new header must lead to the base: tools were given descriptors, a guest has only the name."""
         base = self.recipe.base(self)
         if (self._named is None) != (base is None):
-            raise HostError("the copy differs from the image in backing_file")
+            raise HostError("the copy has another backing file than the image")
         if self._named is not None and base is not None and not leads_to(self.folder, self._named, base.fd):
             raise RefusedError(
                 "stale_plan",

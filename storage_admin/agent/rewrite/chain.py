@@ -110,7 +110,9 @@ class Chain:
             raise RefusedError("chain_too_deep", f"the chain has more than {MAX_DEPTH} images")
         if is_ours(os.path.basename(image.path)):
             # A job that puts its own files back would take the image for one of them.
-            raise RefusedError(INVALID, f"{display(image.path)} has the name of a job's own file; rename it first")
+            raise RefusedError(
+                INVALID, f"{display(image.path)} has a name that is reserved for files of jobs; rename it first"
+            )
         self.links: list[Link] = []
         self._look_again = time.monotonic() + PROCESS_INTERVAL
         self._seen_since: float | None = None
@@ -165,7 +167,9 @@ class Chain:
             seen.add(link.id)
             named = link.facts.backing_file
             if named is None and below is not None:
-                raise RefusedError("stale_plan", f"{link.shown} has no backing file any more; scan the host again")
+                raise RefusedError(
+                    "stale_plan", f"{link.shown} no longer has a backing file; scan the host and try again"
+                )
             if named is not None:
                 _check_names(link, named, below)
 
@@ -233,16 +237,20 @@ class Chain:
         for link in self.links:
             # What another client of NFS wrote may show in a fresh stamp alone; while the work goes on, that can wait.
             if not link.planned.is_as_planned(stamp_now(link.fd) if names else Stamp.of(os.fstat(link.fd))):
-                raise RefusedError("stale_plan", f"{link.shown} was changed while the work went on; scan and try again")
+                raise RefusedError(
+                    "stale_plan", f"{link.shown} was changed while the job ran; scan the host and try again"
+                )
             if names and not _still_named(link):
-                raise RefusedError("stale_plan", f"{link.shown} is another file by now; scan the host and try again")
+                raise RefusedError(
+                    "stale_plan", f"{link.shown} was replaced by another file; scan the host and try again"
+                )
         # A new name shows in the file's time of change, a mount does not.
         if names and self._alone:
             self.refuse_mounted()
 
 
 def _in_use(link: Link, who: str) -> RefusedError:
-    return RefusedError("image_in_use", f"{link.shown} is in use by {who}; shut it down and try again")
+    return RefusedError("image_in_use", f"{link.shown} is in use by {who}; stop it and try again")
 
 
 def _still_named(link: Link) -> bool:
@@ -265,7 +273,7 @@ def _open(planned: Planned, if_missing: str) -> Link:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise RefusedError("outside_pool", f"{shown} is no regular file")
+            raise RefusedError("outside_pool", f"{shown} is not a regular file")
         stamp = Stamp.of(status)
         if not planned.is_as_planned(stamp):
             raise RefusedError("stale_plan", f"{shown} has changed since it was scanned; scan the host and try again")
@@ -284,7 +292,9 @@ def _facts(planned: Planned, fd: int, file_size: int) -> Facts:
     # A fixed VHD has its mark at the end only, an ISO image is a raw one with a known content.
     plain = looks_like in {"raw", "iso"} and declared in {"raw", "vpc"}
     if looks_like != declared and not plain:
-        raise RefusedError("format_mismatch", f"{shown} is declared as {declared}, but its content says {looks_like}")
+        raise RefusedError(
+            "format_mismatch", f"{shown} is declared as {declared}, but its content looks like {looks_like}"
+        )
     try:
         return formats.read(fd, file_size, os.path.basename(planned.path), declared)
     except UnreadableError as error:
@@ -295,7 +305,7 @@ def _facts(planned: Planned, fd: int, file_size: int) -> Facts:
 def _refuse_other_files(shown: str, facts: Facts) -> None:
     """Refuse an image whose data is in files that its header names: whatever tool opens it would open those as well."""
     if facts.data_file is not None:
-        raise RefusedError("external_data_file", f"{shown} keeps its data in another file; convert it first")
+        raise RefusedError("external_data_file", f"{shown} keeps its data in a separate data file; convert it first")
     if facts.extents:
         raise RefusedError("unsupported_subformat", f"{shown} consists of several files; convert it to qcow2")
 
@@ -303,25 +313,29 @@ def _refuse_other_files(shown: str, facts: Facts) -> None:
 def _check_names(link: Link, named: bytes, below: Link | None) -> None:
     """The backing file as qemu would find it must be the next link's file."""
     if b":" in named.split(b"/", 1)[0]:
-        raise RefusedError("outside_pool", f"{link.shown} names {display(named)}, which is no file of a storage pool")
+        raise RefusedError(
+            "outside_pool", f"{link.shown} has the backing file {display(named)}, which is not a file of a storage pool"
+        )
     # As a guest will open it: relative to the image's folder, through whatever links lead on.
     with link.folder() as folder:
         found = backing_name.found(folder, named, [] if below is None else [below.fd])
     if found is None:
         raise RefusedError(
             "chain_broken",
-            f"{link.shown} names {display(named)}, which is not there, or on a filesystem that is not looked at",
+            f"{link.shown} has the backing file {display(named)}, which is missing or on a filesystem that is not "
+            "scanned",
         )
     if below is None or (found.st_dev, found.st_ino) != (below.stamp.dev, below.stamp.inode):
         raise RefusedError(
             "stale_plan",
-            f"{link.shown} has the backing file {display(named)}, not the planned one; scan the host again",
+            f"{link.shown} has the backing file {display(named)}, not the one in the plan; scan the host and try again",
         )
     declared = link.facts.backing_format
     if declared is not None and declared != below.planned.format:
         raise RefusedError(
             "format_mismatch",
-            f"{link.shown} declares its base as {declared}, but {below.shown} is known as {below.planned.format}",
+            f"{link.shown} declares its backing file as {declared}, but {below.shown} is known as "
+            f"{below.planned.format}",
         )
 
 
@@ -348,13 +362,16 @@ def refuse_unsafe(chain: Chain, *, children_known: bool, carried: Collection[str
         )
     if status.st_nlink > 1 and "hard_linked" not in carried:
         raise RefusedError(
-            "hard_linked", f"{image.shown} has {status.st_nlink} names; the others would keep the old content"
+            "hard_linked",
+            f"{image.shown} has {status.st_nlink} names (hard links), and the others would keep the old content",
         )
     if "hard_linked" not in carried:
         chain.refuse_mounted()
     protected = attributes.flags(image.fd) & (attributes.IMMUTABLE | attributes.APPEND_ONLY)
     if protected and "immutable" not in carried:
-        raise RefusedError("immutable", f"{image.shown} is protected (chattr +i or +a); a template is left as it is")
+        raise RefusedError(
+            "immutable", f"{image.shown} is protected (chattr +i or +a), as templates are, and is not changed"
+        )
     if not children_known:
         raise RefusedError("guests_unknown", f"the overlays of {image.shown} are not known; scan the host first")
 
@@ -362,7 +379,7 @@ def refuse_unsafe(chain: Chain, *, children_known: bool, carried: Collection[str
 def _refuse_content(link: Link, carried: Collection[str]) -> None:
     facts = link.facts
     if facts.encrypted:
-        raise RefusedError("encrypted", f"{link.shown} is encrypted; it cannot be read without its key")
+        raise RefusedError("encrypted", f"{link.shown} is encrypted and cannot be read without its key")
     if (facts.dirty or facts.corrupt) and "dirty_or_corrupt" not in carried:
         state = "corrupt" if facts.corrupt else "dirty (it was not closed)"
         raise RefusedError("dirty_or_corrupt", f"{link.shown} is marked {state}; check and repair it first")

@@ -80,7 +80,7 @@ class Target:
         for option, value in options.items():
             if option not in OPTIONS[form]:
                 known = ", ".join(sorted(OPTIONS[form]))
-                raise RefusedError(INVALID, f"{form} knows no option {option}; it knows {known}")
+                raise RefusedError(INVALID, f"{form} has no option {option}; its options: {known}")
             if not isinstance(value, str) or not _VALUE.fullmatch(value):
                 raise RefusedError(INVALID, f"{option} is a word or a number")
         if "subformat" in options and options["subformat"] not in SUBFORMATS[form]:
@@ -154,7 +154,7 @@ class Convert(Recipe):
         image = work.chain.image
         if self.target.replaces and self._keeps_name(work) and self.target.format != image.planned.format:
             raise RefusedError(
-                "target_exists", f"{image.shown} is named like a {self.target.format} already; give it another name"
+                "target_exists", f"{image.shown} already has the name of a {self.target.format} image; rename it first"
             )
         self.recheck(work)
         if image.facts.bitmaps and self.target.format != "qcow2":

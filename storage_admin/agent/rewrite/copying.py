@@ -159,13 +159,15 @@ class Copy(Recipe):
         """Refuse formats that are not written anew, and images with errors."""
         image, form = work.chain.image, work.chain.image.facts.format
         if form not in self.formats:
-            raise RefusedError("unsupported_subformat", f"{image.shown} is {form}, which {self.method} does not write")
+            raise RefusedError(
+                "unsupported_subformat", f"{image.shown} is a {form} image, which {self.method} cannot write"
+            )
         refuse_two_sizes(image)
         if form == "vmdk":
             if image.facts.backing_file is not None:
                 raise RefusedError(
                     "unsupported_subformat",
-                    f"{image.shown} is a VMDK on a base, which is not written; convert it to qcow2",
+                    f"{image.shown} is a VMDK with a backing file, which cannot be written; convert it to qcow2",
                 )
             vmdk_descriptor.refuse_unnamed(image.fd, image.shown)
         work.refuse_damaged()
@@ -255,8 +257,8 @@ class Compress(Copy):
         if form != "qcow2":
             raise RefusedError(
                 "unsupported_subformat",
-                f"{image.shown} is {form}, which cannot hold compressed data; convert it to qcow2, or reclaim "
-                "it in place where it holds zeros",
+                f"{image.shown} is a {form} image, which cannot hold compressed data; convert it to qcow2, or "
+                "reclaim it in place if it contains zeros",
             )
         super().refuse(work)
         self.compression = self._choose(work)
@@ -266,7 +268,7 @@ class Compress(Copy):
         if self.asked == "zlib" or (self.asked == "auto" and compat == "0.10"):
             return "zlib"
         if compat == "0.10":
-            raise RefusedError(INVALID, "zstd needs an image of compat 1.1; choose zlib or auto")
+            raise RefusedError(INVALID, "zstd requires an image of compat 1.1; choose zlib or auto")
         if img.supports_zstd(work.io):
             return "zstd"
         if self.asked == "zstd":

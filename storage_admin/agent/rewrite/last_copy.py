@@ -77,8 +77,8 @@ def refuse_early(records: list[dict[str, Any]], evidence: Evidence) -> None:
     if passed is not None and passed < window * (1 - DRIFT):
         raise RefusedError(
             "clock_unsure",
-            f"the undo copy stays: it is kept for {window:.0f} s, of which {passed:.0f} s have passed on this host, "
-            "whatever its clock says. Set the clocks of the host and of the dashboard right",
+            f"the undo copy is not removed yet: it must be kept for {window:.0f} s, but only {passed:.0f} s have "
+            "passed on this host, whatever its clock says. Correct the clocks of the host and the dashboard",
         )
 
 
@@ -99,11 +99,11 @@ def refuse_last(one: Journal, story: Story, copy: int, name: bytes, evidence: Ev
     """
     made, done = Made.read(one.records()), story.done
     if made is None or done is None or made.inode != done.inode:
-        _keep("its job did not write down what it made, as those of earlier versions")
+        _keep("its job did not record what it wrote, like jobs of earlier versions")
         return
     with _made_file(one.folder, name, made.inode) as (fd, last):
         if os.fstat(fd).st_ino != made.inode:
-            _keep(f"{display(name)} is another file than the one that the job made")
+            _keep(f"{display(name)} is not the file that the job wrote")
         seen = {(mtime, ctime) for inode, mtime, ctime in evidence.seen if inode == made.inode}
         changes = {last, *seen} - {_times(done)}
         if not changes and os.fstat(fd).st_size == done.file_size:
@@ -118,38 +118,39 @@ def _refuse_unexplained(at: Moment, changes: set[int], evidence: Evidence) -> No
     if jump := now.jumped(at):
         raise RefusedError(
             "clock_unsure",
-            f"the undo copy stays: the host's clock was set by {jump:+.0f} s since the job, so that nobody can tell "
-            "when the image was changed. Set it right",
+            f"the undo copy is not removed: the clock of the host was changed by {jump:+.0f} s since the job, so it "
+            "is not known when the image was changed. Correct the clock",
         )
     if evidence.used is None:
-        _keep("the image was changed since, and nobody knows when its guests ran")
+        _keep("the image was changed since, and it is not known when its guests ran")
     spans = [(now.wall - begin - AROUND, now.wall - end + AROUND) for begin, end in evidence.used or []]
     for moment in sorted(changes):
         if not any(begin <= moment / 1e9 <= end for begin, end in spans):
             ago = now.wall - moment / 1e9
-            _keep(f"the image was changed {ago:.0f} s ago, when no guest is known to have used it")
+            _keep(f"the image was changed {ago:.0f} s ago, when no known guest used it")
 
 
 def _refuse_unlike(made: Made, fd: int, name: bytes, copy: int, io: AgentIO) -> None:
     form = made.identity.format
     try:
         if Identity.of(fd, form, name) != made.identity:
-            _keep("the image's header is not the one that the job made")
+            _keep("the header of the image is not the one that the job wrote")
         found = likeness(io, Node(copy, made.was, b"the undo copy"), Node(fd, form, name))
     except UnreadableError as error:
         _keep(f"the image cannot be read: {error}")
     except HostError as error:
         _keep(f"it cannot be compared with the image: {error.detail}")
     else:
-        io.log(f"of {found.looked_at} blocks of the undo copy's data the image has {found.equal} as they were")
+        io.log(f"{found.equal} of {found.looked_at} data blocks of the undo copy are unchanged in the image")
         if not found.half:
-            _keep(f"of {found.looked_at} blocks of its data the image has only {found.equal} as they were")
+            _keep(f"only {found.equal} of {found.looked_at} of its data blocks are unchanged in the image")
 
 
 def _keep(why: str) -> None:
     raise RefusedError(
         "undo_kept",
-        f"the undo copy may be the last good copy, and stays: {why}. Look at both; undo the job, or force the removal",
+        f"the undo copy is not removed, because it may be the last good copy: {why}. Compare both files, then undo "
+        "the job or force the removal",
     )
 
 

@@ -111,4 +111,4 @@ class Succession(NewFile):
 
 def _refuse_taken(folder: int, name: bytes) -> None:
     if stat_in(folder, name) is not None:
-        raise RefusedError("target_exists", f"there is a {display(name)} already; choose another name")
+        raise RefusedError("target_exists", f"{display(name)} already exists; choose another name")

@@ -58,7 +58,9 @@ def refuse_other_header(work: Rewrite, replacement: NewFile, base: bytes | None)
         raise RefusedError("stale_plan", f"the header of {image.shown} changed while it was copied: {error}") from error
     if facts.data_file is not None or facts.extents or facts.backing_file != base:
         raise RefusedError(
-            "stale_plan", f"the header of {image.shown} changed while it was copied, and names other files; scan again"
+            "stale_plan",
+            f"the header of {image.shown} changed while it was copied, and names other files; scan "
+            "the host and try again",
         )
 
 
@@ -81,17 +83,20 @@ class Rebase(Recipe):
         """Refuse an image without a base, a chain that is that short already, and errors."""
         image, links = work.chain.image, work.chain.links
         if image.facts.format != "qcow2":
-            raise RefusedError("unsupported_subformat", f"{image.shown} is no qcow2 image: it has no chain to shorten")
+            raise RefusedError(
+                "unsupported_subformat", f"{image.shown} is not a qcow2 image, so it has no chain to shorten"
+            )
         if len(links) == 1:
-            raise RefusedError(INVALID, f"{image.shown} has no backing file: there is nothing to flatten")
+            raise RefusedError(INVALID, f"{image.shown} has no backing file, so there is nothing to flatten")
         if self.keep is not None and not 2 <= self.keep < len(links):
             raise RefusedError(
-                INVALID, f"{image.shown} already has that image as its direct backing file, or not in its chain"
+                INVALID, f"that image is already the direct backing file of {image.shown}, or not in its chain"
             )
         self.name = self._choose_name(work)
         if len(self.name) > _LONGEST_BACKING or len(self._argument(work)) > _LONGEST_BACKING:
             raise RefusedError(
-                "chain_too_deep", "below the image that is kept the chain is too deep for qemu-img; flatten that first"
+                "chain_too_deep",
+                "the chain below the image that is kept is too deep for qemu-img; flatten that image first",
             )
         work.refuse_damaged()
 
@@ -120,7 +125,7 @@ class Rebase(Recipe):
             if leads_to(work.folder, name, kept.fd):
                 return name
         raise RefusedError(
-            "chain_broken", f"no name leads from {work.chain.image.shown} to {kept.shown}; scan the host and try again"
+            "chain_broken", f"no path leads from {work.chain.image.shown} to {kept.shown}; scan the host and try again"
         )
 
     def _as_above(self, work: Rewrite, keep: int) -> bytes:
@@ -168,7 +173,7 @@ class Standalone(Copy):
     def refuse(self, work: Rewrite) -> None:
         """Refuse an image without a base, and errors."""
         if len(work.chain.links) == 1:
-            raise RefusedError(INVALID, f"{work.chain.image.shown} has no backing file: there is nothing to flatten")
+            raise RefusedError(INVALID, f"{work.chain.image.shown} has no backing file, so there is nothing to flatten")
         super().refuse(work)
 
     def needed(self, work: Rewrite) -> int:
@@ -226,13 +231,13 @@ class Repair(Recipe):
         """Refuse formats without a repair, and ``leaks`` where there are errors, too."""
         image = work.chain.image
         if image.facts.format not in img.REPAIRED:
-            raise RefusedError("unsupported_subformat", f"qemu-img repairs no {image.facts.format} images")
+            raise RefusedError("unsupported_subformat", f"qemu-img cannot repair {image.facts.format} images")
         self.found = img.check(work.io, work.chain.node(alone=True), work.effort("checking", 0))
         if self.level == "leaks" and not self.found.sound:
             raise RefusedError(
                 "dirty_or_corrupt",
-                f"{image.shown} has {self.found.corruptions} corruptions, not only leaks: only a repair of all, asked "
-                "for by that name, may mend them",
+                f"{image.shown} has {self.found.corruptions} corruptions, not only leaks; only the option to repair "
+                "all errors may repair them",
             )
 
     def needed(self, work: Rewrite) -> int:

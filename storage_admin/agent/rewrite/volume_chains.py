@@ -100,9 +100,10 @@ def why_not(shown: str, snapshot: str, number: str) -> str:
     shown_snapshot = snapshot.encode("utf-8", "replace").decode()
     guest = number or "VMID"
     return (
-        f"{shown} belongs to the snapshot {shown_snapshot} of VM {guest}, which Proxmox VE keeps as a file in the "
-        "disk's chain: it would not find the snapshot any more. Merging is Proxmox VE's own deletion of the snapshot "
-        f"(qm delsnapshot {guest} {shown_snapshot}, DELETE /nodes/{{node}}/qemu/{guest}/snapshot/{shown_snapshot})."
+        f"{shown} is the snapshot {shown_snapshot} of VM {guest}, which Proxmox VE keeps as a file in the backing "
+        "chain of the disk. After a change, Proxmox VE could no longer find the snapshot. To merge it, delete the "
+        f"snapshot in Proxmox VE (qm delsnapshot {guest} {shown_snapshot}, DELETE "
+        f"/nodes/{{node}}/qemu/{guest}/snapshot/{shown_snapshot})."
     )
 
 
@@ -177,6 +178,6 @@ def refuse_foreign(image: Link, taken: Sequence[Link], *folders: int) -> None:
             if not base.planned.for_all and not attributes.may_read(who, base.fd):
                 raise RefusedError(
                     "foreign_base",
-                    f"{base.shown} may not be read by user {who.uid}, who would get its content with {image.shown}; "
-                    "let that user read it, or have an admin allow it for the pool",
+                    f"user {who.uid} may not read {base.shown}, but could read its content in {image.shown} after "
+                    "the job; give the user read access, or have an admin allow this for the pool",
                 )

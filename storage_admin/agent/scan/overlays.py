@@ -122,7 +122,9 @@ def _folders(pool: LookedAt, mounts: Mounts) -> Iterator[Folder]:
 
 def _unreadable(what: str, why: str | None) -> RefusedError:
     because = f": {why}" if why else ""
-    sentence = f"the overlays of the image are not known: {what} cannot be read{because}; fix that and scan the host"
+    sentence = (
+        f"the overlays of the image are not known, because {what} cannot be read{because}; fix that and scan the host"
+    )
     return RefusedError("guests_unknown", sentence)
 
 

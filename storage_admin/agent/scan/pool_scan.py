@@ -118,13 +118,18 @@ class PoolScan:
 
     def without_answer(self) -> dict[str, Any]:
         """The fields of the ``pool`` event of a folder that gives no sign of life; it is not touched."""
-        said = f"It does not answer: nothing came within {special_mounts.PATIENCE:.0f} s. Its images are as last seen."
+        said = (
+            f"The pool does not answer: nothing came within {special_mounts.PATIENCE:.0f} s. Its images are "
+            "shown as last seen."
+        )
         return self._event("silent", said)
 
     def without_mount(self, place: str) -> dict[str, Any]:
         """The fields of the ``pool`` event of a folder that is a storage only while something is mounted."""
         return self._event(
-            "missing", f"Nothing is mounted at {place}: mount it, or check its server. Its images are as last seen."
+            "missing",
+            f"Nothing is mounted at {place}. Mount it, or check its server. The images of the pool are "
+            "shown as last seen.",
         )
 
     def _event(self, state: str, detail: str) -> dict[str, Any]:
@@ -210,7 +215,7 @@ class PoolScan:
             if stat.S_ISREG(status.st_mode):
                 self._regular(fd, name, path, plain, status, has_extension, is_named)
             elif stat.S_ISLNK(status.st_mode) and (has_extension or is_named):
-                self._tell(path, plain, status, "is a symbolic link; register the folder it points to")
+                self._tell(path, plain, status, "is a symbolic link; register the folder that it leads to")
 
     def _regular(
         self, fd: int, name: str, path: bytes, plain: bytes, status: os.stat_result, has_extension: bool, named: bool
@@ -329,7 +334,7 @@ class PoolScan:
         for path in sorted(self._named):
             if mounts.may_wait(path):
                 # Not looked at, and so not vanished either.
-                self._failures.append(f"{display(path)}: it lies on a filesystem that is not looked at")
+                self._failures.append(f"{display(path)}: it lies on a filesystem that is not scanned")
                 continue
             try:
                 folder, name = open_parent(self._path, path)

@@ -85,9 +85,11 @@ class Held:
             missing.discard(number)
             lock = _LOCK.search(content.partition(b"\n[")[0])
             if lock is None or lock[1] != HELD_LOCK.encode():
-                raise RefusedError("guests_unknown", f"guest {number} could start, its lock is not held; try again")
+                raise RefusedError(
+                    "guests_unknown", f"guest {number} could start, because its lock is no longer held; try again"
+                )
         if missing:
-            raise RefusedError("guests_unknown", f"guest {min(missing)} is not in the cluster any more; scan the host")
+            raise RefusedError("guests_unknown", f"guest {min(missing)} is no longer in the cluster; scan the host")
 
 
 def is_node() -> bool:
@@ -154,7 +156,7 @@ class Fence:
             if self._mount.locks_alone:
                 raise _no_locks("it is mounted without locks on the server (nolock or local_lock)")
             if locking.open_for_writing(self._files[0]):
-                raise RefusedError("image_in_use", "a program on some machine has the image open for writing; stop it")
+                raise RefusedError("image_in_use", "a program on some host has the image open for writing; stop it")
             for fd in self._files:
                 self._held.append(_hold(fd))
         except BaseException:
@@ -195,13 +197,13 @@ def _hold(fd: int) -> FileId:
     writing = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     try:
         if locking.file_id(writing) != file:
-            raise RefusedError("stale_plan", "the image was exchanged by somebody else; scan the host and try again")
+            raise RefusedError("stale_plan", "the image was replaced by someone else; scan the host and try again")
         for first, length in RANGES:
             locking.take(writing, fcntl.F_WRLCK, first, length)
     except BaseException as error:
         os.close(writing)
         if isinstance(error, OSError) and error.errno in {errno.ENOLCK, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}:
-            raise _no_locks(f"its server gives no locks ({error.strerror})") from error
+            raise _no_locks(f"its server does not offer locks ({error.strerror})") from error
         raise
     locking.fenced[file] = writing
     return file
@@ -210,6 +212,6 @@ def _hold(fd: int) -> FileId:
 def _no_locks(why: str) -> RefusedError:
     return RefusedError(
         "locks_missing",
-        f"the image is on a network filesystem, and {why}: a guest that starts elsewhere could not be kept away; "
-        "mount it with locks, and see that rpc.statd runs",
+        f"the image is on a network filesystem, and {why}. A guest that starts on another host could not be kept "
+        "away. Mount the filesystem with locks, and check that rpc.statd is running",
     )

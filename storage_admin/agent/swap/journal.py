@@ -143,12 +143,12 @@ class Journal:
             fd = os.open(name, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
         except OSError as error:
             if error.errno in {errno.ELOOP, errno.EISDIR, errno.ENXIO}:
-                raise JournalError("it is no regular file") from error
+                raise JournalError("it is not a regular file") from error
             raise
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-                raise JournalError("it is no regular file of the agent's own")
+                raise JournalError("it is not a regular file of the agent")
             journal = cls(folder, job, fd)
             journal._take(name)
         except BaseException:
@@ -167,7 +167,7 @@ class Journal:
                 raise RefusedError("busy", f"another agent is working on job {self.job}") from error
             raise
         if (named.st_dev, named.st_ino) != (mine.st_dev, mine.st_ino):
-            raise FileNotFoundError(errno.ENOENT, "the journal was removed meanwhile")
+            raise FileNotFoundError(errno.ENOENT, "the journal was removed while the job ran")
 
     def append(self, step: str, **fields: Any) -> None:
         """Add a record and have it on the disk before returning."""

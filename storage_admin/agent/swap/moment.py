@@ -31,8 +31,8 @@ GRACE = 0.3
 PASSING_OPENER = 10.0
 #: Seconds for which is tried again where somebody who passes by knocks before anything has changed.
 PATIENCE = 10.0
-WRITER = "somebody who has written to it"
-_KNOCKED = "somebody who waits for it"
+WRITER = "someone who wrote to it"
+_KNOCKED = "someone who waits for it"
 
 
 class BothUsedError(HostError):
@@ -78,9 +78,9 @@ class Guard:
         if not doors.shut and not self.held.guests and fence.is_node():
             raise RefusedError(
                 "guests_unknown",
-                "QEMU of Proxmox VE takes no image locks, this storage, on a network or without fanotify, lets the "
-                "agent hold nobody back, and no guest was locked: one could start in the moment of the swap. Move the "
-                "disk to a local storage first",
+                "QEMU of Proxmox VE takes no image locks, this storage (on a network, or without fanotify) does "
+                "not let the agent hold back other programs, and no guest was locked. A guest could start during "
+                "the swap. Move the disk to local storage first",
             )
 
     def refuse(self, doors: Doors, moves: TakeOver) -> None:
@@ -102,7 +102,7 @@ class Guard:
                 self.held.refuse_unlocked(*moves.public_names)
             io.wait_for_go(self.generation, exchanged=1)
         except StoppedError:
-            raise self._unsure(moves, "the dashboard could not say so of all hosts") from None
+            raise self._unsure(moves, "the dashboard could not confirm it for all hosts") from None
         except (RefusedError, HostError) as error:
             if error.code == "image_in_use":
                 return "a program on another host"
@@ -119,8 +119,8 @@ class Guard:
     def _unsure(self, moves: TakeOver, what: str) -> BothUsedError:
         self.keep_both(moves)
         return BothUsedError(
-            f"it is not known that nobody used the files elsewhere while they were exchanged: {what}. Both files are "
-            "kept, one as the undo copy: look at both"
+            f"it is not known whether other hosts used the files during the swap: {what}. Both files are kept, one "
+            "of them as the undo copy. Compare them"
         )
 
 
@@ -206,7 +206,7 @@ def shut(
                 yield doors, before
                 return
         if time.monotonic() > deadline:
-            raise RefusedError("image_in_use", "the image is opened again and again; stop what opens it and try again")
+            raise RefusedError("image_in_use", "programs open the image again and again; stop them and try again")
         time.sleep(0.05)  # who was let in may only pass by
 
 
@@ -252,23 +252,23 @@ def _take_over(
     if not doors.shut and (used := _who_uses(coming, made)):
         guard.keep_both(moves)
         raise BothUsedError(
-            f"in the moment of the swap the file that went was opened by {who}, and the one that came by {used}: both "
-            "are kept, the original as the undo copy; look at both"
+            f"during the swap, the old file was opened by {who}, and the new one by {used}. Both are kept, the "
+            "original as the undo copy. Compare them"
         )
     settled = moves.back()
     locking.let_go(going)
     doors.take_back(GRACE)
     if not settled:
         raise _stranger(settled)
-    raise RefusedError("image_in_use", f"the image was opened in the moment of the swap by {who}; it is as it was")
+    raise RefusedError("image_in_use", f"the image was opened during the swap by {who}; it is unchanged")
 
 
 def _stranger(settled: bool) -> Exception:
     if settled:
-        return RefusedError("stale_plan", "the image was exchanged by somebody else; scan the host and try again")
+        return RefusedError("stale_plan", "the image was replaced by someone else; scan the host and try again")
     return HostError(
-        "other files were given the image's name in the very moment of the swap, more than once: all of them are kept, "
-        "the last one has the name, the others have names that begin with .sa- in its folder; look at them yourself",
+        "during the swap, other files were given the name of the image more than once. All of them are kept: the "
+        "last one has the name, the others have names that begin with .sa- in the same folder. Check them yourself",
         STRANGERS_KEPT,
     )
 

@@ -51,12 +51,11 @@ def put_aside(one: Journal, name: bytes, fd: int, request: Request, io: AgentIO,
                 exchange.take(one.folder, name, other)
                 _refuse_stranger(one.folder, name, other, fd)
             except FileNotFoundError as error:
-                raise RefusedError(
-                    "stale_plan", "the image is not there any more; scan the host and try again"
-                ) from error
+                raise RefusedError("stale_plan", "the image no longer exists; scan the host and try again") from error
             except PermissionError as error:
                 raise RefusedError(
-                    "immutable", "the image or its folder is protected (chattr +i or +a); a template is left as it is"
+                    "immutable",
+                    "the image or its folder is protected (chattr +i or +a), as templates are, and is not changed",
                 ) from error
             _let_late_openers_win(one.folder, name, other, fd, doors, before)
         one.append(journal.ASIDE, aside=Stamp.of(os.fstat(fd)))
@@ -70,7 +69,7 @@ def _refuse_stranger(folder: int, name: bytes, other: bytes, fd: int) -> None:
         if renamed is not None:
             with contextlib.suppress(FileExistsError):  # whose name is taken stays there: settling tells of it
                 exchange.give(folder, other, name)
-        raise RefusedError("stale_plan", "the image was exchanged by somebody else; scan the host and try again")
+        raise RefusedError("stale_plan", "the image was replaced by someone else; scan the host and try again")
 
 
 def _let_late_openers_win(folder: int, name: bytes, other: bytes, fd: int, doors: Doors, before: Stamp) -> None:
@@ -81,7 +80,7 @@ def _let_late_openers_win(folder: int, name: bytes, other: bytes, fd: int, doors
         _give(folder, other, name)
     except FileExistsError:
         return  # whose name is taken stays aside: nothing is taken away from another file
-    raise RefusedError("image_in_use", f"the image was opened in this moment by {who}; it has its name again")
+    raise RefusedError("image_in_use", f"the image was opened at this moment by {who}; it has its name again")
 
 
 def put_back(one: Journal, name: bytes, request: Request, io: AgentIO, recheck: Callable[[], None]) -> None:
@@ -126,7 +125,9 @@ def _is_same(folder: int, name: bytes, other: bytes) -> bool:
 
 def name_is_taken() -> RefusedError:
     """The refusal where another file has the image's name by now."""
-    return RefusedError("target_exists", "another file has the image's name by now; move it away, then restore")
+    return RefusedError(
+        "target_exists", "another file has the name of the image now; move that file away, then restore the image"
+    )
 
 
 def remove(one: Journal, fd: int, request: Request, io: AgentIO, looks: Looks) -> None:

@@ -160,9 +160,9 @@ class Story:
             old_name = unb64(first["old_name_b64"]) if "old_name_b64" in first else None
             keep_undo = bool(first["undo_hours"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise JournalError("it does not say of which image it is") from error
+            raise JournalError("it does not say which image it belongs to") from error
         if not is_image_name(name) or not is_image_name(old_name or name) or name == old_name:
-            raise JournalError("it names something that is no image")
+            raise JournalError("it names something that is not an image")
         recorded = first.get("records_created") is True
         story = cls(name, Stamp.parse(first.get("original")), keep_undo, recorded, old_name=old_name)
         for record in records[1:]:
@@ -248,8 +248,8 @@ def _two_images(one: Journal, story: Story) -> Settled:
         story.name,
         story.original,
         copy.allocated_size if copy is not None else 0,
-        detail="the original was written to under its old name when the new image stood beside it already: both are "
-        "there; keep the one that is right, and remove the other with the job's files",
+        detail="the original was written to under its old name after the new image was created beside it. Both "
+        "exist; keep the right one, and remove the other one together with the files of the job",
     )
 
 
@@ -263,7 +263,7 @@ def _settle_done(one: Journal, story: Story) -> Settled:
         return replace(settled, undo_bytes=copy.allocated_size, undo_waits=True)
     if copy is not None and copy.inode == story.original.inode:
         if not is_free(one.folder, undo_name, story.original):
-            detail = "somebody opened the original in the moment of the swap: it is kept; look at both"
+            detail = "someone opened the original during the swap, so it is kept; compare both files"
             return replace(settled, undo_bytes=copy.allocated_size, undo_waits=True, detail=detail)
         unlink(one.folder, undo_name)
     made, named = stat_in(one.folder, journal.file_name(one.job, "new")), stat_in(one.folder, story.name)
@@ -279,11 +279,11 @@ def _lost(one: Journal, story: Story, copy: Stamp | None) -> Settled:
     named = stat_in(one.folder, story.name_before)
     put_back, surely_back = is_back(named, story.original)
     if put_back:
-        detail = "somebody else has put the original back in the image's place"
+        detail = "someone else has restored the original"
     elif copy is None:
-        detail = "the undo copy was removed by somebody else"
+        detail = "the undo copy was removed by someone else"
     else:
-        detail = "the undo copy was removed by somebody else, and another file has its name; look at that yourself"
+        detail = "the undo copy was removed by someone else, and another file has its name; check that file yourself"
     return Settled(one.job, LOST, story.name, story.original, put_back=put_back, detail=detail, surely_back=surely_back)
 
 
@@ -299,7 +299,7 @@ def _revert(one: Journal, story: Story) -> Settled:
             settled,
             outcome=FAILED,
             undo_bytes=copy.allocated_size,
-            detail="the image was removed or exchanged by somebody else; the original is kept as undo copy",
+            detail="the image was removed or replaced by someone else; the original is kept as undo copy",
         )
     if copy is not None:
         unlink(one.folder, undo_name)
@@ -327,8 +327,8 @@ def _strangers(one: Journal, story: Story) -> Settled:
     """Somebody's file has a name of the job's own, and keeps it."""
     name = display(journal.file_name(one.job, "new"))
     detail = (
-        f"{name} is none of this job's files: it was given the image's name in the moment of the swap, or that one; "
-        "move it where it belongs"
+        f"{name} does not belong to this job. It was given this name, or the name of the image, during the swap. "
+        "Move it where it belongs"
     )
     return Settled(one.job, FAILED, story.name_before, story.original, detail=detail)
 
@@ -347,7 +347,7 @@ def _settle_undo(one: Journal, story: Story) -> Settled:
         if story.undone is not None and gone is not None and gone.inode == story.undone.inode:
             detail = _remove_undone(one, story.undone)
         elif story.old_name is not None and _is_there(one, story):
-            detail = "the new image was used while it was undone, and was left where it is"
+            detail = "the new image was used during the undo, and was left in place"
         one.remove()
         return Settled(undo_job, FINISHED, story.name_before, story.original, undo_of=one.job, detail=detail)
     if gone is not None:
@@ -367,7 +367,7 @@ def _remove_undone(one: Journal, undone: Stamp) -> str:
     """Once the original has its name again; what somebody has used since the undo began stays."""
     name = journal.file_name(one.job, "new")
     if not is_free(one.folder, name, undone):
-        return f"the new image was used while it was undone, and is kept as {display(name)}"
+        return f"the new image was used during the undo, and is kept as {display(name)}"
     unlink(one.folder, name)
     return ""
 
@@ -377,10 +377,10 @@ def _settle_unreadable(one: Journal, why: str) -> Settled:
     for kind in ("orig", "aside"):
         copy = stat_in(one.folder, journal.file_name(one.job, kind))
         if copy is not None:
-            return Settled(one.job, FAILED, undo_bytes=copy.allocated_size, detail=f"the journal says nothing: {why}")
+            return Settled(one.job, FAILED, undo_bytes=copy.allocated_size, detail=f"the journal cannot be used: {why}")
     made = stat_in(one.folder, journal.file_name(one.job, "new"))
     if made is not None and made.file_size:
-        return Settled(one.job, FAILED, undo_bytes=made.allocated_size, detail=f"the journal says nothing: {why}")
+        return Settled(one.job, FAILED, undo_bytes=made.allocated_size, detail=f"the journal cannot be used: {why}")
     unlink(one.folder, journal.file_name(one.job, "new"))
     one.remove()
     return Settled(one.job, REVERTED)

@@ -52,9 +52,9 @@ class AsideStory:
         try:
             name = unb64(records[0]["name_b64"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise JournalError("it does not say of which image it is") from error
+            raise JournalError("it does not say which image it belongs to") from error
         if not is_image_name(name):
-            raise JournalError("it names something that is no image")
+            raise JournalError("it names something that is not an image")
         story = cls(name, Stamp.parse(records[0].get("original")))
         for record in records[1:]:
             step = record["step"]
@@ -122,8 +122,8 @@ def _without_the_file(one: Journal, story: AsideStory, names: _Names) -> Settled
             names = replace(names, own=names.aside, aside=None)
     if story.aside is None and names.aside is not None:
         detail = (
-            f"a file that took the image's place in that very moment has the name {display(other)} now, and its own is "
-            "taken: move it back by hand"
+            f"a file that took the place of the image at that moment is now named {display(other)}, and its own "
+            "name is taken; move it back by hand"
         )
         return Settled(one.job, FAILED, story.name, story.original, put_back=names.is_back, detail=detail)
     if story.aside is None and names.own is not None:
@@ -131,11 +131,11 @@ def _without_the_file(one: Journal, story: AsideStory, names: _Names) -> Settled
         one.remove()
         return Settled(one.job, REVERTED, story.name, story.original)
     if names.is_back:
-        detail = "somebody else has given the image its name again"
+        detail = "someone else has restored the name of the image"
     elif names.aside is None:
-        detail = "the image that was set aside was removed by somebody else"
+        detail = "the image that was set aside was removed by someone else"
     else:
-        detail = "the image that was set aside was removed, and another file has its place; look at that yourself"
+        detail = "the image that was set aside was removed, and another file has its place; check that file yourself"
     return Settled(one.job, LOST, story.name, story.original, put_back=names.is_back, detail=detail)
 
 

@@ -153,16 +153,16 @@ class NewFile(ABC):
         """
         named = stat_in(self.folder, image)
         if named is None or not named.same_file(Stamp.of(os.fstat(self.original))):
-            raise RefusedError("stale_plan", "the image was exchanged by somebody else; scan the host and try again")
+            raise RefusedError("stale_plan", "the image was replaced by someone else; scan the host and try again")
         self.check_made()
         if locking.locked_bytes(self.new) or locking.opener([locking.file_id(self.new)]):
-            raise HostError("the temporary file is used by somebody else")
+            raise HostError("the temporary file is in use by another program")
 
     def check_made(self) -> None:
         """The new file must have the name that it was made under, and no other; raises HostError."""
         made = stat_in(self.folder, self.new_name)
         if made is None or not made.same_file(Stamp.of(os.fstat(self.new))) or os.fstat(self.new).st_nlink != 1:
-            raise HostError("the temporary file was exchanged by somebody else")
+            raise HostError("the temporary file was replaced by someone else")
 
     def dress(self) -> None:
         """Give the new file the original's owner, mode and attributes: it is root's alone until every check is done.
@@ -270,9 +270,9 @@ def clear_earlier(folder: int, request: Request) -> None:
     try:
         records = earlier.records()
         if any(_generation(record) >= request.generation for record in records if "generation" in record):
-            raise RefusedError("stale_plan", "this job was claimed again since; this run of it is not valid any more")
+            raise RefusedError("stale_plan", "another run of this job has started since; this run is no longer valid")
         if settle(earlier).outcome != REVERTED:
-            raise RefusedError("stale_plan", "this job has replaced the image already; recover the host")
+            raise RefusedError("stale_plan", "this job has already replaced the image; recover the host")
     except JournalError:
         settle(earlier)
     finally:
@@ -332,7 +332,7 @@ def swap_back(one: Journal, request: Request, ends: Ends, io: AgentIO, looks: Lo
     except PermissionError as error:
         raise RefusedError("immutable", "the image is protected (chattr +i), so it cannot be replaced") from error
     except FileExistsError as error:
-        raise RefusedError("target_exists", "another file has the original's name by now; move it away") from error
+        raise RefusedError("target_exists", "another file has the name of the original now; move it away") from error
     finally:
         settle(one)
     return shared

@@ -101,13 +101,13 @@ def _open(args: AnalyzeArgs) -> int:
     try:
         fd = open_beneath(args.pool_path, args.path, os.O_RDONLY)
     except FileNotFoundError as error:
-        raise RefusedError("stale_plan", f"{display(args.path)} is not there any more; scan again") from error
+        raise RefusedError("stale_plan", f"{display(args.path)} no longer exists; scan the host") from error
     except OSError as error:
         raise HostError(f"{display(args.path)} could not be opened: {error.strerror}") from error
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != (args.dev, args.inode):
         os.close(fd)
-        raise RefusedError("stale_plan", f"{display(args.path)} is another file than the one scanned; scan again")
+        raise RefusedError("stale_plan", f"{display(args.path)} is not the file that was scanned; scan the host")
     return fd
 
 
@@ -122,7 +122,7 @@ def _analyze(fd: int, args: AnalyzeArgs, io: AgentIO) -> dict[str, Any]:
         return analyze_raw(fd, status.st_size, allocated, pace)
     looks_like = probe_reader(reader)
     if looks_like != args.format and not (args.format == "vpc" and looks_like == "raw"):
-        raise RefusedError("format_mismatch", f"it is declared as {args.format} and looks like {looks_like}")
+        raise RefusedError("format_mismatch", f"it is declared as {args.format}, but looks like {looks_like}")
     try:
         facts = read_as(reader, args.format)
     except UnreadableError as error:

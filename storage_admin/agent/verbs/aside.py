@@ -69,7 +69,7 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
     children_known = args.take("children_known", bool)
     path = args.path("path_b64")
     with _host_errors(), _opened(args) as image:
-        io.progress("checking", 0, None, "looking at the image and who needs it")
+        io.progress("checking", 0, None, "checking the image and its users")
 
         def look() -> None:
             _refuse(image, planned)
@@ -77,7 +77,7 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
 
         def look_everywhere() -> None:
             if not children_known:
-                raise RefusedError("guests_unknown", f"who needs {image.shown} is not known; scan the host first")
+                raise RefusedError("guests_unknown", f"the users of {image.shown} are not known; scan the host first")
             look()
             volume_chains.refuse_named(path)
             refuse_needed(pools, image.wanted, io)
@@ -90,13 +90,13 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
             aside=True,
         )  # fmt: skip
         try:
-            io.progress("swapping", 0, None, "waiting for the last word")
+            io.progress("swapping", 0, None, "waiting for the go-ahead")
             aside.put_aside(one, image.name, image.fd, request, io, swap.Looks(look_everywhere, look))
         finally:
             settled = settle.settle(one)
             one.close()
         if settled.outcome != settle.KEPT:
-            raise HostError(f"the image was taken away in this very moment: {settled.detail}")
+            raise HostError(f"the image was removed at this moment: {settled.detail}")
         return {
             "held_bytes": settled.undo_bytes,
             "dev": before.dev,
@@ -175,7 +175,9 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
             _refuse_other_file(one, story, fd)
             now = stamp_now(fd)
             if now.inode != inode or _content(now) != _content(story.original):
-                raise RefusedError("stale_plan", f"{shown} was written to since it was set aside; restore it and look")
+                raise RefusedError(
+                    "stale_plan", f"{shown} was written to since it was set aside; restore it and check it"
+                )
             _refuse_used(fd, shown)
 
         def look_everywhere() -> None:
@@ -216,17 +218,17 @@ def _opened(args: Arguments) -> Iterator[_Image]:
     with contextlib.ExitStack() as open_files:
         open_files.callback(os.close, folder)
         if is_ours(name):
-            raise RefusedError(INVALID, f"{shown} has the name of a job's own file; rename it first")
+            raise RefusedError(INVALID, f"{shown} has a name that is reserved for files of jobs; rename it first")
         named = settle.stat_in(folder, name)
         if named is None:
-            raise RefusedError("stale_plan", f"{shown} is not there any more; scan the host again")
+            raise RefusedError("stale_plan", f"{shown} no longer exists; scan the host and try again")
         # Already to open a device or a pipe may do something to who stands behind it.
         if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            raise RefusedError("outside_pool", f"{shown} is no regular file")
+            raise RefusedError("outside_pool", f"{shown} is not a regular file")
         fd = os.open(name, _FLAGS, dir_fd=folder)
         open_files.callback(os.close, fd)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise RefusedError("outside_pool", f"{shown} is no regular file")
+            raise RefusedError("outside_pool", f"{shown} is not a regular file")
         yield _Image(shown, name, folder, fd)
 
 
@@ -237,13 +239,17 @@ def _refuse(image: _Image, planned: tuple[int, ...]) -> None:
         raise RefusedError("stale_plan", f"{image.shown} has changed since it was scanned; scan the host and try again")
     named = settle.stat_in(image.folder, image.name)
     if named is None or not named.same_file(now):
-        raise RefusedError("stale_plan", f"{image.shown} is another file by now; scan the host and try again")
+        raise RefusedError("stale_plan", f"{image.shown} was replaced by another file; scan the host and try again")
     if status.st_nlink != 1:
         raise RefusedError(
-            "hard_linked", f"{image.shown} has {status.st_nlink} names; who uses the others is not known, none is free"
+            "hard_linked",
+            f"{image.shown} has {status.st_nlink} names (hard links); the users of the others are "
+            "not known, and no space would be freed",
         )
     if attributes.flags(image.fd) & (attributes.IMMUTABLE | attributes.APPEND_ONLY):
-        raise RefusedError("immutable", f"{image.shown} is protected (chattr +i or +a); a template is left as it is")
+        raise RefusedError(
+            "immutable", f"{image.shown} is protected (chattr +i or +a), as templates are, and is not changed"
+        )
     _refuse_parts(image, status.st_size)
 
 
@@ -254,9 +260,13 @@ def _refuse_parts(image: _Image, size: int) -> None:
     except UnreadableError:
         return  # it has its bytes in itself, whatever they are
     if facts.data_file is not None:
-        raise RefusedError("external_data_file", f"{image.shown} keeps its data in another file, which would stay")
+        raise RefusedError(
+            "external_data_file", f"{image.shown} keeps its data in a separate data file, which would stay behind"
+        )
     if facts.extents:
-        raise RefusedError("unsupported_subformat", f"{image.shown} consists of several files; the others would stay")
+        raise RefusedError(
+            "unsupported_subformat", f"{image.shown} consists of several files, and the others would stay behind"
+        )
 
 
 def _refuse_used(fd: int, shown: str) -> None:
@@ -266,7 +276,7 @@ def _refuse_used(fd: int, shown: str) -> None:
     deadline = time.monotonic() + aside.PASSING_READER
     while (who := locking.user(fd)) is not None:
         if time.monotonic() > deadline:
-            raise RefusedError("image_in_use", f"{shown} is in use by {who}; shut it down first")
+            raise RefusedError("image_in_use", f"{shown} is in use by {who}; stop it first")
         time.sleep(0.2)
 
 
@@ -282,7 +292,7 @@ def _waiting(args: Arguments) -> Iterator[tuple[Journal, AsideStory, int]]:
         try:
             one = Journal.open(folder, job)
         except FileNotFoundError as error:
-            raise RefusedError("aside_missing", "nothing is set aside by this job any more; scan the host") from error
+            raise RefusedError("aside_missing", "this job no longer has an image set aside; scan the host") from error
         except JournalError as error:
             raise RefusedError("aside_missing", f"the journal of this job cannot be read: {error}") from error
         open_files.callback(one.close)
@@ -290,7 +300,7 @@ def _waiting(args: Arguments) -> Iterator[tuple[Journal, AsideStory, int]]:
         try:
             fd = os.open(file_name(job, "aside"), _FLAGS, dir_fd=folder)
         except FileNotFoundError as error:
-            raise RefusedError("aside_missing", f"{display(name)} was removed by somebody else") from error
+            raise RefusedError("aside_missing", f"{display(name)} was removed by someone else") from error
         open_files.callback(os.close, fd)
         yield one, story, fd
 
@@ -299,12 +309,12 @@ def _story(one: Journal, name: bytes) -> AsideStory:
     """What the journal tells, after an interrupted run of whatever job was settled."""
     try:
         if not settle.is_aside(one):
-            raise RefusedError("aside_missing", "that job has set nothing aside")
+            raise RefusedError("aside_missing", "that job did not set anything aside")
         settled = settle.settle(one)
         if settled.undo_of is not None and settled.outcome == settle.REVERTED:
             settled = settle.settle(one)
         if settled.outcome != settle.KEPT:
-            raise RefusedError("aside_missing", settled.detail or "the image is not set aside any more; scan the host")
+            raise RefusedError("aside_missing", settled.detail or "the image is no longer set aside; scan the host")
         story = AsideStory.of(one.records())
     except JournalError as error:
         raise RefusedError("aside_missing", f"the journal of this job cannot be read: {error}") from error
@@ -317,7 +327,9 @@ def _refuse_other_file(one: Journal, story: AsideStory, fd: int) -> None:
     here = Stamp.of(os.fstat(fd))
     named = settle.stat_in(one.folder, file_name(one.job, "aside"))
     if here.inode != story.original.inode or named is None or not named.same_file(here):
-        raise RefusedError("aside_missing", "what was set aside is another file by now; look at it yourself")
+        raise RefusedError(
+            "aside_missing", "the file that was set aside was replaced by another one; check it yourself"
+        )
 
 
 def _content(stamp: Stamp) -> tuple[int, int]:

@@ -123,7 +123,7 @@ def _parse(fields: dict[str, Any]) -> Wish:
         raise RefusedError(INVALID, "a reserve is not negative")
     pool_path = args.path("pool_path_b64")
     if not is_absolute(pool_path):
-        raise RefusedError("outside_pool", f"{display(pool_path)} is no absolute path")
+        raise RefusedError("outside_pool", f"{display(pool_path)} is not an absolute path")
     wish = Wish(
         pool_path=pool_path,
         kind=kind,
@@ -145,7 +145,7 @@ def _load(kind: str) -> Any:
         found = importlib.import_module(module)
         if hasattr(found, "parse"):
             return found
-    raise RefusedError(INVALID, f"this agent knows no benchmark {kind!r}")
+    raise RefusedError(INVALID, f"this agent does not know the benchmark {kind!r}")
 
 
 def _require(tool: str) -> None:

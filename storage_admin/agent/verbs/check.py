@@ -32,11 +32,11 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     with opened(wish) as chain:
         if level != "none":
             return Rewrite(request, io, wish, Repair(level), chain).run()
-        io.progress("checking", 0, None, "looking through its tables")
+        io.progress("checking", 0, None, "checking the tables")
         if chain.image.planned.format not in img.CHECKED:
             raise RefusedError(
                 "unsupported_subformat",
-                f"{chain.image.shown} is {chain.image.planned.format}, which has nothing to check",
+                f"{chain.image.shown} is a {chain.image.planned.format} image, which has no tables to check",
             )
         chain.refuse_in_use()
         effort = img.Effort(wish.idle_io, chain.refuse_changes)

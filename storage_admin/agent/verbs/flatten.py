@@ -30,7 +30,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     args = Arguments(request.args, COMMON | {"method", "keep"})
     method, keep = args.choice("method", METHODS, "rebase"), args.maybe("keep", int)
     if method == "convert" and keep is not None:
-        raise RefusedError(INVALID, "convert makes an image stand alone; only rebase goes down to another one")
+        raise RefusedError(INVALID, "convert leaves no backing file; only rebase can keep one")
     wish = Wish.parse(request.args, args)
     recipe: Recipe = Rebase(keep) if method == "rebase" else Standalone()
     with opened(wish) as chain:

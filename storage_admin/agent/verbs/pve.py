@@ -144,7 +144,7 @@ def _content(folder: int, name: str) -> bytes:
     opened = os.open(name, _FILE_FLAGS, dir_fd=folder)
     with os.fdopen(opened, "rb") as file:
         if not stat.S_ISREG(os.fstat(opened).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         content = file.read(MAX_FILE + 1)
     if len(content) > MAX_FILE:
         raise OSError(errno.EFBIG, f"it is larger than {MAX_FILE} bytes")

@@ -68,7 +68,7 @@ def dig(io: AgentIO, chain: Chain, *, children_known: bool, bandwidth: int | Non
         HostError, OSError: something failed. In any case the image reads as before.
     """
     started = time.monotonic()
-    io.progress("checking", 0, None, "looking at the image and who uses it")
+    io.progress("checking", 0, None, "checking the image and its users")
     refuse_digging(chain, children_known=children_known)
     chain.refuse_in_use()
     chain.refuse_stale()
@@ -115,31 +115,38 @@ def refuse_digging(chain: Chain, *, children_known: bool) -> None:
     if not holds_everybody(image.fd):
         raise RefusedError(
             "unsupported_pool",
-            f"{image.shown} is on a filesystem that other machines may have mounted: none of them could be kept from "
-            "writing to it while it gets holes; reclaim it by a copy",
+            f"{image.shown} is on a filesystem that other machines may have mounted. They could not be kept from "
+            "writing to it while holes are punched; reclaim it with a copy",
         )
     if facts.format not in FORMATS or facts.extents:
         raise RefusedError(
             "unsupported_subformat",
-            f"{image.shown} is {facts.format}; only qcow2 and raw images can be reclaimed in place, convert it instead",
+            f"{image.shown} is a {facts.format} image; only qcow2 and raw images can be reclaimed in place. Convert "
+            "it instead",
         )
     if facts.encrypted:
-        raise RefusedError("encrypted", f"{image.shown} is encrypted: its zeros do not look like zeros")
+        raise RefusedError("encrypted", f"{image.shown} is encrypted, so its zeros cannot be recognised")
     if facts.data_file is not None:
-        raise RefusedError("external_data_file", f"{image.shown} keeps its data in another file; convert it first")
+        raise RefusedError(
+            "external_data_file", f"{image.shown} keeps its data in a separate data file; convert it first"
+        )
     if facts.dirty or facts.corrupt:
         state = "corrupt" if facts.corrupt else "dirty (it was not closed)"
         raise RefusedError("dirty_or_corrupt", f"{image.shown} is marked {state}; check and repair it first")
     if attributes.flags(image.fd) & (attributes.IMMUTABLE | attributes.APPEND_ONLY):
-        raise RefusedError("immutable", f"{image.shown} is protected (chattr +i or +a); a template is left as it is")
+        raise RefusedError(
+            "immutable", f"{image.shown} is protected (chattr +i or +a), as templates are, and is not changed"
+        )
     if attributes.has_capabilities(image.fd):
         raise RefusedError(
             "unsupported_subformat",
-            f"{image.shown} has file capabilities (setcap), which holes would take away; reclaim it by a copy",
+            f"{image.shown} has file capabilities (setcap), which punching holes would remove; reclaim it with a copy",
         )
     volume_chains.refuse_rewriting(chain.links, stays=len(chain.ancestors))
     if not children_known:
-        raise RefusedError("guests_unknown", f"which guests could use {image.shown} is not known; scan the host first")
+        raise RefusedError(
+            "guests_unknown", f"it is not known which guests could use {image.shown}; scan the host first"
+        )
 
 
 def _refuse_corrupt(io: AgentIO, chain: Chain, idle_io: bool) -> None:
@@ -237,8 +244,8 @@ class _Work:
             if time.monotonic() > deadline:
                 raise RefusedError(
                     "image_in_use",
-                    f"{self.chain.image.shown} is opened again and again, or the host's kernel is older than 5.3; "
-                    "stop what opens it and try again, or reclaim by a copy",
+                    f"programs open {self.chain.image.shown} again and again, or the kernel of the host is older "
+                    "than 5.3; stop them and try again, or reclaim with a copy",
                 )
             time.sleep(LOOK_INTERVAL / 2)
 
@@ -263,7 +270,9 @@ class _Work:
         if locking.locked_bytes(image.fd):
             return False
         if _content(os.fstat(image.fd)) != self._seen:
-            raise RefusedError("stale_plan", f"{image.shown} was changed while the work went on; scan and try again")
+            raise RefusedError(
+                "stale_plan", f"{image.shown} was changed while the job ran; scan the host and try again"
+            )
         return True
 
     def _open(self, door: Door) -> None:

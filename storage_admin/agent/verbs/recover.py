@@ -134,7 +134,7 @@ def _without_a_trace(one: _Expected, io: AgentIO) -> list[dict[str, Any]]:
     try:
         if any(settle.stat_in(fd, file_name(one.job, kind)) is not None for kind in ("journal", "orig", "aside")):
             return []  # deeper than recovery looks, or it came this moment
-        detail = "its file, which waited beside the image's place, and its journal were removed by somebody else"
+        detail = "its file beside the image and its journal were removed by someone else"
         settled = settle.Settled(one.job, settle.LOST, name, detail=detail)
         folder = _Folder(None, one.path.rpartition(b"/")[0] or b"/", fd, {})
         return [_row(folder, settled)]
@@ -164,7 +164,7 @@ class _Walk:
     def folders(self, pool: Any, path: bytes, depth: int) -> Iterator[_Folder]:
         """The pool's folder and those below it on the same filesystem, no link followed, each closed after its turn."""
         if path in self.away:
-            self.io.log(f"the storage pool {display(path)} does not answer, and is left alone", "warning")
+            self.io.log(f"the storage pool {display(path)} does not answer and was skipped", "warning")
             self.unread.append(pool)
             return
         try:
@@ -223,7 +223,7 @@ def _recover(folder: _Folder, job: str, kinds: set[str], recorded: bool, io: Age
     except FileNotFoundError:
         return _recover_orphans(folder, job, kinds, io)
     except JournalError as error:
-        io.log(f"{_shown(folder, job, 'journal')} is left alone: {error}", "warning")
+        io.log(f"{_shown(folder, job, 'journal')} was skipped: {error}", "warning")
         return []
     except RefusedError:
         return [_row(folder, settle.Settled(job, settle.BUSY))]
@@ -258,7 +258,7 @@ def _recover_orphans(folder: _Folder, job: str, kinds: set[str], io: AgentIO) ->
     rows = []
     made = settle.stat_in(folder.fd, file_name(job, "new")) if "new" in kinds else None
     if made is not None and made.file_size:
-        detail = f"{_shown(folder, job, 'new')} has no journal that says whose it is; look at it yourself"
+        detail = f"{_shown(folder, job, 'new')} has no journal that says which job it belongs to; check it yourself"
         rows.append(_row(folder, settle.Settled(job, settle.FAILED, undo_bytes=made.allocated_size, detail=detail)))
     elif made is not None:
         settle.unlink(folder.fd, file_name(job, "new"))
@@ -266,13 +266,11 @@ def _recover_orphans(folder: _Folder, job: str, kinds: set[str], io: AgentIO) ->
         rows.append(_row(folder, settle.Settled(job, settle.REVERTED)))
     copy = settle.stat_in(folder.fd, file_name(job, "orig"))
     if copy is not None:
-        detail = f"{_shown(folder, job, 'orig')} is an undo copy without a journal; look at it yourself"
+        detail = f"{_shown(folder, job, 'orig')} is an undo copy without a journal; check it yourself"
         rows.append(_row(folder, settle.Settled(job, settle.FAILED, undo_bytes=copy.allocated_size, detail=detail)))
     aside = settle.stat_in(folder.fd, file_name(job, "aside"))
     if aside is not None:
-        detail = (
-            f"{_shown(folder, job, 'aside')} is an image that was set aside, without a journal; look at it yourself"
-        )
+        detail = f"{_shown(folder, job, 'aside')} is an image that was set aside, without a journal; check it yourself"
         rows.append(_row(folder, settle.Settled(job, settle.FAILED, undo_bytes=aside.allocated_size, detail=detail)))
     return rows
 
@@ -287,7 +285,7 @@ def _recover_benchmark(folder: _Folder, job: str, active: bool, io: AgentIO) -> 
         io.log(f"{shown} cannot be removed now: {error.strerror}", "error")
         return [_row(folder, settle.Settled(job, settle.FAILED, detail=f"{shown}: {error.strerror}"))]
     if found == scratch.FOREIGN:
-        io.log(f"{shown} is left alone: it is none that the agent made", "warning")
+        io.log(f"{shown} was skipped, because the agent did not create it", "warning")
         return []
     if found == scratch.BUSY:
         return [_row(folder, settle.Settled(job, settle.BUSY))]

@@ -77,4 +77,4 @@ def be_idle(io: AgentIO) -> None:
     number = _IOPRIO_SET.get(os.uname().machine)
     libc = ctypes.CDLL(None, use_errno=True)
     if number is None or libc.syscall(number, 1, 0, _IDLE) != 0:
-        io.log("the disk's idle priority could not be set; the work goes on with the usual one", "warning")
+        io.log("idle I/O priority could not be set; the job continues with normal priority", "warning")

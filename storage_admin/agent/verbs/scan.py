@@ -97,7 +97,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         io.emit(POOL, **event)
         images, changed = scan.images, changed + scan.changed
         files.add(scan)
-    io.progress("looking who uses them", images, images)
+    io.progress("checking which images are in use", images, images)
     held = in_use.holds(files.inodes, files.aliases, io.check)
     prefixes = tuple(_prefix(pool) for pool in args.pools)
     elsewhere = [path for path in args.named if path.startswith(b"/") and not path.startswith(prefixes)]
@@ -244,7 +244,7 @@ def bases_outside(named: Iterable[bytes], files: dict[int, set[int]], mounts: Mo
     recorder = Recorder(mounts)
     for path in sorted(named):
         if mounts.may_wait_there(path):
-            yield _disk_row(path, "it lies on a filesystem that is not looked at")
+            yield _disk_row(path, "it lies on a filesystem that is not scanned")
             continue
         try:
             facts = _disk_facts(path)
@@ -312,14 +312,14 @@ def _refuse_hidden(path: bytes, folder: roots.Reached, status: os.stat_result) -
 
 def _base_of_disk(path: bytes, name: bytes, files: dict[int, set[int]], recorder: Recorder) -> Iterator[dict[str, Any]]:
     if backing_unsafe(name) is not None:
-        yield _disk_row(path, "its base is not named as a plain file")
+        yield _disk_row(path, "its backing file is not named by a plain path")
         return
     below = absolute(os.path.dirname(path), name)
     found = recorder.look(below)
     if found is not None and found.st_ino in files.get(found.st_dev, ()):
         yield _disk_row(path, "", [found.st_dev, found.st_ino])
     elif found is not None:
-        yield _disk_row(path, "its base lies outside of every pool as well; register the folder of that")
+        yield _disk_row(path, "its backing file is outside every pool as well; register the folder of the backing file")
 
 
 def _disk_row(path: bytes, why: str, base: list[int] | None = None) -> dict[str, Any]:

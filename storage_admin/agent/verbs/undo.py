@@ -69,7 +69,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     force = args.get("force", bool, False)
     pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
     with _place(args) as place, contextlib.ExitStack() as open_files:
-        io.progress("checking", 0, None, "looking at the image and its undo copy")
+        io.progress("checking", 0, None, "checking the image and its undo copy")
         story = _story(place)
         new = _open(place.folder, place.name)
         open_files.callback(os.close, new)
@@ -82,14 +82,14 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         def look() -> None:
             _refuse(place, story, new, old, force=force)
             if _content(stamp_now(new)) != _content(found):
-                raise RefusedError("undo_written_to", "the image was written to in this very moment; look at it again")
+                raise RefusedError("undo_written_to", "the image was written to at this moment; check it again")
 
         def look_everywhere() -> None:
             refuse_needed(pools, wanted, io)
             look()
 
         look_everywhere()
-        io.progress("swapping", 0, None, "waiting for the last word")
+        io.progress("swapping", 0, None, "waiting for the go-ahead")
         looks = swap.Looks(look_everywhere, look)
         shared = swap.swap_back(place.journal, request, swap.Ends(place.name, new, old, story.old_name), io, looks)
         gone, status = os.fstat(new), os.fstat(old)
@@ -140,13 +140,13 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
         try:
             old = os.open(undo_name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place.folder)
         except FileNotFoundError:
-            io.log("the undo copy was removed by somebody else already", "warning")
+            io.log("the undo copy was already removed by someone else", "warning")
         else:
             found = True
             try:
                 status = os.fstat(old)
                 if status.st_ino != story.original.inode:
-                    raise RefusedError("undo_missing", "the undo copy is another file by now; look at it yourself")
+                    raise RefusedError("undo_missing", "the undo copy was replaced by another file; check it yourself")
                 _refuse_used(old, "the undo copy")
                 last_copy.refuse_early(place.journal.records(), evidence)
                 if not force:
@@ -177,9 +177,9 @@ def _refuse_changed(place: _Place, old: int, before: os.stat_result) -> None:
     """Also by force the copy stays where it was opened, written to or exchanged while it was looked at."""
     here, named = stamp_now(old), settle.stat_in(place.folder, file_name(place.journal.job, "orig"))
     if named is None or not named.same_file(here):
-        raise RefusedError("undo_missing", "the undo copy is another file by now; look at it yourself")
+        raise RefusedError("undo_missing", "the undo copy was replaced by another file; check it yourself")
     if _content(here) != _content(Stamp.of(before)):
-        raise RefusedError("undo_written_to", "the undo copy was written to in this very moment; look at it again")
+        raise RefusedError("undo_written_to", "the undo copy was written to at this moment; check it again")
     _refuse_used(old, "the undo copy")
 
 
@@ -191,18 +191,18 @@ def _refuse_needed_still(
     if not settle.same_content(copy, story.original):
         raise RefusedError(
             "undo_written_to",
-            "somebody wrote to the undo copy, perhaps who had the image open when it was replaced: look at both. "
-            "Forcing the removal gives up what was written",
+            "someone wrote to the undo copy, perhaps a program that had the image open when it was replaced. "
+            "Compare both files. If you force the removal, what was written is lost",
         )
     if by_itself:
         _refuse_touched(story, copy)
-    stays = "the undo copy may be all that is left of it, and stays. Look at it, or force the removal"
+    stays = (
+        "the undo copy is not removed, because it may be all that is left of the image. Check it, or force the removal"
+    )
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place.folder)
     except OSError as error:
-        raise RefusedError(
-            "stale_plan", f"{display(name)} is not there any more ({error.strerror}): {stays}"
-        ) from error
+        raise RefusedError("stale_plan", f"{display(name)} no longer exists ({error.strerror}): {stays}") from error
     try:
         looks_like = formats.guess(formats.Reader(fd, os.fstat(fd).st_size), name)
         # What it is declared as may be from before a later job changed that. All damaged files look raw.
@@ -211,7 +211,7 @@ def _refuse_needed_still(
     finally:
         os.close(fd)
     if not sizes:
-        raise RefusedError("stale_plan", f"{display(name)} cannot be read any more: {stays}")
+        raise RefusedError("stale_plan", f"{display(name)} can no longer be read: {stays}")
     before = _virtual_size(old, story.name_before, form if story.old_name is None else "")
     if before is not None and max(sizes) < before:
         raise RefusedError("stale_plan", f"{display(name)} has {max(sizes)} bytes for its guest, not {before}: {stays}")
@@ -250,7 +250,7 @@ def _open_journal(folder: int, job: str) -> Journal:
     try:
         return Journal.open(folder, job)
     except FileNotFoundError as error:
-        raise RefusedError("undo_missing", "there is no undo copy of this job any more") from error
+        raise RefusedError("undo_missing", "this job no longer has an undo copy") from error
     except JournalError as error:
         raise RefusedError("undo_missing", f"the journal of this job cannot be read: {error}") from error
 
@@ -259,20 +259,20 @@ def _story(place: _Place) -> settle.Story:
     """What the journal tells, after an interrupted run of whatever job was settled; refuses what was not swapped."""
     try:
         if settle.is_aside(place.journal):
-            raise RefusedError("undo_missing", "the job has set its image aside; restore that instead")
+            raise RefusedError("undo_missing", "the job has set its image aside; restore that image instead")
     except JournalError as error:
         raise RefusedError("undo_missing", f"the journal of this job cannot be read: {error}") from error
     settled = settle.settle(place.journal)
     if settled.outcome == settle.REVERTED and settled.undo_of is None:
-        raise RefusedError("undo_missing", "the job had not replaced the image; there is nothing to undo")
+        raise RefusedError("undo_missing", "the job did not replace the image, so there is nothing to undo")
     if settled.outcome == settle.FINISHED and settled.undo_of is not None:
-        raise RefusedError("undo_missing", "the original is back in its place already")
+        raise RefusedError("undo_missing", "the original has already been restored")
     try:
         story = settle.Story.of(place.journal.records())
     except JournalError as error:
         raise RefusedError("undo_missing", f"the journal of this job cannot be read: {error}") from error
     if story.done is None:
-        raise RefusedError("stale_plan", f"{settled.detail}; look at it yourself")
+        raise RefusedError("stale_plan", f"{settled.detail}; check it yourself")
     if story.name != place.name:
         raise RefusedError("stale_plan", f"the job replaced {display(story.name)}, not this image")
     return story
@@ -282,7 +282,7 @@ def _open(folder: int, name: bytes) -> int:
     try:
         return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError as error:
-        raise RefusedError("undo_missing", f"{display(name)} was removed by somebody else") from error
+        raise RefusedError("undo_missing", f"{display(name)} was removed by someone else") from error
 
 
 def _refuse(place: _Place, story: settle.Story, new: int, old: int, *, force: bool) -> None:
@@ -291,21 +291,19 @@ def _refuse(place: _Place, story: settle.Story, new: int, old: int, *, force: bo
     done = story.done
     named = settle.stat_in(place.folder, place.name)
     if done is None or here.inode != done.inode or named is None or named.inode != done.inode:
-        raise RefusedError("stale_plan", "the image was replaced again since; undo the later job first")
+        raise RefusedError("stale_plan", "the image was replaced again since the job; undo the later job first")
     if not force and _content(here) != _content(done):
         raise RefusedError(
             "undo_written_to",
-            "the image was used since the job; what was written to it would be lost. Forcing the undo accepts that",
+            "the image was written to since the job, and these writes would be lost. Force the undo to accept that",
         )
     undo_named = settle.stat_in(place.folder, file_name(place.journal.job, "orig"))
     if undo_named is None or undo_named.inode != copy.inode or copy.inode != story.original.inode:
-        raise RefusedError("undo_missing", "the undo copy is another file by now; look at it yourself")
+        raise RefusedError("undo_missing", "the undo copy was replaced by another file; check it yourself")
     if story.old_name is not None and settle.stat_in(place.folder, story.old_name) is not None:
-        raise RefusedError(
-            "target_exists", f"there is a {display(story.old_name)} again; move it away, then undo the job"
-        )
+        raise RefusedError("target_exists", f"{display(story.old_name)} exists again; move it away, then undo the job")
     if (copy.file_size, copy.mtime_ns) != (story.original.file_size, story.original.mtime_ns):
-        raise RefusedError("undo_missing", "the undo copy was written to; it is not the original any more")
+        raise RefusedError("undo_missing", "the undo copy was written to and is no longer the original")
     if not force:
         _refuse_touched(story, copy)
     _refuse_without_bases(story, force=force)
@@ -319,8 +317,8 @@ def _refuse_touched(story: settle.Story, copy: Stamp) -> None:
     if story.is_touched(copy):
         raise RefusedError(
             "undo_written_to",
-            "something of the undo copy was changed since the job: its owner, mode or names, or its content with the "
-            "times set back. Look at it; forcing this accepts that",
+            "the undo copy was changed since the job: its owner, mode or names, or its content with the times set "
+            "back. Check it, then force this if you accept that",
         )
 
 
@@ -332,15 +330,15 @@ def _refuse_without_bases(story: settle.Story, *, force: bool) -> None:
         except (OSError, ValueError):
             raise RefusedError(
                 "chain_broken",
-                f"the original has the backing file {display(path)}, which is gone: it could no longer be read, "
-                "and the current image can. Restore that base first",
+                f"the original has the backing file {display(path)}, which no longer exists. The original could not "
+                "be read, but the current image can. Restore that backing file first",
             ) from None
         same = (now.inode, now.file_size, now.mtime_ns) == (before.inode, before.file_size, before.mtime_ns)
         if not same and not force:
             raise RefusedError(
                 "undo_written_to",
-                f"the original has the backing file {display(path)}, which was changed or replaced since the job: it "
-                "may read differently now. Forcing the undo accepts that",
+                f"the original has the backing file {display(path)}, which was changed or replaced since the job, "
+                "so the original may read differently now. Force the undo to accept that",
             )
 
 
@@ -353,4 +351,4 @@ def _refuse_used(fd: int, what: str) -> None:
     if locking.locked_bytes(fd):
         raise RefusedError("image_in_use", f"{what} is in use by a guest or a tool of qemu; shut it down and try again")
     if (who := locking.user(fd)) is not None:
-        raise RefusedError("image_in_use", f"{what} is in use by {who}; shut it down and try again")
+        raise RefusedError("image_in_use", f"{what} is in use by {who}; stop it and try again")

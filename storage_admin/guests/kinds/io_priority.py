@@ -28,7 +28,10 @@ class SetIoPriority(JobKind):
 
     name = "set_io_priority"
     title = _("Set I/O priority")
-    description = _("Sets a container's I/O priority, or a VM's weight and limits, and reads again what the host took.")
+    description = _(
+        "Sets the I/O priority of a container, or the I/O weight and limits of a VM. Then reads back "
+        "what the host accepted."
+    )
     target = "guest"
     properties = {
         "priority": {
@@ -36,7 +39,7 @@ class SetIoPriority(JobKind):
             "minimum": 0,
             "maximum": 7,
             "default": None,
-            "description": _("For a container: the higher, the more of the disks' time. Null leaves it as it is."),
+            "description": _("For a container: the higher, the more disk time. Null leaves the priority unchanged."),
         },
         "weight": {
             "type": ["integer", "null"],
@@ -44,7 +47,8 @@ class SetIoPriority(JobKind):
             "maximum": 1000,
             "default": None,
             "description": _(
-                "For a libvirt guest: its share beside others; Proxmox VE has none. Null leaves it as it is."
+                "For a libvirt guest: its share relative to other guests. Proxmox VE has no weights. Null leaves "
+                "the weight unchanged."
             ),
         },
         "limits": {
@@ -52,13 +56,15 @@ class SetIoPriority(JobKind):
             "default": None,
             "properties": {name: {"type": "integer", "minimum": 0, "maximum": 1 << 50} for name in LIMITS},
             "additionalProperties": False,
-            "description": _("Limits of each disk of a VM; 0 removes a limit. Null leaves them unchanged."),
+            "description": _("I/O limits for each disk of a VM; 0 removes a limit. Null leaves them unchanged."),
         },
         "disk": {
             "type": ["string", "null"],
             "maxLength": 40,
             "default": None,
-            "description": _("The disk (its target) that the limits are for; null for every disk of the VM."),
+            "description": _(
+                "The disk (its target, such as vda) that the limits apply to; null for every disk of the VM."
+            ),
         },
         **proxmox_vms.ACCEPT,
     }
@@ -70,7 +76,9 @@ class SetIoPriority(JobKind):
     def clean(self, options: Any) -> dict[str, Any]:
         cleaned = super().clean(options)
         if all(cleaned[name] is None for name in ("priority", "weight", "limits")):
-            raise InvalidError(gettext("Set a priority, a weight or limits."), {"priority": gettext("Give 0 to 7.")})
+            raise InvalidError(
+                gettext("Set a priority, a weight or limits."), {"priority": gettext("Enter a number from 0 to 7.")}
+            )
         return cleaned
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
@@ -124,15 +132,15 @@ def _reason(guest: Guest, setting: Setting) -> str:
     if setting.priority is not None:
         was = gettext("not set") if guest.io_priority is None else guest.io_priority
         parts.append(
-            gettext("its I/O priority becomes {priority} (now {was})").format(priority=setting.priority, was=was)
+            gettext("the I/O priority becomes {priority} (now {was})").format(priority=setting.priority, was=was)
         )
     if setting.weight is not None:
         was = gettext("not set") if guest.io_weight is None else guest.io_weight
-        parts.append(gettext("its I/O weight becomes {weight} (now {was})").format(weight=setting.weight, was=was))
+        parts.append(gettext("the I/O weight becomes {weight} (now {was})").format(weight=setting.weight, was=was))
     if setting.limits is not None:
         where = gettext("disk {disk}").format(disk=setting.disk) if setting.disk else gettext("each of its disks")
         words = ", ".join(f"{name} {value or 'none'}" for name, value in setting.limits.items())
         parts.append(
-            gettext("the limits of {where} become: {words}").format(where=where, words=words or gettext("as they are"))
+            gettext("the limits of {where} become: {words}").format(where=where, words=words or gettext("unchanged"))
         )
     return f"{guest.name}: {'; '.join(parts)}."

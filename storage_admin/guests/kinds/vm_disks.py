@@ -27,7 +27,7 @@ from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plan_and_progress import Affected, Cause, Plan, Recorder, Refusal
 
-_DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": _("The disk (its target), such as scsi0.")}
+_DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": _("Target name of the disk, such as scsi0.")}
 
 
 @dataclass
@@ -46,7 +46,7 @@ class VmKind(JobKind):
 
     target = "guest"
     unsuccessful = {
-        "": Unsuccessful(gettext_noop("A task that Proxmox VE started goes on there: see the log, then scan the host."))
+        "": Unsuccessful(gettext_noop("A task started in Proxmox VE continues there. See the log, then scan the host."))
     }
     #: What has to be given: options without a default.
     needs: ClassVar[tuple[str, ...]] = ()
@@ -140,7 +140,7 @@ class MoveDisk(VmKind):
 
     name = "move_disk"
     title = _("Move a disk")
-    description = _("Has Proxmox VE copy a VM's disk to another storage or format, and use that from then on.")
+    description = _("Copies a VM's disk to another storage or format, and uses the copy from then on.")
     needs = ("disk", "storage")
     properties = {
         "disk": _DISK,
@@ -149,18 +149,18 @@ class MoveDisk(VmKind):
             "type": ["string", "null"],
             "enum": [None, *actions.FORMATS],
             "default": None,
-            "description": _("Of the new image, where the storage knows several; null for the same."),
+            "description": _("Format of the new image, if the storage supports several; null for the same format."),
         },
         "delete_source": {
             "type": "boolean",
             "default": False,
-            "description": _("Remove the old volume when it is moved; else it stays with the VM as an unused disk."),
+            "description": _("Remove the old volume after the move. Otherwise it stays with the VM as an unused disk."),
         },
         "bandwidth_bytes_sec": {
             "type": ["integer", "null"],
             "minimum": 1_048_576,
             "default": None,
-            "description": _("Limit in bytes per second; null for the cluster's setting."),
+            "description": _("Limit in bytes per second; null for the setting of the cluster."),
         },
         **proxmox_vms.ACCEPT,
     }
@@ -170,13 +170,13 @@ class MoveDisk(VmKind):
         drive = actions.check_move(vm.config, target, name, options["format"] or "")
         form = gettext(" as {format}").format(format=options["format"]) if options["format"] else ""
         reason = gettext(
-            "{target} of {guest} ({volume}) is copied to {name}{form} and used from there; the old volume stays with "
-            "the VM as an unused disk."
+            "{target} of {guest} ({volume}) is copied to {name}{form}, and the VM then uses the copy. The old "
+            "volume stays with the VM as an unused disk."
         )
         if options["delete_source"]:
             reason = gettext(
-                "{target} of {guest} ({volume}) is copied to {name}{form} and used from there; the old volume is "
-                "removed then."
+                "{target} of {guest} ({volume}) is copied to {name}{form}, and the VM then uses the copy. The old "
+                "volume is removed."
             )
         draft = Draft(
             reason.format(target=target, guest=vm.guest.name, volume=drive.volume, name=name, form=form),
@@ -193,20 +193,23 @@ class MoveDisk(VmKind):
                 Refusal(
                     "has_internal_snapshots",
                     gettext(
-                        "The snapshot {naming} of {guest} needs the old volume: keep it, or delete the snapshot first."
+                        "The snapshot {naming} of {guest} needs the old volume. Keep the volume, or delete the "
+                        "snapshot first."
                     ).format(naming=naming[0], guest=vm.guest.name),
                 )
             )
         elif naming:
             draft.warnings.append(
-                gettext("Its snapshots ({naming}) go on to name the old volume.").format(naming=", ".join(naming[:5]))
+                gettext("The snapshots of the VM ({naming}) continue to use the old volume.").format(
+                    naming=", ".join(naming[:5])
+                )
             )
         if volumes.own_id(drive.volume) != drive.volume:
             draft.warnings.append(
-                gettext("It is a linked clone: the copy stands alone, and needs its base's room as well.")
+                gettext("The disk is a linked clone. The copy is a full copy, and also needs the space of the base.")
             )
         if not options["delete_source"]:
-            draft.warnings.append(gettext("Nothing becomes free on its storage before the old volume is removed."))
+            draft.warnings.append(gettext("No space is freed on the old storage until the old volume is removed."))
         return draft
 
     def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
@@ -220,15 +223,15 @@ class MoveDisk(VmKind):
         now = config.drive(target)
         if now.volume == before.volume or not now.volume.startswith(options["storage"] + ":"):
             raise HostError(
-                gettext("The task {upid} ended well, and {target} of {guest} is {volume} all the same.").format(
-                    upid=upid, target=target, guest=vm.guest.name, volume=now.volume
-                )
+                gettext(
+                    "Task {upid} succeeded, but {target} of {guest} is {volume}. Scan the host and check the disk."
+                ).format(upid=upid, target=target, guest=vm.guest.name, volume=now.volume)
             )
         left = [key for key, text in sorted(config.now.items()) if key.startswith("unused") and text == before.volume]
         kept = f"; the old volume stays as {left[0]}" if left else ""
         return {
             "disk": target, "before": _told(before), "now": _told(now), "left_as": left[0] if left else None,
-            "words": f"{target} of {vm.guest.name} was {before.volume} and is {now.volume}{kept}.", **done,
+            "words": f"{target} of {vm.guest.name} was {before.volume} and is now {now.volume}{kept}.", **done,
         }  # fmt: skip
 
 
@@ -237,7 +240,9 @@ class Resize(VmKind):
 
     name = "resize"
     title = _("Enlarge a disk")
-    description = _("Has Proxmox VE make a VM's disk larger. Its partitions and filesystems are enlarged in the guest.")
+    description = _(
+        "Enlarges a disk of a VM with Proxmox VE. Enlarge the partitions and filesystems in the guest afterwards."
+    )
     needs = ("disk", "size_bytes")
     properties = {
         "disk": _DISK,
@@ -246,7 +251,7 @@ class Resize(VmKind):
             "minimum": 1024,
             "maximum": 1 << 50,
             "multipleOf": 1024,
-            "description": _("The new size in bytes, larger than the present one."),
+            "description": _("The new size in bytes; must be larger than the current size."),
         },
         **proxmox_vms.ACCEPT,
     }
@@ -258,23 +263,26 @@ class Resize(VmKind):
         name = parts[0] if parts else ""
         noted = drive.size_bytes
         draft = Draft(
-            gettext("{target} of {guest} ({volume}) becomes {wanted:,} bytes large; now it has {noted}.").format(
+            gettext("{target} of {guest} ({volume}) is enlarged to {wanted:,} bytes (now {noted}).").format(
                 target=target,
                 guest=vm.guest.name,
                 volume=drive.volume,
                 wanted=wanted,
-                noted=gettext("a size that is not noted") if noted is None else f"{noted:,}",
+                noted=gettext("size unknown") if noted is None else f"{noted:,}",
             ),
             ["qm", "disk", "resize", vm.guest.uid, target, str(wanted)],
             warnings=[
-                gettext("It cannot be made smaller again. Partitions and filesystems are enlarged in the guest.")
+                gettext(
+                    "The disk cannot be made smaller again. Enlarge the partitions and filesystems in the "
+                    "guest afterwards."
+                )
             ],
         )
         if parts is None:
             draft.refusals.append(
                 Refusal(
                     INVALID,
-                    gettext("{target} of {guest} is no volume of a storage.").format(
+                    gettext("{target} of {guest} is not a volume of a storage.").format(
                         target=target, guest=vm.guest.name
                     ),
                 )
@@ -286,9 +294,9 @@ class Resize(VmKind):
             draft.refusals.append(
                 Refusal(
                     "has_internal_snapshots",
-                    gettext("Proxmox VE enlarges no qcow2 with snapshots: delete them first ({naming}).").format(
-                        naming=", ".join(naming[:5])
-                    ),
+                    gettext(
+                        "Proxmox VE cannot enlarge a qcow2 disk with snapshots. Delete them first ({naming})."
+                    ).format(naming=", ".join(naming[:5])),
                 )
             )
         storage, more = _storage(vm, name), wanted - (noted or 0)
@@ -302,7 +310,9 @@ class Resize(VmKind):
                 )
             else:
                 draft.warnings.append(
-                    gettext("{sentence} The guest will see errors when the storage is full.").format(sentence=sentence)
+                    gettext("{sentence} If the storage runs full, the guest gets write errors.").format(
+                        sentence=sentence
+                    )
                 )
         return draft
 
@@ -314,14 +324,14 @@ class Resize(VmKind):
         now = vm.again().drive(target)
         if now.size_bytes is None or now.size_bytes < wanted:
             raise HostError(
-                gettext("The task {upid} ended well, and {target} of {guest} has {size} bytes all the same.").format(
-                    upid=upid, target=target, guest=vm.guest.name, size=now.size_bytes
-                )
+                gettext(
+                    "Task {upid} succeeded, but {target} of {guest} has {size} bytes. Scan the host and check the disk."
+                ).format(upid=upid, target=target, guest=vm.guest.name, size=now.size_bytes)
             )
-        was = "a size that was not noted" if before.size_bytes is None else f"{before.size_bytes:,} bytes"
+        was = "an unknown size" if before.size_bytes is None else f"{before.size_bytes:,} bytes"
         return {
             "disk": target, "before": _told(before), "now": _told(now),
-            "words": f"{target} of {vm.guest.name} had {was} and has {now.size_bytes:,} bytes.", **done,
+            "words": f"{target} of {vm.guest.name} had {was} and now has {now.size_bytes:,} bytes.", **done,
         }  # fmt: skip
 
 
@@ -337,7 +347,7 @@ def _followed(vm: Vm, upid: str, stage: str, recorder: Recorder) -> dict[str, An
     stopping: Callable[[], bool] = runner.stopping.is_set
     outcome = proxmox_vms.follow(vm, upid, stage, recorder, stopping)
     if outcome.warnings:
-        recorder.log(f"Proxmox VE counts {outcome.warnings} warnings: they stand above", JobLog.Level.WARNING)
+        recorder.log(f"Proxmox VE reported {outcome.warnings} warnings, see above", JobLog.Level.WARNING)
     return {"task": upid, "warnings": outcome.warnings}
 
 
@@ -352,7 +362,7 @@ def _storage(vm: Vm, name: str) -> StorageFacts | None:
 def _of_template(vm: Vm) -> list[Refusal]:
     if not vm.is_template:
         return []
-    sentence = gettext("{guest} is a template: linked clones use its disks, which are not changed.").format(
+    sentence = gettext("{guest} is a template. Linked clones use its disks, which cannot be changed.").format(
         guest=vm.guest.name
     )
     return [Refusal("immutable", sentence)]
@@ -366,15 +376,11 @@ def _against_storage(storage: StorageFacts | None, drive: Drive, vm: Vm) -> list
             for one in reader.read_storages(vm.client, vm.ref.node)
             if one.enabled and one.active and "images" in one.content
         ]
-        why = (
-            gettext("there is none of that name")
-            if storage is None
-            else gettext("it takes no disks of VMs on this node")
-        )
+        why = gettext("it does not exist") if storage is None else gettext("it does not accept VM disks on this node")
         return [
             Refusal(
                 INVALID,
-                gettext("Storage: {why}. {node} has {fit}.").format(
+                gettext("The storage cannot be used: {why}. Storages of {node} for VM disks: {fit}.").format(
                     why=why, node=vm.ref.node, fit=", ".join(fit) or "none"
                 ),
             )
@@ -383,9 +389,9 @@ def _against_storage(storage: StorageFacts | None, drive: Drive, vm: Vm) -> list
         return [
             Refusal(
                 "host_unreachable",
-                gettext("{node} cannot reach the storage {storage} now.").format(
-                    node=vm.ref.node, storage=storage.name
-                ),
+                gettext(
+                    "{node} cannot reach the storage {storage} at present. Check the storage, then try again."
+                ).format(node=vm.ref.node, storage=storage.name),
             )
         ]
     size, free = drive.size_bytes, storage.available_bytes
@@ -394,7 +400,7 @@ def _against_storage(storage: StorageFacts | None, drive: Drive, vm: Vm) -> list
             Refusal(
                 "not_enough_space",
                 gettext(
-                    "The copy may take up to {size:,} bytes, and {storage} has {free:,} free: free some space first."
+                    "The copy may need up to {size:,} bytes, but {storage} has {free:,} free. Free some space first."
                 ).format(size=size, storage=storage.name, free=free),
             )
         ]

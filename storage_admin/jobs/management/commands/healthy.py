@@ -53,7 +53,7 @@ def _web() -> str:
     except (OSError, ValueError) as error:
         return f"the web server does not answer: {error}"
     missing = [name for name in ("database", "broker") if not told.get(name)]
-    return f"the web server misses: {', '.join(missing)}" if missing else ""
+    return f"the web server cannot reach: {', '.join(missing)}" if missing else ""
 
 
 def _address() -> str:
@@ -71,7 +71,7 @@ def _headers() -> dict[str, str]:
 
 def _worker() -> str:
     """A worker on this machine, or in this container, was heard of lately."""
-    return "" if routing.alive().filter(place=routing.place()).exists() else "no worker has been heard of lately"
+    return "" if routing.alive().filter(place=routing.place()).exists() else "no worker has reported recently"
 
 
 def _scheduler() -> str:
@@ -80,4 +80,4 @@ def _scheduler() -> str:
         silence = time.time() - scheduler.BEAT.stat().st_mtime
     except FileNotFoundError:
         silence = inf
-    return "" if silence < SCHEDULER_SILENCE.total_seconds() else "the scheduler has not rung lately"
+    return "" if silence < SCHEDULER_SILENCE.total_seconds() else "the scheduler has not run recently"

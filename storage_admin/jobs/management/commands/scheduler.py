@@ -13,7 +13,7 @@ from storage_admin.supervisor.errors import SetupError
 class Command(BaseCommand):
     """Waits for the tables, then becomes the scheduler."""
 
-    help = "Runs the scheduler in the foreground, for a database and a Redis of yours; `up` has one of its own."
+    help = "Runs the scheduler in the foreground, for your own database and Redis. `up` already includes a scheduler."
     requires_system_checks = ()
 
     def handle(self, *_args: Any, **_options: Any) -> None:

@@ -18,8 +18,8 @@ class Command(BaseCommand):
     """Waits for the tables, looks whether this is the right machine, then becomes the worker."""
 
     help = (
-        "Runs a worker in the foreground, for a database and a Redis of yours; `up` has one of its own. "
-        "With --host it does the work of the host that it runs on, and of no other."
+        "Runs a worker in the foreground, for your own database and Redis. `up` already includes a worker. With "
+        "--host, it only runs jobs of the host that it is on."
     )
     requires_system_checks = ()
 
@@ -27,12 +27,12 @@ class Command(BaseCommand):
         default = commands.WORKER_THREADS
         parser.add_argument("--threads", type=int, default=default, help=f"jobs at once (default: {default})")
         parser.add_argument(
-            "--host", default=settings.WORKER_HOST, metavar="SLUG", help="the host that this machine is"
+            "--host", default=settings.WORKER_HOST, metavar="SLUG", help="slug of the host that this machine is"
         )
         parser.add_argument(
             "--new-machine",
             action="store_true",
-            help="this machine has taken the place of the one that the host was so far",
+            help="this machine replaces the one that the host was so far",
         )
 
     def handle(self, *_args: Any, **options: Any) -> None:
@@ -67,12 +67,12 @@ def take_place(slug: str, *, new_machine: bool) -> None:
         host = ensure_local_host()
     if host is None:
         known = ", ".join(Host.objects.values_list("slug", flat=True)) or "none"
-        raise CommandError(f"There is no host {slug}; there are: {known}. Add it in the dashboard first.")
+        raise CommandError(f"There is no host {slug}. Known hosts: {known}. Add the host in the dashboard first.")
     if new_machine:
         transport.set_machine(host)
     if not transport.is_this_machine(host):
         raise CommandError(
-            f"{slug} is another machine than this one: it was {host.capabilities.get('hostname') or 'seen elsewhere'}, "
-            f"{transport.machine_of(host)}, and this one is {transport.this_machine()}. If this one has taken its "
-            "place, add --new-machine."
+            f"{slug} is another machine than this one: it was "
+            f"{host.capabilities.get('hostname') or 'seen elsewhere'}, {transport.machine_of(host)}, and this one "
+            f"is {transport.this_machine()}. If this machine replaces it, add --new-machine."
         )
