@@ -123,7 +123,7 @@ def test_a_host_is_not_taken_elsewhere_while_a_job_rewrites_something_there(serv
     host = add(server)
     Host.objects.filter(pk=host.pk).update(address="192.0.2.1")
     job = JobFactory.create(kind="reclaim", host=reread(host), state="running", rewrites=True)
-    with pytest.raises(InvalidError, match="A job is running on pve"):
+    with pytest.raises(InvalidError, match="a job is running on pve"):
         registration.change_node(ADMIN, host, {"address": server.address})
     assert reread(host).address == "192.0.2.1"
     Job.objects.filter(pk=job.pk).update(state="succeeded")

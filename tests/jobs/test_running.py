@@ -114,7 +114,7 @@ def test_an_agent_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(session, "HELLO_TIMEOUT", 0.2)
     job = done_by(monkeypatch, job, PROGRAM + "sys.stdin.read()")
     assert (job.state, job.error_code) == ("interrupted", "interrupted")
-    assert "did not greet" in job.error_detail
+    assert "did not start" in job.error_detail
 
 
 @pytest.mark.parametrize("deaf", ["at work", "let go"])
@@ -134,7 +134,7 @@ def test_an_agent_that_hangs_when_it_is_to_stop_is_ended_and_its_host_recovered(
     # From its last word on, not from the request.
     assert 2.5 < time.monotonic() - began < 12
     assert (job.state, job.error_code, job.needs_recovery) == ("interrupted", "interrupted", True)
-    assert "has said nothing for" in job.error_detail
+    assert "has not responded for" in job.error_detail
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
 
 

@@ -83,7 +83,7 @@ def test_a_name_is_short_and_visible(viewer: Client, name: str) -> None:
 
 def test_saving_under_the_same_name_takes_the_filters_over(viewer: Client) -> None:
     keep(viewer, query="state=ok")
-    assert "has these filters now" in keep(viewer, query="state=missing")
+    assert "were updated" in keep(viewer, query="state=missing")
     assert [view.query for view in SavedView.objects.all()] == ["state=missing"]
 
 

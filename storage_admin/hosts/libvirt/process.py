@@ -36,7 +36,7 @@ def ask(uri: str, words: list[str], seconds: float, sent: bytes = b"", *, failed
         raise HostError(_("libvirt did not answer within {seconds:.0f} s.").format(seconds=seconds)) from None
     if done.returncode != 0:
         raise HostError(
-            _("libvirt could not be asked: {stderr}").format(
+            _("The request to libvirt failed: {stderr}").format(
                 stderr=done.stderr.decode("utf-8", "replace").strip()[-300:]
             )
         )
@@ -63,7 +63,7 @@ def lines(uri: str, words: list[str], seconds: float, sent: bytes = b"") -> tupl
         return _documents(error.stdout or b""), False
     if done.returncode != 0:
         raise HostError(
-            _("libvirt could not be asked: {stderr}").format(
+            _("The request to libvirt failed: {stderr}").format(
                 stderr=done.stderr.decode("utf-8", "replace").strip()[-300:]
             )
         )
