@@ -81,12 +81,12 @@ say("result", data=RESULT)
 @pytest.mark.parametrize(
     ("program", "state", "code", "words"),
     [
-        (PROGRAM + 'print("Welcome to Debian!", flush=True)', "interrupted", "interrupted", "no event"),
-        (PROGRAM + 'print("[1, 2]", flush=True)', "interrupted", "interrupted", "no event"),
-        (PROGRAM + 'sys.stdout.buffer.write(b"\\xff\\xfe\\n")', "interrupted", "interrupted", "no event"),
-        (PROGRAM + 'say("hello", **HELLO | {"hash": "0" * 32})', "failed", "agent_outdated", "install"),
-        (PROGRAM + 'say("hello", **HELLO | {"protocol": 99})', "failed", "agent_outdated", "install"),
-        (PROGRAM + 'say("result", data=RESULT)', "failed", "agent_outdated", "install"),
+        (PROGRAM + 'print("Welcome to Debian!", flush=True)', "interrupted", "interrupted", "invalid event"),
+        (PROGRAM + 'print("[1, 2]", flush=True)', "interrupted", "interrupted", "invalid event"),
+        (PROGRAM + 'sys.stdout.buffer.write(b"\\xff\\xfe\\n")', "interrupted", "interrupted", "invalid event"),
+        (PROGRAM + 'say("hello", **HELLO | {"hash": "0" * 32})', "failed", "agent_outdated", "Install"),
+        (PROGRAM + 'say("hello", **HELLO | {"protocol": 99})', "failed", "agent_outdated", "Install"),
+        (PROGRAM + 'say("result", data=RESULT)', "failed", "agent_outdated", "Install"),
         (POLITE + 'sys.exit("out of luck")', "interrupted", "interrupted", "exit code 1: out of luck"),
         (POLITE + "os.kill(os.getpid(), signal.SIGKILL)", "interrupted", "interrupted", "signal 9"),
         (POLITE + "sys.exit(0)", "interrupted", "interrupted", "ended without an answer"),
