@@ -37,7 +37,7 @@ from storage_admin.rest.views import EndpointSet
 
 
 class AdminEndpoints(EndpointSet):
-    """What concerns every host is not for a token that is limited to some."""
+    """Requires access to all hosts."""
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)

@@ -187,8 +187,7 @@ def change_connection(actor: Actor, host: Host, values: dict[str, Any]) -> Host:
     actor.require(Role.ADMIN, host.slug)
     if host.kind == Host.Kind.LOCAL:
         raise InvalidError(
-            gettext("The dashboard's own machine has no network connection to change."),
-            {"address": gettext("Leave this field out.")},
+            gettext("The dashboard's own machine has no address to set."), {"address": gettext("Leave this field out.")}
         )
     if host.transport == Host.Transport.TLS:
         changed = _checked_tls(
