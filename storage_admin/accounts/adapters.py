@@ -25,7 +25,7 @@ SENTENCES = {
     "mfa/messages/webauthn_added.txt": _("The passkey was added."),
     "mfa/messages/webauthn_removed.txt": _("The passkey was removed."),
     "mfa/messages/recovery_codes_generated.txt": _(
-        "New recovery codes were created. Keep them where you find them without your device."
+        "New recovery codes were created. Store them where you can reach them without your device."
     ),
 }
 
@@ -46,7 +46,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
         return tries_of(request) or "unknown"
 
     def respond_user_inactive(self, _request: HttpRequest, _user: User) -> HttpResponse:
-        raise DeniedError(gettext("An admin has deactivated your account here."))
+        raise DeniedError(gettext("An admin has deactivated your account."))
 
     def login(self, request: HttpRequest, user: User) -> None:
         """The end of each sign-in, however it began."""
@@ -73,8 +73,8 @@ class SecondFactorAdapter(DefaultMFAAdapter):  # type: ignore[misc]
     """Secrets are sealed as those of hosts are; a role's last second factor stays."""
 
     error_messages = DefaultMFAAdapter.error_messages | {
-        "cannot_delete_authenticator": _("Your role requires a second factor: set up another one first."),
-        "incorrect_code": _("This code is wrong, or was used already."),
+        "cannot_delete_authenticator": _("Your role requires a second factor. Set up another one first."),
+        "incorrect_code": _("This code is wrong, or was already used."),
     }
 
     def encrypt(self, text: str) -> str:

@@ -45,7 +45,7 @@ def mapping() -> dict[str, Rights]:
     """
     given = settings.SIGN_IN_GROUPS
     if not isinstance(given, dict):
-        raise ImproperlyConfigured('SIGN_IN_GROUPS is no JSON object such as {"admins": {"role": "admin"}}.')
+        raise ImproperlyConfigured('SIGN_IN_GROUPS is not a JSON object such as {"admins": {"role": "admin"}}.')
     return {group: _rights(group, wanted) for group, wanted in given.items()}
 
 
@@ -55,7 +55,7 @@ def _rights(group: str, wanted: Any) -> Rights:
     hosts = wanted.get("hosts")
     # An empty list would mean all hosts, which is said by leaving it out.
     if "hosts" in wanted and not (isinstance(hosts, list) and hosts and all(isinstance(one, str) for one in hosts)):
-        raise ImproperlyConfigured(f"SIGN_IN_GROUPS: the hosts of {group} are no list of slugs.")
+        raise ImproperlyConfigured(f"SIGN_IN_GROUPS: the hosts of {group} must be a list of slugs.")
     try:
         return Rights(Role.named(wanted["role"]), tuple(sorted(set(hosts or ()))))
     except ValueError as error:
@@ -101,9 +101,9 @@ def admit(source: str, external_id: str, username: str, groups: Iterable[str], *
         else:
             _update(user, rights, email)
     if user is not None and not user.is_active:
-        raise DeniedError(_("An admin has deactivated your account here."))
+        raise DeniedError(_("An admin has deactivated your account."))
     if rights is None or user is None:
-        raise DeniedError(_("None of your groups is let in here. Ask an admin of the dashboard."))
+        raise DeniedError(_("None of your groups has access to this dashboard. Ask one of its admins."))
     return user
 
 
@@ -112,7 +112,7 @@ def _add(source: str, external_id: str, username: str, rights: Rights, email: st
     taken = User.objects.filter(username__iexact=username).exists()
     if taken or username.lower() in RESERVED:
         raise DeniedError(
-            _("The name {username} belongs to another account here. Ask an admin of the dashboard.").format(
+            _("Another account of this dashboard already has the name {username}. Ask one of its admins.").format(
                 username=username
             )
         )
@@ -126,7 +126,9 @@ def _add(source: str, external_id: str, username: str, rights: Rights, email: st
         with transaction.atomic():
             user.save()
     except (ValueError, InvalidError, IntegrityError):
-        raise DeniedError(_("Your name in the directory cannot be one here. Ask an admin of the dashboard.")) from None
+        raise DeniedError(
+            _("Your user name in the directory is not valid in this dashboard. Ask one of its admins.")
+        ) from None
     after = {"role": user.role, "hosts": user.hosts, "source": source}
     audit(DIRECTORY, "user added", user.username, after=after)
     return user

@@ -20,7 +20,7 @@ class PlainText(CharField):
 
     def clean(self, value: Any) -> Any:
         if "\0" in str(value or ""):
-            raise ValidationError(gettext("A NUL character is no text."))
+            raise ValidationError(gettext("NUL characters are not allowed."))
         return super().clean(value)
 
 
@@ -42,15 +42,15 @@ class AddressFilter(django_filters.Filter):  # type: ignore[misc]  # an untyped 
 class AuditFilters(period_filters("at")):  # type: ignore[misc]  # an untyped library
     """``search`` looks into who, what and on what."""
 
-    search = TextFilter(method="search_for", label=_("Part of who, what or target."))
-    who = TextFilter(label=_("Part of the name of who did it."))
-    what = TextFilter(label=_("Part of what was done, such as “token created”."))
+    search = TextFilter(method="search_for", label=_("Part of the user, action or target."))
+    who = TextFilter(label=_("Part of the name of the user, token or policy."))
+    what = TextFilter(label=_("Part of the action, such as “token created”."))
     target = TextFilter(label=_("Part of the target."))
     refused = django_filters.TypedChoiceFilter(
         choices=(("true", "refused"), ("false", "done")), coerce=lambda text: text == "true",
-        label=_("Whether it was refused."),
+        label=_("Whether the request was refused."),
     )  # fmt: skip
-    address = AddressFilter(label=_("The address it came from."))
+    address = AddressFilter(label=_("IP address that the request came from."))
 
     class Meta:
         model = AuditEntry

@@ -35,7 +35,7 @@ class LdapBackend(LDAPBackend):  # type: ignore[misc]
         if User.objects.filter(username__iexact=username).exclude(source=directory.LDAP).exists():
             return None
         if not _room.acquire(blocking=False):
-            raise TooManyTriesError(_("Too many sign-ins at this moment."), 5)
+            raise TooManyTriesError(_("Too many sign-ins are in progress."), 5)
         try:
             found: User | None = super().authenticate(request, username=username, password=password, **more)
             return found
@@ -50,9 +50,7 @@ class LdapBackend(LDAPBackend):  # type: ignore[misc]
         if not stable:
             # Neither a name nor a DN does: both are given to somebody else one day.
             raise directory.DeniedError(
-                _("The directory tells no {attribute} of you. Ask an admin.").format(
-                    attribute=settings.LDAP_ID_ATTRIBUTE
-                )
+                _("Your directory entry has no {attribute}. Ask an admin.").format(attribute=settings.LDAP_ID_ATTRIBUTE)
             )
         groups = {*ldap_user.group_names, *(dn.lower() for dn in ldap_user.group_dns)}
         email = _first(attributes, "mail")
@@ -68,7 +66,7 @@ def _first(attributes: Any, name: str) -> str:
 
 def _away(exception: Exception, **_more: Any) -> None:
     raise DirectoryAwayError(
-        _("The directory does not answer as it should: {name}.").format(name=type(exception).__name__)
+        _("The directory sent an unexpected response: {name}.").format(name=type(exception).__name__)
     )
 
 

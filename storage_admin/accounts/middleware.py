@@ -29,8 +29,8 @@ REFRESH = "SA-Refresh"
 TOO_MANY_REQUESTS = 429
 AWAY = _("The directory does not answer, so your password was not checked. Try again later, or use a local account.")
 log = logging.getLogger(__name__)
-CHANGE_FIRST = _("You signed in with a one-time password; choose a new one.")
-SET_UP_FIRST = _("Your role requires a second factor; set one up first.")
+CHANGE_FIRST = _("You signed in with a one-time password. Choose a new one.")
+SET_UP_FIRST = _("Your role requires a second factor. Set one up first.")
 
 
 class SessionRules:

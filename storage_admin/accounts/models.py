@@ -38,7 +38,7 @@ class Role(IntEnum):
             return cls[name.upper()]
         except KeyError:
             raise ValueError(
-                gettext("{name!r} is no role: choose viewer, operator or admin.").format(name=name)
+                gettext("{name!r} is not a role. Choose viewer, operator or admin.").format(name=name)
             ) from None
 
     @property
@@ -86,9 +86,7 @@ class Actor:
                 )
             )
         if host is not None and not self.sees(host):
-            raise ForbiddenError(
-                gettext("{who} is limited to other hosts than {host}.").format(who=self._named, host=host)
-            )
+            raise ForbiddenError(gettext("{who} has no access to the host {host}.").format(who=self._named, host=host))
 
     def require_everywhere(self, role: Role) -> None:
         """Lets the call go on if it concerns no single host: tokens, users, the audit trail.
@@ -99,7 +97,7 @@ class Actor:
         self.require(role)
         if self.hosts is not None:
             raise ForbiddenError(
-                gettext("{who} is limited to some hosts; this needs access to all hosts.").format(who=self._named)
+                gettext("{who} is limited to some hosts, but this needs access to all hosts.").format(who=self._named)
             )
 
     @property

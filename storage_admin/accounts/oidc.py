@@ -58,7 +58,7 @@ class SiteAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]
     def pre_social_login(self, _request: HttpRequest, sociallogin: Any) -> None:
         """Makes or updates the account; raises DeniedError where nobody is let in."""
         if sociallogin.state.get("process") != AuthProcess.LOGIN:
-            raise DeniedError(gettext("Accounts cannot be linked there; it is only for sign-in."))
+            raise DeniedError(gettext("This provider is only for sign-in. Accounts cannot be linked to it."))
         told = sociallogin.account.extra_data
         token, more = told.get("id_token") or {}, told.get("userinfo") or {}
         if not token or token.get("sub") != more.get("sub"):

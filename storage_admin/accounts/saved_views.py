@@ -170,7 +170,10 @@ def save(
     name = _named(name)
     if actor.user_id is None and (default or not shared):
         raise ValueError(
-            _("A token has no views of its own, and no page that opens: it shares one, or a user saves it.")
+            _(
+                "A token can only save shared views, and cannot have a default view. Share the view, or save it as a "
+                "user."
+            )
         )
     if shared:
         actor.require_everywhere(Role.OPERATOR)
@@ -179,7 +182,7 @@ def save(
         old = there.filter(name=name).first()
         if old is None and there.count() >= MOST:
             raise ValueError(
-                _("There are {most} views of {title} already: delete one, or save under its name.").format(
+                _("{title} already has {most} views. Delete one, or use its name to replace it.").format(
                     most=MOST, title=_(page.title)
                 )
             )
@@ -222,9 +225,7 @@ def change(
         same = SavedView.objects.filter(user=view.user_id, page=view.page, name=view.name).exclude(pk=view.pk)
         if same.exists():
             raise ValueError(
-                _("There is a view named {view} already: delete it first, or choose another name.").format(
-                    view=view.name
-                )
+                _("A view named {view} already exists. Delete it first, or choose another name.").format(view=view.name)
             )
         view.save(update_fields=["name", "query", "shared"])
         _ended_sharing(view, before)
@@ -252,7 +253,7 @@ def set_default(actor: Actor, view: SavedView, *, on: bool) -> None:
         ValueError: the actor is a token, for which no page opens.
     """
     if actor.user_id is None:
-        raise ValueError(_("A token opens no pages: only a user has a view that a page opens with."))
+        raise ValueError(_("A token cannot have a default view. Only a user can choose one."))
     chosen = DefaultView.objects.filter(user=actor.user_id, page=view.page)
     if on:
         DefaultView.objects.update_or_create(user_id=actor.user_id, page=view.page, defaults={"view": view})
@@ -264,7 +265,9 @@ def _page(actor: Actor, name: str) -> ListPage:
     page = pages().get(name)
     if page is None:
         raise ValueError(
-            _("There is no list {name!r}: {pages}.").format(name=name[:40], pages=", ".join(sorted(pages())))
+            _("There is no list {name!r}. Available lists: {pages}.").format(
+                name=name[:40], pages=", ".join(sorted(pages()))
+            )
         )
     (actor.require_everywhere if page.everywhere else actor.require)(page.role)
     return page
@@ -280,7 +283,9 @@ def _named(name: str) -> str:
 def _require_change(actor: Actor, view: SavedView) -> None:
     if not may_change(actor, view):
         raise ForbiddenError(
-            _("The view {view} is another's: only they or an admin of all hosts change it.").format(view=view.name)
+            _("The view {view} belongs to another user. Only that user or an admin of all hosts can change it.").format(
+                view=view.name
+            )
         )
 
 

@@ -95,7 +95,7 @@ def reset(actor: Actor, user: User) -> list[str]:
     """
     actor.require_everywhere(Role.ADMIN)
     if user.pk == actor.user_id:
-        raise InvalidError(_("That is your own account: change it on the page Second factor."), code="own_account")
+        raise InvalidError(_("This is your own account. Change it on the page Second factor."), code="own_account")
     with transaction.atomic():
         kinds = kinds_of(user)
         Authenticator.objects.filter(user=user).delete()

@@ -72,11 +72,11 @@ def create_token(
     actor.require_everywhere(Role.ADMIN)
     name, limit, wrong = name.strip(), list[str](), dict[str, str]()
     if not name:
-        wrong["name"] = _("A token needs a name; the audit trail shows it.")
+        wrong["name"] = _("Enter a name. The audit trail shows it.")
     elif len(name) > LONGEST_TOKEN_NAME or not name.isprintable():
-        wrong["name"] = _("At most {longest} characters that can be seen.").format(longest=LONGEST_TOKEN_NAME)
+        wrong["name"] = _("Use at most {longest} visible characters.").format(longest=LONGEST_TOKEN_NAME)
     if expires is not None and expires <= timezone.now():
-        wrong["expires"] = _("This token would have expired already: choose a later time.")
+        wrong["expires"] = _("The expiry time is in the past. Choose a later time.")
     try:
         limit = scopes.checked(hosts)
     except InvalidError as error:
@@ -84,7 +84,7 @@ def create_token(
     secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
     with transaction.atomic():
         if "name" not in wrong and Token.objects.filter(name=name).exists():
-            wrong["name"] = _("There is a token named {name} already: delete it first, or choose another name.").format(
+            wrong["name"] = _("A token named {name} already exists. Delete it first, or choose another name.").format(
                 name=name
             )
         if wrong:

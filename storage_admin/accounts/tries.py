@@ -126,7 +126,7 @@ class Hasher(PBKDF2PasswordHasher):
 @contextmanager
 def _hashing() -> Iterator[None]:
     if not _room.acquire(blocking=False):
-        raise TooManyTriesError(_("Too many sign-ins at this moment."), 3)
+        raise TooManyTriesError(_("Too many sign-ins are in progress."), 3)
     try:
         with _turn:
             yield

@@ -39,9 +39,9 @@ def add_user(
     password = _one_time(user)
     wrong |= _faults(user)
     if username.lower() in RESERVED:
-        wrong["username"] = _("{username} stands for something else in the audit trail: choose another name.").format(
-            username=username
-        )
+        wrong["username"] = _(
+            "The name {username} has a special meaning in the audit trail. Choose another name."
+        ).format(username=username)
     try:
         with transaction.atomic():
             if "username" not in wrong and User.objects.filter(username__iexact=username).exists():
@@ -75,12 +75,12 @@ def change_user(actor: Actor, user: User, **wanted: Any) -> User:
             return user
         if user.pk == actor.user_id and values.keys() - {"email"}:
             raise InvalidError(
-                _("That is your own account: have another admin change its role, its hosts or whether it is active."),
+                _("This is your own account. Only another admin can change its role or hosts, or deactivate it."),
                 code="own_account",
             )
         if user.source != User.Source.LOCAL and values.keys() & {"role", "hosts"}:
             raise InvalidError(
-                _("Role and hosts of {user} come from groups of the directory: change those.").format(
+                _("The role and hosts of {user} come from directory groups. Change those groups instead.").format(
                     user=user.username
                 ),
                 code="directory_user",
@@ -108,10 +108,13 @@ def reset_password(actor: Actor, user: User) -> str:
     """
     actor.require_everywhere(Role.ADMIN)
     if user.pk == actor.user_id:
-        raise InvalidError(_("That is your own account: change your password on its page."), code="own_account")
+        raise InvalidError(
+            _("This is your own account. Change your password on the page Your account."), code="own_account"
+        )
     if user.source != User.Source.LOCAL:
         raise InvalidError(
-            _("The password of {user} is kept in the directory.").format(user=user.username), code="directory_user"
+            _("The password of {user} is stored in the directory. Reset it there.").format(user=user.username),
+            code="directory_user",
         )
     password = _one_time(user)
     with transaction.atomic():
@@ -143,7 +146,7 @@ def choose_zone(actor: Actor, user: User, name: str) -> None:
         InvalidError: there is no such zone.
     """
     if name and zone_named(name) is None:
-        raise InvalidError(_("There is no such time zone: choose one of the list."))
+        raise InvalidError(_("This time zone does not exist. Choose one from the list."))
     before, user.time_zone = user.time_zone, name
     if name != before:
         with transaction.atomic():
@@ -243,7 +246,7 @@ def _keep_an_admin(admins: list[User], changed: User) -> None:
     stays = is_local and changed.is_active and changed.role == Role.ADMIN.label and not changed.hosts
     if not others and not stays and any(not admin.hosts for admin in admins):
         raise InvalidError(
-            _("{changed} is the last active local admin of all hosts: make somebody else one first.").format(
+            _("{changed} is the last active local admin of all hosts. Make another user one first.").format(
                 changed=changed.username
             ),
             code="last_admin",
@@ -275,4 +278,4 @@ def _shown(user: User) -> dict[str, Any]:
 
 
 def _taken(username: str) -> str:
-    return _("There is a user named {username} already: choose another name.").format(username=username)
+    return _("A user named {username} already exists. Choose another name.").format(username=username)

@@ -10,9 +10,11 @@ from storage_admin.rest.fields import Body, StrictBoolean, StrictText, TextOrNul
 
 
 class TokenSerializer(serializers.ModelSerializer[Token]):
-    """A token; its secret is not kept."""
+    """An API token. Its secret is not stored."""
 
-    hosts = serializers.ListField(child=serializers.CharField(), read_only=True, help_text="Slugs; empty: every host.")
+    hosts = serializers.ListField(
+        child=serializers.CharField(), read_only=True, help_text="Slugs of hosts; empty for all hosts."
+    )
 
     class Meta:
         model = Token
@@ -21,9 +23,11 @@ class TokenSerializer(serializers.ModelSerializer[Token]):
 
 
 class NewTokenSerializer(TokenSerializer):
-    """A token right after it was made, with its secret, which is shown here only."""
+    """A new token with its secret, which is shown only once."""
 
-    secret = serializers.CharField(read_only=True, help_text=_("For “Authorization: Bearer …”. It is not shown again."))
+    secret = serializers.CharField(
+        read_only=True, help_text=_("Secret for the header “Authorization: Bearer …”. It is not shown again.")
+    )
 
     class Meta:
         model = Token
@@ -32,7 +36,7 @@ class NewTokenSerializer(TokenSerializer):
 
 
 class TokenBody(Body):
-    """What a token is to be."""
+    """A token to create."""
 
     name = StrictText(max_length=100)
     role = serializers.ChoiceField(choices=ROLE_CHOICES)
@@ -41,10 +45,12 @@ class TokenBody(Body):
 
 
 class UserSerializer(serializers.ModelSerializer[User]):
-    """Somebody who signs in with a password."""
+    """A user of the dashboard."""
 
     email = TextOrNull()
-    hosts = serializers.ListField(child=serializers.CharField(), read_only=True, help_text="Slugs; empty: every host.")
+    hosts = serializers.ListField(
+        child=serializers.CharField(), read_only=True, help_text="Slugs of hosts; empty for all hosts."
+    )
 
     class Meta:
         model = User
@@ -54,14 +60,16 @@ class UserSerializer(serializers.ModelSerializer[User]):
         )  # fmt: skip
         read_only_fields = fields
         extra_kwargs = {
-            "must_change_password": {"help_text": "Whether they still have the one-time password that an admin gave."}
+            "must_change_password": {"help_text": "Whether the user still has a one-time password from an admin."}
         }
 
 
 class NewUserSerializer(UserSerializer):
-    """A user right after they were added, with the one-time password, which is shown here only."""
+    """A new user with the one-time password, which is shown only once."""
 
-    password = serializers.CharField(read_only=True, help_text=_("Must be changed at the first sign-in."))
+    password = serializers.CharField(
+        read_only=True, help_text=_("One-time password, which must be changed at the first sign-in.")
+    )
 
     class Meta:
         model = User
@@ -70,51 +78,57 @@ class NewUserSerializer(UserSerializer):
 
 
 class UserChanges(Body):
-    """What is to change of a user; what is not given stays."""
+    """Changes to a user; omitted fields stay unchanged."""
 
     role = serializers.ChoiceField(choices=ROLE_CHOICES, required=False)
     hosts = serializers.ListField(
-        child=StrictText(max_length=100), required=False, max_length=1000, help_text=_("Slugs; empty: every host.")
+        child=StrictText(max_length=100),
+        required=False,
+        max_length=1000,
+        help_text=_("Slugs of hosts; empty for all hosts."),
     )
     email = serializers.EmailField(required=False, allow_blank=True, max_length=254)
     is_active = StrictBoolean(required=False)
 
 
 class UserBody(Body):
-    """Who is to be added."""
+    """A user to add."""
 
     username = StrictText(max_length=150)
     role = serializers.ChoiceField(choices=ROLE_CHOICES)
     hosts = serializers.ListField(
-        child=serializers.SlugField(), required=False, max_length=1000, help_text=_("Slugs; empty: every host.")
+        child=serializers.SlugField(),
+        required=False,
+        max_length=1000,
+        help_text=_("Slugs of hosts; empty for all hosts."),
     )
     email = serializers.EmailField(required=False, allow_blank=True, max_length=254)
 
 
 class NothingBody(Body):
-    """The address says it all."""
+    """An empty body."""
 
 
 class PasswordSerializer(serializers.Serializer[Any]):
-    """A one-time password, which is shown here only."""
+    """A one-time password, which is shown only once."""
 
     password = serializers.CharField()
 
 
 class EndedSerializer(serializers.Serializer[Any]):
-    """How many sessions have ended."""
+    """The number of sessions that were ended."""
 
     ended = serializers.IntegerField()
 
 
 class RemovedSerializer(serializers.Serializer[Any]):
-    """What somebody had beside their password."""
+    """The second factors that were removed."""
 
     removed = serializers.ListField(child=serializers.CharField())
 
 
 class SessionSerializer(serializers.ModelSerializer[Session]):
-    """A browser in which somebody is signed in."""
+    """A browser session of a user."""
 
     id = serializers.UUIDField(source="uid", read_only=True)
     browser = TextOrNull()
@@ -126,17 +140,17 @@ class SessionSerializer(serializers.ModelSerializer[Session]):
 
 
 class LockoutSerializer(serializers.Serializer[Any]):
-    """A user name that cannot sign in from an address, whatever the password."""
+    """A user name that is locked for an address, whatever the password."""
 
     id = serializers.IntegerField()
     username = serializers.CharField()
     address = serializers.CharField(allow_null=True)
-    failures = serializers.IntegerField(help_text=_("Wrong passwords since the last right one."))
-    until = serializers.DateTimeField(help_text=_("When it expires."))
+    failures = serializers.IntegerField(help_text=_("Wrong passwords since the last correct one."))
+    until = serializers.DateTimeField(help_text=_("When the lockout ends."))
 
 
 class AuditEntrySerializer(serializers.ModelSerializer[AuditEntry]):
-    """One thing that somebody did."""
+    """An entry of the audit trail."""
 
     before = serializers.JSONField(read_only=True, allow_null=True)
     after = serializers.JSONField(read_only=True, allow_null=True)

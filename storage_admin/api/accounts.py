@@ -37,7 +37,7 @@ from storage_admin.rest.views import EndpointSet
 
 
 class AdminEndpoints(EndpointSet):
-    """What concerns every host is not for a token that is limited to some."""
+    """Requires access to all hosts."""
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
@@ -53,7 +53,7 @@ class TokenEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, AdminEndpo
 
     @extend_schema(
         summary=_("Create a token (admin)"),
-        description=_("The answer carries the token's secret. It is not kept, and cannot be shown again."),
+        description=_("The response contains the token's secret. It is not stored and cannot be shown again."),
         request=TokenBody,
         responses={201: NewTokenSerializer},
     )
@@ -85,7 +85,7 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
 
     @extend_schema(
         summary=_("Add a user (admin)"),
-        description="The answer carries a one-time password. It is not kept, and has to be changed at the first "
+        description="The response contains a one-time password. It is not stored, and must be changed at the first "
         "sign-in.",
         request=UserBody,
         responses={201: NewUserSerializer},
@@ -101,9 +101,9 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
 
     @extend_schema(
         summary=_("Change a user (admin)"),
-        description="Takes effect with the user's next request; a deactivated user is signed out "
-        "everywhere. Refused with `last_admin` and `own_account` where it would lock out "
-        "everybody, or the requesting user.",
+        description="Takes effect with the user's next request. A deactivated user is signed out everywhere. Refused "
+        "with `last_admin` if no active local admin of all hosts would remain, and with `own_account` for changes to "
+        "your own account other than the email.",
         request=UserChanges,
         responses=UserSerializer,
     )
@@ -115,8 +115,8 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
         return Response(UserSerializer(users.change_user(self.actor, user, **given)).data)
 
     @extend_schema(
-        summary=_("Give a user a one-time password (admin)"),
-        description=_("All their sessions end."),
+        summary=_("Reset a user's password to a one-time password (admin)"),
+        description=_("Ends all sessions of the user."),
         request=NothingBody,
         responses=PasswordSerializer,
     )
@@ -128,7 +128,10 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
 
     @extend_schema(
         summary=_("Remove a user's second factor (admin)"),
-        description=_("Authenticator app, passkeys and recovery codes, as the device is lost. All their sessions end."),
+        description=_(
+            "Removes the authenticator app, passkeys and recovery codes, for a lost device. Ends all sessions of the "
+            "user."
+        ),
         request=NothingBody,
         responses=RemovedSerializer,
     )
@@ -177,7 +180,7 @@ class LockoutEndpoints(AdminEndpoints):
         rows: Any = self.paginate_queryset(_Listed(lockouts.lockouts()))
         return self.get_paginated_response(LockoutSerializer(rows, many=True).data)
 
-    @extend_schema(summary=_("Lift a lockout (admin)"), responses={204: None})
+    @extend_schema(summary=_("Unlock an account (admin)"), responses={204: None})
     def destroy(self, _request: Request, pk: int) -> Response:
         found = next((one for one in lockouts.lockouts() if one.id == pk), None)
         if found is None:
@@ -188,9 +191,9 @@ class LockoutEndpoints(AdminEndpoints):
 
 @extend_schema_view(
     list=extend_schema(
-        summary=_("Activity, newest first (admin)"),
-        description="What was refused again and again stands there once, and once more with how often, after ten "
-        "minutes.",
+        summary=_("Audit trail, newest first (admin)"),
+        description="A request that is refused repeatedly is recorded once, and again after ten minutes with the "
+        "number of times.",
     )
 )
 class AuditEndpoints(mixins.ListModelMixin, AdminEndpoints):

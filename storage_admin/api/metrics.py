@@ -33,7 +33,7 @@ def metrics(request: HttpRequest) -> HttpResponse:
     """Prometheus text. For this machine itself, for a token (``Authorization: Bearer``), and for who is signed in."""
     if not _may_read(request):
         answer = HttpResponse(
-            "Send a token of the role viewer that is limited to no host: Authorization: Bearer TOKEN\n",
+            "Send a token that is not limited to some hosts: Authorization: Bearer TOKEN\n",
             "text/plain",
             status=401,
         )
@@ -77,27 +77,25 @@ class Numbers(Collector):
         yield from _pools()
         yield _images()
         yield from work(timezone.now())
-        up = GaugeMetricFamily(
-            "storage_admin_host_up", "Whether the host answered when it was last asked", labels=["host"]
-        )
+        up = GaugeMetricFamily("storage_admin_host_up", "1 if the host answered at the last contact", labels=["host"])
         for slug, status in Host.objects.values_list("slug", "status"):
             up.add_metric([slug], float(status != Host.Status.UNREACHABLE))
         yield up
         yield GaugeMetricFamily(
-            "storage_admin_worker_up", "Whether a worker was alive in the last 30 seconds", value=float(worker_lives())
+            "storage_admin_worker_up", "1 if a worker was alive in the last 30 seconds", value=float(worker_lives())
         )
 
 
 POOL_GAUGES = {
     "capacity_bytes": "Size of the pool's filesystem",
-    "available_bytes": "Space that is available on it",
-    "reserved_bytes": "Space that is free on it, but kept for root",
-    "allocated_bytes": "What the pool's images occupy, each inode once",
-    "virtual_bytes": "Virtual (provisioned) bytes of its images",
-    "reclaimable_bytes": "Reclaimable bytes of the images that were analyzed",
-    "undo_bytes": "What undo copies hold",
+    "available_bytes": "Available space on the pool's filesystem",
+    "reserved_bytes": "Free space on the pool's filesystem that is reserved for root",
+    "allocated_bytes": "Space that the pool's images occupy, with each inode counted once",
+    "virtual_bytes": "Virtual (provisioned) size of the pool's images",
+    "reclaimable_bytes": "Reclaimable space of the pool's analyzed images",
+    "undo_bytes": "Space held by undo copies",
     "images_count": "Images in the pool",
-    "warn_percent": "From what use on an alert opens, in percent of what can be used",
+    "warn_percent": "Usage above which an alert opens, in percent of the usable space",
 }
 
 
@@ -110,7 +108,7 @@ def _pools() -> Iterable[Metric]:
     }
     scanned = GaugeMetricFamily(
         "storage_admin_pool_last_scan_timestamp_seconds",
-        "When the pool was scanned last",
+        "Time of the pool's last scan",
         labels=["host", "pool", "path"],
     )
     for pool in StoragePool.objects.select_related("host").order_by("id"):

@@ -28,7 +28,7 @@ def _choices() -> list[tuple[str, str]]:
 class SavedViewSerializer(serializers.ModelSerializer[SavedView]):
     """A list's filters under a name."""
 
-    page = serializers.CharField(read_only=True, help_text=_("The list: images, jobs, hosts, ..."))
+    page = serializers.CharField(read_only=True, help_text=_("Name of the list: images, jobs, hosts, ..."))
     query = serializers.CharField(read_only=True, help_text=_("The query string of the page."))
     shared = serializers.BooleanField(read_only=True, help_text=_("Visible to every user who may open the page."))
     mine = serializers.SerializerMethodField(help_text=_("Whether it belongs to the requesting user."))
@@ -47,7 +47,7 @@ class SavedViewSerializer(serializers.ModelSerializer[SavedView]):
 
 
 class NewSavedViewBody(Body):
-    """What is to be kept."""
+    """A view to save."""
 
     name = StrictText(max_length=LONGEST_NAME)
     query = StrictText(max_length=LONGEST_QUERY, required=False, default="", allow_blank=True)
@@ -60,12 +60,14 @@ class NewSavedViewBody(Body):
 
 
 class SavedViewBody(Body):
-    """What is to be changed of it."""
+    """Changes to a view; omitted fields stay unchanged."""
 
     name = StrictText(max_length=LONGEST_NAME, required=False)
     query = StrictText(max_length=LONGEST_QUERY, required=False, allow_blank=True)
     shared = StrictBoolean(required=False)
-    default = StrictBoolean(required=False, help_text=_("For this user, also of another's shared one."))
+    default = StrictBoolean(
+        required=False, help_text=_("Makes it this user's default view; allowed for views that others share, too.")
+    )
 
 
 class SavedViewFilters(GivenFilters):
@@ -77,8 +79,8 @@ class SavedViewFilters(GivenFilters):
 
 
 @extend_schema_view(
-    list=extend_schema(summary=_("Saved views: one's own, and shared ones")),
-    destroy=extend_schema(summary=_("Delete a view; another user's shared view: admin")),
+    list=extend_schema(summary=_("Saved views: your own and shared ones")),
+    destroy=extend_schema(summary=_("Delete a view (another user's shared view: admin)")),
 )
 class SavedViewEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, EndpointSet):
     queryset = SavedView.objects.none()
@@ -90,9 +92,9 @@ class SavedViewEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, Endpoi
         return saved_views.with_defaults(self.actor, saved_views.views_for(self.actor))
 
     @extend_schema(
-        summary=_("Keep a list's filters under a name"),
-        description="One's own view of that name on that page takes them over (200). What the page does not know to "
-        "filter by is left out of `query`. What a token saves is shared.",
+        summary=_("Save a list's filters under a name"),
+        description="Replaces your own view of that name on that list (200). Parameters that the list does not "
+        "filter by are left out of `query`. A token can only save shared views.",
         request=NewSavedViewBody,
         responses={200: SavedViewSerializer, 201: SavedViewSerializer},
     )
@@ -110,7 +112,7 @@ class SavedViewEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, Endpoi
         return self._shown(view, status.HTTP_201_CREATED if new else status.HTTP_200_OK)
 
     @extend_schema(
-        summary=_("Rename a view, share it, or give it other filters"), request=SavedViewBody,
+        summary=_("Change a view's name, filters or sharing"), request=SavedViewBody,
         responses=SavedViewSerializer,
     )  # fmt: skip
     def partial_update(self, request: Request, **_where: Any) -> Response:

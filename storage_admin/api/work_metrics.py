@@ -52,15 +52,13 @@ def _jobs() -> Metric:
 
 def _queue(now: datetime) -> Iterable[Metric]:
     """Who waits for a guest to be shut down waits for people; how old that is says nothing of the queue."""
-    active = GaugeMetricFamily(
-        "storage_admin_jobs_active", "Jobs that are queued or running", labels=["host", "kind", "state"]
-    )
+    active = GaugeMetricFamily("storage_admin_jobs_active", "Queued and running jobs", labels=["host", "kind", "state"])
     parked = GaugeMetricFamily(
-        "storage_admin_jobs_parked", "Queued jobs that wait for a guest to be shut down", labels=["host", "kind"]
+        "storage_admin_jobs_parked", "Queued jobs that wait for a guest to shut down", labels=["host", "kind"]
     )
     oldest = GaugeMetricFamily(
         "storage_admin_queue_oldest_age_seconds",
-        "How long the oldest queued job waits that waits for no guest",
+        "Age of the oldest queued job that does not wait for a guest",
         labels=["host", "kind"],
     )
     rows = Job.objects.filter(state__in=Job.ACTIVE).order_by()
@@ -83,11 +81,15 @@ def _recent(now: datetime) -> Iterable[Metric]:
         "Jobs submitted within storage_admin_recent_window_seconds that have ended",
         labels=["kind", "state"],
     )
-    middle = GaugeMetricFamily("storage_admin_recent_jobs_median_seconds", "How long they worked", labels=["kind"])
-    longest = GaugeMetricFamily("storage_admin_recent_jobs_longest_seconds", "The longest of them", labels=["kind"])
+    middle = GaugeMetricFamily(
+        "storage_admin_recent_jobs_median_seconds", "Median run time of the recent jobs", labels=["kind"]
+    )
+    longest = GaugeMetricFamily(
+        "storage_admin_recent_jobs_longest_seconds", "Longest run time of the recent jobs", labels=["kind"]
+    )
     window = GaugeMetricFamily(
         "storage_admin_recent_window_seconds",
-        f"How far back that goes: a day, or less where more than {RECENT_ROWS} jobs were submitted since",
+        f"Period of the recent jobs: a day, or less if more than {RECENT_ROWS} jobs were submitted in it",
     )
     newest = Job.objects.order_by("-id").values_list("kind", "state", "created", "started", "finished")[:RECENT_ROWS]
     begin, looked_at, oldest = now - RECENT, 0, now
@@ -117,7 +119,7 @@ def _recent(now: datetime) -> Iterable[Metric]:
 def _durations() -> Metric:
     """Of the ledger's jobs: their rows are never deleted, so this only counts up, whichever process is asked."""
     histogram = HistogramMetricFamily(
-        "storage_admin_job_duration_seconds", "How long jobs worked that changed space (those of the ledger)",
+        "storage_admin_job_duration_seconds", "Run time of jobs that freed or consumed space (those in the ledger)",
         labels=["kind"],
     )  # fmt: skip
     took = Milliseconds("finished", "started")
@@ -140,25 +142,25 @@ def _durations() -> Metric:
 def _ledger() -> Iterable[Metric]:
     freed = GaugeMetricFamily(
         "storage_admin_ledger_freed_bytes",
-        "By how much jobs have made allocated space less; falls when one takes space",
+        "Net space freed by jobs; falls when a job consumes space",
         labels=["kind"],
     )
     for kind, value in lines(Job.objects.all()).order_by().values_list(KIND).annotate(Sum("freed_bytes")):
         freed.add_metric([kind], value or 0)
     held = lines(Job.objects.all()).filter(HELD).order_by().aggregate(held=Sum("undo_bytes"), copies=Count("id"))
     yield freed
-    yield GaugeMetricFamily("storage_admin_undo_held_bytes", "What undo copies hold", value=held["held"] or 0)
-    yield GaugeMetricFamily("storage_admin_undo_copies", "Undo copies that wait for their end", value=held["copies"])
+    yield GaugeMetricFamily("storage_admin_undo_held_bytes", "Space held by undo copies", value=held["held"] or 0)
+    yield GaugeMetricFamily("storage_admin_undo_copies", "Undo copies that have not expired", value=held["copies"])
 
 
 def _policies() -> Iterable[Metric]:
-    enabled = GaugeMetricFamily("storage_admin_policy_enabled", "Whether the policy is switched on", labels=["policy"])
+    enabled = GaugeMetricFamily("storage_admin_policy_enabled", "1 if the policy is enabled", labels=["policy"])
     state = GaugeMetricFamily(
-        "storage_admin_policy_last_run_state", "1 for the state of its last run, 0 for the others",
+        "storage_admin_policy_last_run_state", "1 for the state of the policy's last run, 0 for the others",
         labels=["policy", "state"],
     )  # fmt: skip
     due = GaugeMetricFamily(
-        "storage_admin_policy_last_run_timestamp_seconds", "When its last run was due", labels=["policy"]
+        "storage_admin_policy_last_run_timestamp_seconds", "Time when the policy's last run was due", labels=["policy"]
     )
     policies = list(Policy.objects.order_by("name"))
     last = last_runs(policies)
@@ -172,13 +174,13 @@ def _policies() -> Iterable[Metric]:
             state.add_metric([policy.name, name], float(run.state == name))
     paused = float(automation.is_paused())
     yield from (enabled, state, due)
-    yield GaugeMetricFamily("storage_admin_automation_paused", "Whether all automation is paused", value=paused)
+    yield GaugeMetricFamily("storage_admin_automation_paused", "1 if all automation is paused", value=paused)
 
 
 def _alerts() -> Iterable[Metric]:
     shown = GaugeMetricFamily("storage_admin_alerts_open", "Open alerts", labels=["kind", "severity"])
     unseen = GaugeMetricFamily(
-        "storage_admin_alerts_unacknowledged", "Alerts that are not acknowledged", labels=["kind", "severity"]
+        "storage_admin_alerts_unacknowledged", "Open alerts that are not acknowledged", labels=["kind", "severity"]
     )
     rows = Alert.objects.filter(closed__isnull=True, told_under="").order_by()
     counts = {
@@ -202,7 +204,11 @@ def _deliveries(now: datetime) -> Iterable[Metric]:
     yield GaugeMetricFamily("storage_admin_deliveries_due", "Pending deliveries", value=found["count"])
     age = (now - found["since"]).total_seconds() if found["since"] else 0.0
     yield GaugeMetricFamily(
-        "storage_admin_deliveries_oldest_due_age_seconds", "How long ago the oldest of them happened", value=max(age, 0)
+        "storage_admin_deliveries_oldest_due_age_seconds",
+        "Age of the oldest event with a pending delivery",
+        value=max(age, 0),
     )
     given_up = Delivery.objects.filter(state=Delivery.State.GIVEN_UP).count()
-    yield GaugeMetricFamily("storage_admin_deliveries_given_up", "Deliveries that failed for good", value=given_up)
+    yield GaugeMetricFamily(
+        "storage_admin_deliveries_given_up", "Failed deliveries that are no longer retried", value=given_up
+    )

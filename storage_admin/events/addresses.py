@@ -41,24 +41,28 @@ def checked(url: str) -> str:
     parts = _split(url)
     if HIDDEN in url:
         raise _bad(
-            _("Give the whole address: {hidden} stands for what is not shown of the one that there is.").format(
+            _("Enter the complete URL. {hidden} only stands for the hidden part of the current one.").format(
                 hidden=HIDDEN
             )
         )
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise _bad(_("Give the whole URL, starting with https:// or http://."))
+        raise _bad(_("Enter the complete URL, starting with https:// or http://."))
     if parts.username is not None or parts.password is not None:
         raise _bad(
-            _("Leave out user and password: they would be sent and logged in clear text. The signature identifies us.")
+            _(
+                "Remove the user name and password: they would be sent and logged in clear text. The receiver can "
+                "verify the signature instead."
+            )
         )
     if len(url) > LONGEST or not url.isascii() or not url.isprintable() or " " in url:
         raise _bad(
-            _("At most {longest} characters, ASCII and without spaces: write others as %XX, names as xn--….").format(
-                longest=LONGEST
-            )
+            _(
+                "Use at most {longest} ASCII characters without spaces. Encode other characters as %XX, and host "
+                "names as xn--…."
+            ).format(longest=LONGEST)
         )
     if parts.fragment:
-        raise _bad(_("Leave out the part after #: it is never sent."))
+        raise _bad(_("Remove the part after #: it is never sent."))
     if not _is_name(parts.hostname):
         raise _bad(_("Invalid hostname. Use 1 to 63 characters between dots."))
     if forbidden(parts.hostname):

@@ -53,7 +53,7 @@ def _body(request: Request, shape: type[Body]) -> dict[str, Any]:
 
 
 @extend_schema_view(
-    list=extend_schema(summary=_("Alerts, newest first"), description=_("`?state=open`: what is wrong now.")),
+    list=extend_schema(summary=_("Alerts, newest first"), description=_("With `?state=open`, only open alerts.")),
     retrieve=extend_schema(summary=_("One alert")),
 )
 class AlertEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
@@ -67,7 +67,7 @@ class AlertEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
 
     @extend_schema(
         summary=_("Acknowledge an alert"),
-        description=_("The first acknowledgement is kept."),
+        description=_("A later acknowledgement does not replace the first one."),
         request=Nothing,
         responses=AlertSerializer,
     )
@@ -97,7 +97,8 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
 
     @extend_schema(
         summary=_("Create a webhook (admin)"),
-        description="The answer carries the secret of its signatures, which cannot be shown again. See docs/alerts.md.",
+        description="The response contains the secret for verifying signatures, which cannot be shown again. See "
+        "docs/alerts.md.",
         request=WebhookBody,
         responses={201: NewWebhookSerializer},
     )
@@ -110,7 +111,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
 
     @extend_schema(
         summary=_("Change a webhook (admin)"),
-        description=_("Pending deliveries are dropped when it is disabled."),
+        description=_("Disabling a webhook drops its pending deliveries."),
         request=WebhookChanges,
         responses=WebhookSerializer,
     )
@@ -120,12 +121,12 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         _taken(lambda: writes.update(self.actor, hook, **given))
         return Response(WebhookSerializer(self.get_object()).data)
 
-    @extend_schema(summary=_("Delete a webhook, with the history of its deliveries (admin)"), responses={204: None})
+    @extend_schema(summary=_("Delete a webhook and its delivery history (admin)"), responses={204: None})
     def destroy(self, _request: Request, **_where: Any) -> Response:
         writes.remove(self.actor, self.get_object())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
-    @extend_schema(summary=_("Rotate the secret (admin)"), request=Nothing, responses=SecretSerializer)
+    @extend_schema(summary=_("Rotate a webhook's secret (admin)"), request=Nothing, responses=SecretSerializer)
     @action(detail=True, methods=["post"], url_path="rotate-secret")
     def rotate_secret(self, request: Request, **_where: Any) -> Response:
         _body(request, Nothing)
@@ -133,7 +134,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         secret = writes.rotate(self.actor, hook)
         return Response(SecretSerializer({"secret": secret, "old_secret_until": hook.old_secret_until}).data)
 
-    @extend_schema(summary=_("Send it a test (admin)"), request=Nothing, responses={202: DeliverySerializer})
+    @extend_schema(summary=_("Send a test to a webhook (admin)"), request=Nothing, responses={202: DeliverySerializer})
     @action(detail=True, methods=["post"])
     def test(self, request: Request, **_where: Any) -> Response:
         _body(request, Nothing)
@@ -141,7 +142,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         delivery = _taken(lambda: writes.send_test(self.actor, hook))
         return Response(DeliverySerializer(delivery).data, status=status.HTTP_202_ACCEPTED)
 
-    @extend_schema(summary=_("Its deliveries, newest first (admin)"), responses=DeliverySerializer(many=True))
+    @extend_schema(summary=_("Deliveries of a webhook, newest first (admin)"), responses=DeliverySerializer(many=True))
     @action(detail=True, methods=["get"], filterset_class=DeliveryFilters)
     def deliveries(self, _request: Request, **_where: Any) -> Response:
         return self._listed(selectors.deliveries().filter(webhook=self.get_object()), DeliverySerializer)
@@ -154,7 +155,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         return self.get_paginated_response(shape(page, many=True).data)
 
     @extend_schema(
-        summary=_("Send a delivery once more (admin)"),
+        summary=_("Resend a delivery (admin)"),
         request=Nothing,
         responses={202: DeliverySerializer},
         parameters=[OpenApiParameter("delivery", int, OpenApiParameter.PATH)],
@@ -167,8 +168,8 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         return Response(DeliverySerializer(again).data, status=status.HTTP_202_ACCEPTED)
 
     @extend_schema(
-        summary=_("Send every address of ALERT_EMAILS a test (admin)"),
-        description=_("Where no address is set, 400 says so."),
+        summary=_("Send a test mail to every address in ALERT_EMAILS (admin)"),
+        description=_("Returns 400 if no address is set."),
         request=Nothing,
         responses={202: MailSerializer(many=True)},
         operation_id="webhooks_mail_test",
@@ -180,7 +181,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         return Response(MailSerializer(sent, many=True).data, status=status.HTTP_202_ACCEPTED)
 
     @extend_schema(
-        summary=_("Mails of events, newest first (admin)"),
+        summary=_("Mail deliveries, newest first (admin)"),
         responses=MailSerializer(many=True),
         operation_id="webhooks_mail_deliveries_list",
     )
@@ -189,7 +190,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         return self._listed(selectors.deliveries().filter(webhook=None), MailSerializer)
 
     @extend_schema(
-        summary=_("Send a mail once more (admin)"),
+        summary=_("Resend a mail (admin)"),
         request=Nothing,
         responses={202: MailSerializer},
         parameters=[OpenApiParameter("delivery", int, OpenApiParameter.PATH)],

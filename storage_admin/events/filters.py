@@ -12,7 +12,7 @@ STATES = (
     ("open", "open"),
     ("closed", "closed"),
     ("acknowledged", _("open and acknowledged")),
-    ("new", _("open and not")),
+    ("new", _("open and not acknowledged")),
 )
 CONDITIONS = {
     "open": Q(closed=None),

@@ -29,12 +29,12 @@ def send(delivery: Delivery) -> Outcome:
         return _answered(error.smtp_code, f"The mail server answered {error.smtp_code}", error.smtp_error)
     except smtplib.SMTPRecipientsRefused as error:
         code, words = next(iter(error.recipients.values()))
-        return _answered(code, "The mail server refuses the address", words)
+        return _answered(code, "The mail server rejected the address", words)
     except (OSError, smtplib.SMTPException) as error:
         return Outcome(problem=f"The mail server cannot be used: {quoted(str(error)) or type(error).__name__}")
     except ValueError as error:
         # A text that no mail can carry is given up like any other failure, and holds up no mail after it.
-        return Outcome(problem=f"No mail can be made of it: {type(error).__name__}.")
+        return Outcome(problem=f"The event cannot be sent as mail: {type(error).__name__}.")
     return Outcome()
 
 
@@ -42,14 +42,14 @@ def _answered(code: int, meaning: str, words: str | bytes) -> Outcome:
     """What an answer comes to. ``smtplib`` has -1 for one without a code; a mail server gives one (RFC 5321, 4.2)."""
     if 100 <= code <= 999:
         return Outcome(code, f"{meaning}: {quoted(words)}")
-    return Outcome(problem=f"What answers there is no mail server: {quoted(words)}")
+    return Outcome(problem=f"The server does not respond like a mail server: {quoted(words)}")
 
 
 def composed(event: Event) -> tuple[str, str]:
     """Subject and text of the mail about an event."""
     data = event.data
     title = " ".join(str(data.get("title") or event.name).split())
-    word = {_OPENED: str(data.get("severity", "")).capitalize(), _WORSE: "Now in danger", _CLOSED: "Over"}.get(
+    word = {_OPENED: str(data.get("severity", "")).capitalize(), _WORSE: "Severity raised", _CLOSED: "Resolved"}.get(
         event.name, ""
     )
     lines = [title, ""]

@@ -154,7 +154,7 @@ def post(url: str, body: bytes, headers: dict[str, str]) -> Outcome:
 
 
 def _too_slow() -> str:
-    return f"It did not answer whole within {WHOLE:.0f} seconds."
+    return f"The response was not complete within {WHOLE:.0f} seconds."
 
 
 def _judged(url: str, answer: requests.Response) -> Outcome:
@@ -162,13 +162,13 @@ def _judged(url: str, answer: requests.Response) -> Outcome:
     if 200 <= code < 300:
         return Outcome(code)
     if 300 <= code < 400:
-        return Outcome(code, f"It answered {code} and leads elsewhere: redirects are not followed, give that address.")
+        return Outcome(code, f"The server redirected ({code}). Redirects are not followed; enter the final URL.")
     try:
         raw = next(iter(answer.iter_content(4 * KEPT)), b"")
     except _FAILURES:
         raw = b""
     text = quoted(without(url, raw.decode(errors="replace")))
-    return Outcome(code, f"It answered {code}" + (f": {text}" if text else "."))
+    return Outcome(code, f"The server answered {code}" + (f": {text}" if text else "."))
 
 
 def _said(error: Exception, line: _Line) -> str:
@@ -182,7 +182,7 @@ def _said(error: Exception, line: _Line) -> str:
     if isinstance(error, requests.exceptions.ConnectTimeout):
         return f"No connection within {CONNECT:.0f} seconds."
     if isinstance(error, requests.exceptions.Timeout):
-        return f"It did not answer within {READ:.0f} seconds."
+        return f"No response within {READ:.0f} seconds."
     if isinstance(error, requests.exceptions.SSLError):
         return f"TLS failed or the certificate was not accepted: {_last(causes)}"
     if any(isinstance(one, ConnectionRefusedError) for one in causes):

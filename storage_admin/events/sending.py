@@ -106,7 +106,7 @@ def _tried(delivery: Delivery, moment: datetime) -> Outcome:
     except Exception as error:
         logger.exception("delivery %s could not be tried", delivery.pk)
         outcome = Outcome(
-            problem=f"The dashboard could not send it: {type(error).__name__}. Its worker's log says more."
+            problem=f"The dashboard could not send the event: {type(error).__name__}. See the worker's log."
         )
         record(delivery, outcome, moment)
     return outcome
@@ -191,8 +191,8 @@ def _given_up(delivery: Delivery, key: str, outcome: Outcome) -> Trouble:
         key,
         "warning",
         f"{who} does not receive events",
-        f"{delivery.attempts} tries over {_span()} failed. {outcome.problem} Mend it, then send it again on the "
-        "webhooks page; this closes when something arrives.",
+        f"{delivery.attempts} attempts over {_span()} failed. {outcome.problem} Fix the cause, then resend it on the "
+        "webhooks page. The alert is resolved when a delivery succeeds.",
         target_kind="webhook" if delivery.webhook_id else "",
         target_id=delivery.webhook_id,
         target_label=delivery.webhook.name if delivery.webhook else "",

@@ -16,7 +16,7 @@ EVENTS = [(name, name) for name in NAMES]
 
 
 class AlertTargetSerializer(serializers.Serializer[Any]):
-    """What an alert is about; null where that is no single thing."""
+    """The object that an alert concerns; null if it concerns no single one."""
 
     kind = serializers.CharField()
     id = serializers.IntegerField()
@@ -24,10 +24,10 @@ class AlertTargetSerializer(serializers.Serializer[Any]):
 
 
 class AlertSerializer(Shown, serializers.ModelSerializer[Alert]):
-    """Something that is wrong, or was: ``closed`` is null as long as it lasts."""
+    """An alert. ``closed`` is null while it is open."""
 
     kind = serializers.ChoiceField(choices=list(KINDS.items()), read_only=True)
-    host = TextOrNull(help_text=_("Slug; null where it concerns no single one."))
+    host = TextOrNull(help_text=_("Slug of the host; null if the alert does not concern a single host."))
     target = serializers.SerializerMethodField()
     acknowledged_by = TextOrNull()
     closed = serializers.DateTimeField(read_only=True, allow_null=True)
@@ -49,15 +49,19 @@ class AlertSerializer(Shown, serializers.ModelSerializer[Alert]):
 
 
 class WebhookSerializer(serializers.ModelSerializer[Webhook]):
-    """An address that is told of events. Its path and the values of its query are not shown; its secret neither."""
+    """A URL that receives events. The URL's path and query values are not shown, nor is the secret."""
 
     url = serializers.SerializerMethodField()
-    events = serializers.ListField(child=serializers.CharField(), read_only=True, help_text=_("Empty: all of them."))
+    events = serializers.ListField(child=serializers.CharField(), read_only=True, help_text=_("Empty for all events."))
     old_secret_until = serializers.DateTimeField(
-        read_only=True, allow_null=True, help_text=_("Until then signatures are made with the secret before, too.")
+        read_only=True,
+        allow_null=True,
+        help_text=_("Until this time, deliveries are also signed with the previous secret."),
     )
-    on_their_way = serializers.IntegerField(read_only=True, help_text=_("Pending deliveries."))
-    failing = serializers.IntegerField(read_only=True, help_text=_("Of these, those that were tried already."))
+    on_their_way = serializers.IntegerField(read_only=True, help_text=_("Number of pending deliveries."))
+    failing = serializers.IntegerField(
+        read_only=True, help_text=_("Number of pending deliveries that have failed at least once.")
+    )
     given_up = serializers.IntegerField(read_only=True)
     last_sent = serializers.DateTimeField(read_only=True, allow_null=True)
 
@@ -74,9 +78,11 @@ class WebhookSerializer(serializers.ModelSerializer[Webhook]):
 
 
 class NewWebhookSerializer(WebhookSerializer):
-    """A webhook right after it was made, with its secret, which is shown here only."""
+    """A new webhook with its secret, which is shown only once."""
 
-    secret = serializers.CharField(read_only=True, help_text=_("The key of the signatures. It is not shown again."))
+    secret = serializers.CharField(
+        read_only=True, help_text=_("Secret for verifying signatures. It is not shown again.")
+    )
 
     class Meta:
         model = Webhook
@@ -85,14 +91,14 @@ class NewWebhookSerializer(WebhookSerializer):
 
 
 class SecretSerializer(serializers.Serializer[Any]):
-    """A webhook's new secret, which is shown here only."""
+    """A webhook's new secret, which is shown only once."""
 
     secret = serializers.CharField()
     old_secret_until = serializers.DateTimeField()
 
 
 class WebhookBody(Body):
-    """What a webhook is to be."""
+    """A webhook to create."""
 
     name = StrictText(max_length=100)
     url = StrictText(max_length=addresses.LONGEST)
@@ -101,7 +107,7 @@ class WebhookBody(Body):
 
 
 class WebhookChanges(Body):
-    """What is to change of a webhook."""
+    """Changes to a webhook; omitted fields stay unchanged."""
 
     name = StrictText(max_length=100, required=False)
     url = StrictText(max_length=addresses.LONGEST, required=False)
@@ -110,13 +116,15 @@ class WebhookChanges(Body):
 
 
 class DeliverySerializer(serializers.ModelSerializer[Delivery]):
-    """One event on its way to a webhook."""
+    """The delivery of an event to a webhook."""
 
     event = serializers.CharField(source="event.name", read_only=True)
     event_id = serializers.IntegerField(read_only=True)
     at = serializers.DateTimeField(source="event.at", read_only=True)
     webhook = serializers.IntegerField(source="webhook_id", read_only=True)
-    next_try = serializers.SerializerMethodField(help_text=_("Null when it is no longer pending."))
+    next_try = serializers.SerializerMethodField(
+        help_text=_("Time of the next attempt; null if the delivery is no longer pending.")
+    )
     problem = TextOrNull(help_text=_("Why the last attempt failed."))
 
     class Meta:
@@ -133,7 +141,7 @@ class DeliverySerializer(serializers.ModelSerializer[Delivery]):
 
 
 class MailSerializer(DeliverySerializer):
-    """One event on its way to an address of ``ALERT_EMAILS``."""
+    """The delivery of an event to an address of ``ALERT_EMAILS``."""
 
     to = serializers.ListField(child=serializers.CharField(), source="recipients", read_only=True)
 

@@ -23,7 +23,7 @@ ALERT_CLOSED = "alert.closed"
 NAMES = {
     JOB_FINISHED: _("a job has finished, with any result"),
     ALERT_OPENED: _("a new alert was opened"),
-    ALERT_WORSE: _("a warning has become a danger"),
+    ALERT_WORSE: _("the severity of an alert rose from warning to danger"),
     ALERT_CLOSED: _("an alert was resolved"),
 }
 #: Of these, mail is sent to ``settings.ALERT_EMAILS``.
@@ -55,12 +55,12 @@ KINDS = {
     POOL_SILENT: _("pool does not answer"),
     POOL_CHANGED: _("pool's folder replaced or not listed"),
     POLICY_FAILED: _("policy failed"),
-    UNDO_HELD: _("undo copies hold much"),
+    UNDO_HELD: _("undo copies hold much space"),
     UNDO_KEPT: _("undo copy may be the last good copy"),
-    CLOCK_JUMPED: _("clock was set"),
-    BENCHMARK_REGRESSION: _("slower than before"),
+    CLOCK_JUMPED: _("clock was changed"),
+    BENCHMARK_REGRESSION: _("benchmark regression"),
     JOB_STALLED: _("job without progress"),
-    DELIVERY_GIVEN_UP: _("cannot be told"),
+    DELIVERY_GIVEN_UP: _("notifications not delivered"),
 }
 #: What of an open alert follows what is found.
 _FOLLOWS = ("severity", "title", "detail", "host", "told_under", "target_kind", "target_id", "target_label")

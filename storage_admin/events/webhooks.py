@@ -127,7 +127,7 @@ def send_test(actor: Actor, hook: Webhook) -> Delivery:
     actor.require_everywhere(Role.ADMIN)
     if not hook.enabled:
         raise InvalidError(
-            _("{hook} is disabled: enable it first.").format(hook=hook.name), {"enabled": _("It is switched off.")}
+            _("{hook} is disabled: enable it first.").format(hook=hook.name), {"enabled": _("The webhook is disabled.")}
         )
     with transaction.atomic():
         delivery = Delivery.objects.create(event=_test(actor), webhook=hook)
@@ -145,7 +145,9 @@ def send_test_mail(actor: Actor) -> list[Delivery]:
     """
     actor.require_everywhere(Role.ADMIN)
     if not settings.ALERT_EMAILS:
-        raise InvalidError(_("Mail is not set up: set ALERT_EMAILS and EMAIL_URL (docs/alerts.md), and restart."))
+        raise InvalidError(
+            _("Mail is not configured. Set ALERT_EMAILS and EMAIL_URL (docs/alerts.md), then restart the dashboard.")
+        )
     with transaction.atomic():
         event = _test(actor)
         sent = [Delivery.objects.create(event=event, recipients=[address]) for address in settings.ALERT_EMAILS]
@@ -164,14 +166,15 @@ def resend(actor: Actor, delivery: Delivery) -> Delivery:
     actor.require_everywhere(Role.ADMIN)
     if sending.is_for_nobody(delivery):
         raise InvalidError(
-            _("{recipients} is no longer in ALERT_EMAILS: nothing is sent there.").format(
-                recipients=delivery.recipients[0]
-            )
+            _(
+                "Mail is no longer sent to {recipients}, because the address is not in ALERT_EMAILS. Add it there "
+                "first."
+            ).format(recipients=delivery.recipients[0])
         )
     if delivery.webhook is not None and not delivery.webhook.enabled:
         raise InvalidError(_("{webhook} is disabled: enable it first.").format(webhook=delivery.webhook.name))
     if delivery.state == Delivery.State.DUE and not delivery.attempts:
-        raise InvalidError(_("It is already pending."))
+        raise InvalidError(_("The delivery is already pending."))
     with transaction.atomic():
         sending.put_again(Delivery.objects.filter(pk=delivery.pk), timezone.now())
         audit(actor, "delivery sent again", delivery.webhook or delivery.recipients[0], after={"delivery": delivery.pk})
@@ -183,13 +186,13 @@ def resend(actor: Actor, delivery: Delivery) -> Delivery:
 def _test(actor: Actor) -> Event:
     return Event.objects.create(
         name=TEST,
-        data={"title": "A test from Storage Admin", "detail": f"{actor.name} wants to know whether it arrives."},
+        data={"title": "Test message from Storage Admin", "detail": f"{actor.name} sent this test."},
     )
 
 
 def _give_up(hook: Webhook) -> None:
     due = Delivery.objects.filter(webhook=hook, state=Delivery.State.DUE)
-    due.update(state=Delivery.State.GIVEN_UP, problem="The webhook was disabled before it arrived.")
+    due.update(state=Delivery.State.GIVEN_UP, problem="The webhook was disabled before the delivery succeeded.")
     close_alert(sending.given_up_key(Delivery(webhook_id=hook.pk)))
 
 
@@ -213,9 +216,9 @@ def _checked(given: dict[str, Any], hook: Webhook | None) -> dict[str, Any]:
 def _named(name: str, hook: Webhook | None) -> str:
     name = name.strip()
     if not name or len(name) > LONGEST_NAME or not name.isprintable():
-        raise of_field("name", _("Give it a name of at most {longest} characters.").format(longest=LONGEST_NAME))
+        raise of_field("name", _("Enter a name of at most {longest} visible characters.").format(longest=LONGEST_NAME))
     if Webhook.objects.filter(name=name).exclude(pk=hook.pk if hook else 0).exists():
-        raise of_field("name", _("There is a webhook named {name} already: choose another name.").format(name=name))
+        raise of_field("name", _("A webhook named {name} already exists. Choose another name.").format(name=name))
     return name
 
 
@@ -224,7 +227,9 @@ def _known(events: Iterable[str]) -> list[str]:
     if unknown := sorted(wanted - NAMES.keys()):
         raise of_field(
             "events",
-            _("There is no event {unknown!r}; there are {names}.").format(unknown=unknown[0], names=", ".join(NAMES)),
+            _("There is no event {unknown!r}. Available events: {names}.").format(
+                unknown=unknown[0], names=", ".join(NAMES)
+            ),
         )
     return sorted(wanted)
 

@@ -35,7 +35,7 @@ def address(text: str) -> str:
         return str(ipaddress.IPv6Address(given)) if ":" in given and "%" not in given else _name(given)
     except ValueError:
         raise _bad(
-            "address", _("Give a host's name or its address alone, such as hv1.example.org or 192.0.2.7.")
+            "address", _("Enter only a hostname or an IP address, such as hv1.example.org or 192.0.2.7.")
         ) from None
 
 
@@ -55,7 +55,7 @@ def port(value: object, default: int) -> int:
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,5}", value, re.ASCII):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65535:
-        raise _bad("port", _("A port is a number from 1 to 65535."))
+        raise _bad("port", _("Enter a port number from 1 to 65535."))
     return value
 
 
@@ -63,7 +63,7 @@ def user(text: str) -> str:
     """The name of a user; raises InvalidError."""
     given = text.strip() if isinstance(text, str) else ""
     if not _USER.fullmatch(given):
-        raise _bad("user", _("Give the name of a user there, such as root."))
+        raise _bad("user", _("Enter the name of a user on the host, such as root."))
     return given
 
 
@@ -88,7 +88,8 @@ def host_key(text: str) -> str:
     except (IndexError, ValueError, struct.error):
         known = ", ".join(sorted(HOST_KEYS))
         raise _bad(
-            "host_key", _("Give the host's public key as in a .pub file; known are {known}.").format(known=known)
+            "host_key",
+            _("Enter a public key as it appears in a .pub file. Supported key types: {known}.").format(known=known),
         ) from None
     return f"{kind} {encoded}"
 

@@ -58,7 +58,7 @@ def _with_key(
         return work(actor, given)
     kind, how = (known.kind, known.transport) if known else (given["kind"], given["transport"])
     if given.get("private_key") or kind == Host.Kind.LOCAL or (kind == Host.Kind.LIBVIRT and how != "ssh"):
-        sentence = gettext("A key pair is created for a host that is reached by ssh, and without private_key.")
+        sentence = gettext("create_key requires an SSH connection and cannot be combined with private_key.")
         raise InvalidError(sentence, {"create_key": sentence})
     port = "ssh_port" if kind == Host.Kind.PROXMOX else "port"
     place: dict[str, Any] = {name: getattr(known, name, None) for name in ("address", port)} | given
@@ -109,8 +109,11 @@ class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         return hosts_for(self.actor)
 
     @extend_schema(
-        summary=_("Add a host that is reached over a network (admin)"),
-        description=_("Tests the connection before saving: installs the agent and checks that it runs as root."),
+        summary=_("Add a remote host (admin)"),
+        description=_(
+            "Tests the connection before saving. With kind `ssh`, this installs the agent, unless `forced` is set, "
+            "and checks that it runs as root."
+        ),
         request=NewHostBody,
         responses={201: HostSerializer},
     )

@@ -48,8 +48,8 @@ def ask(
                     session.give_up()
                     raise HostError(
                         _(
-                            "The agent on {host} has not answered within {seconds:.0f} s: perhaps a disk there answers "
-                            "no more."
+                            "The agent on {host} did not answer within {seconds:.0f} s. A disk on that host may "
+                            "be hanging."
                         ).format(host=host.name, seconds=seconds),
                         "host_unreachable",
                     )

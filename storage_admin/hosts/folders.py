@@ -48,7 +48,7 @@ def look(host: Host, path: bytes) -> Found:
     """
     if transport.is_here(host):
         if not _answers(path):
-            return Found("unknown", detail=_("it does not answer"))
+            return Found("unknown", detail=_("its filesystem does not answer"))
         if os.geteuid() == 0:
             return _of(host, folder.look(path))
     return _of(host, _asked(host, {"path_b64": b64(path)}))
@@ -108,7 +108,7 @@ def _of(host: Host, told: dict[str, Any]) -> Found:
         and not forbidden
         and (image_folders.is_beneath(path, mine) or any(image_folders.is_beneath(one, [path]) for one in mine))
     ):
-        forbidden = _("holds this dashboard")
+        forbidden = _("contains files of this dashboard")
     return Found(told["kind"], path, str(told["detail"]), told["root"], forbidden, str(told["refusal"]))
 
 

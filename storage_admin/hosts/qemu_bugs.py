@@ -133,7 +133,7 @@ _MOVED_OFF = "Do it while the guest is off."
 BUGS = (
     Bug(
         "discard_while_writing",
-        "A discard that meets a write to the same preallocated cluster of a qcow2 image corrupts the image.",
+        "A discard during a write to the same preallocated cluster of a qcow2 image corrupts the image.",
         since=(),
         upstream=((11, 1, 0),),
         packages=(Mended("proxmox", "pve-qemu-kvm", "11.0.0-1"),),
@@ -142,7 +142,7 @@ BUGS = (
     ),
     Bug(
         "mirror_start",
-        "What a guest writes while a mirror of its disk starts may be missing from the copy.",
+        "Data that a guest writes while a mirror of its disk starts may be missing from the copy.",
         since=(8, 0),
         upstream=((11, 0, 0),),
         packages=(
@@ -154,7 +154,7 @@ BUGS = (
     ),
     Bug(
         "mirror_zero_write",
-        "A short write of zeros during a synchronous mirror ends the guest.",
+        "A short write of zeros during a synchronous mirror terminates the guest.",
         since=(10, 1),
         upstream=((11, 0, 0),),
         packages=(Mended("proxmox", "pve-qemu-kvm", "10.1.2-7"),),
@@ -191,12 +191,12 @@ def against(host: Host, kind: str, running: str = "") -> list[str]:
     now = Build.parse(running) if running else build
     if build is not None and now is not None and now.version[:3] == build.version[:3]:
         now = build
-    said = _("of an unknown version") if now is None else ".".join(map(str, now.version))
+    said = _("(version unknown)") if now is None else ".".join(map(str, now.version))
     said = f"{said} ({now.revision})" if now is not None and now.revision else said
     return [
-        _(
-            "{what} QEMU {said} there has that bug, or is not known to be without it. {instead} It is mended by {cure}."
-        ).format(what=bug.what, said=said, instead=bug.instead, cure=bug.cure(build))
+        _("{what} QEMU {said} on this host has this bug, or may have it. {instead} The bug is fixed in {cure}.").format(
+            what=bug.what, said=said, instead=bug.instead, cure=bug.cure(build)
+        )
         for bug in BUGS
         if kind in bug.kinds and bug.affects(now)
     ]

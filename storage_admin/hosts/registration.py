@@ -27,8 +27,8 @@ DEFAULT_PORT = 22
 _NO_NAME = f"A host needs a name of at most {LONGEST_NAME} characters."
 #: How an admin installs the agent where the key may not do it.
 INSTALL_HINT = _(
-    "With a forced command the agent is installed by an admin of that host: run there as root what `manage.py "
-    "agent_installer` prints."
+    "With a forced command, an admin of the host installs the agent. Run the output of `manage.py "
+    "agent_installer` there as root."
 )
 
 
@@ -119,7 +119,7 @@ def _try_libvirt(host: Host) -> None:
         raise RefusedError(
             "host_unreachable",
             gettext(
-                "No libvirt listens on {address}: install it there, or start it (systemctl start libvirtd)."
+                "libvirt is not listening on {address}. Install it, or start it (systemctl start libvirtd)."
             ).format(address=host.address),
         )
 
@@ -187,7 +187,7 @@ def change_connection(actor: Actor, host: Host, values: dict[str, Any]) -> Host:
     actor.require(Role.ADMIN, host.slug)
     if host.kind == Host.Kind.LOCAL:
         raise InvalidError(
-            gettext("This machine is not reached over a network."), {"address": gettext("Leave it out.")}
+            gettext("The dashboard's own machine has no address to set."), {"address": gettext("Leave this field out.")}
         )
     if host.transport == Host.Transport.TLS:
         changed = _checked_tls(
@@ -239,9 +239,9 @@ def changed_to(actor: Actor, host: Host, changed: Host) -> Host:
     moves = any(getattr(host, name) != getattr(changed, name) for name in ("address", "port", "ssh_port", "node"))
     if moves and host.jobs.filter(state="running", rewrites=True).exists():
         raise InvalidError(
-            gettext("A job is running on {host}: wait until it ends, or cancel it, then change the address.").format(
-                host=host.name
-            )
+            gettext(
+                "The address cannot be changed: a job is running on {host}. Wait for the job to finish, or cancel it."
+            ).format(host=host.name)
         )
     before = _shown(host)
     for column in CONNECTION:
@@ -261,25 +261,30 @@ def remove_host(actor: Actor, host: Host) -> None:
     """
     actor.require(Role.ADMIN, host.slug)
     if host.kind == Host.Kind.LOCAL:
-        raise InvalidError(gettext("This machine itself stays: remove its pools, if it is not to be managed."))
+        raise InvalidError(
+            gettext("The dashboard's own machine cannot be removed. To stop managing its images, remove its pools.")
+        )
     with transaction.atomic():
         Host.objects.select_for_update().get(pk=host.pk)  # no job is submitted meanwhile
         if host.jobs.filter(state__in=("queued", "running")).exists():
             raise InvalidError(
-                gettext("A job is queued or running on {host}: wait until it ends, or cancel it first.").format(
-                    host=host.name
-                )
+                gettext(
+                    "{host} cannot be removed: a job is queued or running there. Wait for the job to finish, or "
+                    "cancel it."
+                ).format(host=host.name)
             )
         if host.jobs.filter(undo_state="available").exists():
             raise InvalidError(
                 gettext(
-                    "{host} has undo copies, which nothing would remove afterwards: undo or discard them first."
+                    "{host} cannot be removed: it has undo copies, which would then never be deleted. Undo the "
+                    "jobs or discard the copies first."
                 ).format(host=host.name)
             )
         if host.images.filter(aside_since__isnull=False).exists():
             raise InvalidError(
                 gettext(
-                    "Images are set aside on {host}, and nobody would find them again: restore or delete them first."
+                    "{host} cannot be removed: some of its images are set aside and would no longer be "
+                    "listed anywhere. Restore or delete them first."
                 ).format(host=host.name)
             )
         audit(actor, "host removed", host, before=_shown(host))

@@ -17,17 +17,24 @@ class QemuBugSerializer(serializers.Serializer[Any]):
 
     code = serializers.CharField()
     detail = serializers.CharField()
-    kinds = serializers.ListField(child=serializers.CharField(), help_text=_("Jobs that policies never start there."))
+    kinds = serializers.ListField(
+        child=serializers.CharField(), help_text=_("Kinds of jobs that policies never start on this host.")
+    )
     mended_by = serializers.CharField()
 
 
 class HostSerializer(serializers.ModelSerializer[Host]):
-    """A hypervisor, and what the last scan found out about it."""
+    """A host with the results of its last scan."""
 
-    capabilities = serializers.DictField(read_only=True, help_text=_("What the agent found there, by name."))
+    capabilities = serializers.DictField(
+        read_only=True, help_text=_("Tools and features that the agent found on the host, by name.")
+    )
 
     qemu_bugs = serializers.SerializerMethodField(
-        help_text=_("Known bugs of its QEMU that corrupt disks; what is not known to be mended counts as having them.")
+        help_text=_(
+            "Known bugs of the host's QEMU that corrupt disks. A bug also counts as present if its fix is not "
+            "confirmed."
+        )
     )
 
     class Meta:
@@ -40,10 +47,10 @@ class HostSerializer(serializers.ModelSerializer[Host]):
         read_only_fields = fields
         extra_kwargs = {
             "bandwidth_bytes_sec": {
-                "help_text": "A rewriting job's limit where it has none of its own; null for none."
+                "help_text": "Default limit of a rewriting job in bytes per second; null for no limit."
             },
             "idle_io": {"help_text": "Default I/O priority of rewriting jobs is idle; a job can override it."},
-            "owners_unknown": {"help_text": "Why it is not known which guests use which images; empty where it is."},
+            "owners_unknown": {"help_text": "Why it is unknown which guests use which images; empty if it is known."},
         }
 
     @extend_schema_field(QemuBugSerializer(many=True))
@@ -68,20 +75,28 @@ class HostBody(Body):
         "override it.",
     )  # fmt: skip
     idle_io = StrictBoolean(required=False, help_text=_("Idle I/O priority for rewriting jobs."))
-    address = StrictText(max_length=300, required=False, help_text=_("Of an SSH host; the connection is tested."))
+    address = StrictText(
+        max_length=300, required=False, help_text=_("Hostname or IP address. The connection is tested before saving.")
+    )
     port = StrictInteger(required=False)
     user = StrictText(max_length=64, required=False)
     private_key = StrictText(
         max_length=20_000, required=False, trim_whitespace=False, write_only=True, allow_blank=True,
-        help_text=_("Another key of ours; empty for those of the user that the dashboard runs as."),
+        help_text=_("New private key of the dashboard; empty for the keys of the user that the dashboard runs as."),
     )  # fmt: skip
-    create_key = StrictBoolean(required=False, help_text=_("As for a new host: another key pair of ours."))
-    host_key = StrictText(max_length=2000, required=False, help_text=_("Another public key that the host has to show."))
-    token_id = StrictText(max_length=200, required=False, help_text=_("Of a node of Proxmox VE, as what follows."))
+    create_key = StrictBoolean(required=False, help_text=_("Create a new key pair, as for a new host."))
+    host_key = StrictText(max_length=2000, required=False, help_text=_("New public key that the host must present."))
+    token_id = StrictText(
+        max_length=200,
+        required=False,
+        help_text=_("Proxmox VE only, as are token_secret, tls_fingerprint and ssh_port."),
+    )
     token_secret = StrictText(max_length=200, required=False, write_only=True)
     tls_fingerprint = StrictText(max_length=100, required=False, allow_blank=True)
     ssh_port = StrictInteger(
-        required=False, allow_null=True, help_text=_("With host_key: the node is reached by ssh as well from now on.")
+        required=False,
+        allow_null=True,
+        help_text=_("SSH port of a Proxmox VE node. With host_key, the node is also connected by SSH from now on."),
     )
     ca_cert = StrictText(max_length=100_000, required=False, trim_whitespace=False, help_text="For libvirt over TLS.")
     client_cert = StrictText(max_length=100_000, required=False, trim_whitespace=False)
@@ -94,30 +109,30 @@ class NewHostBody(Body):
     name = StrictText(max_length=200, help_text=_("Display name."))
     kind = serializers.ChoiceField(
         choices=["ssh", "libvirt", "proxmox"], default="ssh",
-        help_text="ssh; libvirt: by libvirt over TLS alone; proxmox: a node of Proxmox VE by its API, and by ssh where "
-        "host_key is given.",
+        help_text="ssh: by SSH; libvirt: through libvirt only, over TLS or SSH (see transport); proxmox: a Proxmox VE "
+        "node by its API, and also by SSH if host_key is given.",
     )  # fmt: skip
     address = StrictText(max_length=300, help_text=_("Hostname or IP address."))
     port = StrictInteger(
         required=False, allow_null=True, default=None,
-        help_text=_("22 for ssh, 16514 for libvirt, 8006 for proxmox, where it is not given."),
+        help_text=_("Default: 22 for SSH, 16514 for libvirt over TLS, 8006 for Proxmox VE."),
     )  # fmt: skip
     user = StrictText(max_length=64, default="root", help_text=_("Users other than root need passwordless sudo."))
     private_key = StrictText(
         max_length=20_000, required=False, default="", trim_whitespace=False, write_only=True, allow_blank=True,
-        help_text="Ours, without a passphrase. Encrypted at rest and never shown again. Without it, the keys of the "
-        "user that the dashboard runs as are tried.",
+        help_text="Private key of the dashboard, without a passphrase. Encrypted at rest and never shown again. "
+        "Default: the keys of the user that the dashboard runs as.",
     )  # fmt: skip
     create_key = StrictBoolean(
         required=False, default=False,
-        help_text="Instead of private_key: the dashboard creates a key pair. The first answer (409, "
-        "host_key_unconfirmed, or key_pair_created where host_key was given) has its public_key, and the line for "
-        "authorized_keys. Install that there, and send the same again.",
+        help_text="Instead of private_key: the dashboard creates a key pair. The first response (409, "
+        "host_key_unconfirmed, or key_pair_created if host_key was given) contains its public_key and the line "
+        "for authorized_keys. Add that line on the host, then send the same request again.",
     )  # fmt: skip
     host_key = StrictText(
         max_length=2000, required=False, default="", allow_blank=True,
-        help_text="The public key that the host has to show, as in a .pub file. Without it, the answer (409, "
-        "host_key_unconfirmed) has the one that it shows, to compare and to send back.",
+        help_text="Public key that the host must present, as in a .pub file. Without it, the response (409, "
+        "host_key_unconfirmed) contains the key that the host presents. Compare it, then send it.",
     )  # fmt: skip
     forced = StrictBoolean(
         required=False, default=False, help_text=_("The key can only run the agent there (a forced command).")
@@ -126,29 +141,34 @@ class NewHostBody(Body):
     token_secret = StrictText(max_length=200, required=False, default="", allow_blank=True, write_only=True)
     tls_fingerprint = StrictText(
         max_length=100, required=False, default="", allow_blank=True,
-        help_text=_("SHA-256 of a node's certificate; needed where no known authority has signed that."),
+        help_text=_("SHA-256 fingerprint of a node's certificate; required unless a trusted CA signed it."),
     )  # fmt: skip
     node = StrictText(
         max_length=100,
         required=False,
         default="",
         allow_blank=True,
-        help_text=_("Of a cluster; else the one that answers."),
+        help_text=_("Name of a node of the cluster. Default: the node that answers."),
     )
-    ssh_port = StrictInteger(required=False, allow_null=True, default=None, help_text=_("Of a node of Proxmox VE."))
+    ssh_port = StrictInteger(
+        required=False, allow_null=True, default=None, help_text=_("SSH port of a Proxmox VE node.")
+    )
     transport = serializers.ChoiceField(
-        choices=["tls", "ssh"], default="tls", help_text="Of kind libvirt: over TLS, or at its own socket through ssh."
+        choices=["tls", "ssh"],
+        default="tls",
+        help_text="libvirt only: connect over TLS, or to its local socket over SSH.",
     )
     ca_cert = StrictText(
         max_length=100_000, required=False, default="", allow_blank=True, trim_whitespace=False,
-        help_text="For libvirt over TLS: the authority that signed the host's certificate, in PEM form. Without the "
-        "three, the files in pki/ of the data folder are taken, or libvirt's usual ones.",
+        help_text="For libvirt over TLS: certificate of the CA that signed the host's certificate, in PEM form. "
+        "Without ca_cert, client_cert and client_key, the files in pki/ of the data folder are used, or libvirt's "
+        "usual ones.",
     )  # fmt: skip
     client_cert = StrictText(
         max_length=100_000, required=False, default="", allow_blank=True, trim_whitespace=False,
-        help_text=_("Our certificate, in PEM form."),
+        help_text=_("Client certificate of the dashboard, in PEM form."),
     )  # fmt: skip
     client_key = StrictText(
         max_length=100_000, required=False, default="", allow_blank=True, trim_whitespace=False, write_only=True,
-        help_text=_("Its key, without a passphrase. Encrypted at rest and never shown again."),
+        help_text=_("Private key of client_cert, without a passphrase. Encrypted at rest and never shown again."),
     )  # fmt: skip

@@ -130,11 +130,11 @@ def _listed(host: Host, found: Found, *, add_to_list: bool) -> Found:
 
 def _folder(host: Host, path: str) -> Found:
     if not path.startswith("/") or "\0" in path:
-        raise _bad_path(_("Give the folder's absolute path, such as /srv/images."))
+        raise _bad_path(_("Enter the absolute path of the folder, such as /srv/images."))
     try:
         given = path.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise _bad_path(_("This path cannot be looked at: it is not a valid name.")) from None
+        raise _bad_path(_("This path cannot be checked: it is not a valid name.")) from None
     found = folders.look(host, given)
     if found.kind == "missing":
         raise _bad_path(
@@ -143,14 +143,14 @@ def _folder(host: Host, path: str) -> Found:
             )
         )
     if found.kind == "unknown":
-        raise _bad_path(_("This path cannot be looked at: {detail}.").format(detail=found.detail))
+        raise _bad_path(_("This path cannot be checked: {detail}.").format(detail=found.detail))
     if found.kind != "folder":
         raise _bad_path(
-            _("{given} is a file, not a folder. Register the folder that it lies in.").format(given=display(given))
+            _("{given} is a file, not a folder. Register the folder that contains it.").format(given=display(given))
         )
     if found.forbidden:
         raise _bad_path(
-            _("{path} {forbidden}. Register the folder that holds the images alone.").format(
+            _("{path} {forbidden}. Register a folder that holds only images.").format(
                 path=display(found.path), forbidden=found.forbidden
             )
         )
@@ -190,7 +190,7 @@ def update_pool(
     for key, value in thresholds.items():
         least, most = THRESHOLDS[key]
         if value is not None and not least <= value <= most:
-            wrong[key] = _("From {least} to {most}.").format(least=least, most=most)
+            wrong[key] = _("Enter a number from {least} to {most}.").format(least=least, most=most)
     _refuse(wrong)
     _change(actor, pool, "pool changed", {key: value for key, value in given.items() if value is not None} | thresholds)
     return pool
@@ -206,9 +206,10 @@ def remove_pool(actor: Actor, pool: StoragePool) -> None:
     actor.require(Role.ADMIN, pool.host.slug)
     if pool.source not in {StoragePool.Source.ADMIN, StoragePool.Source.DEMO}:
         raise InvalidError(
-            _("{pool} comes from {source}: remove it there, and it goes with the next scan.").format(
-                pool=pool.name, source=pool.get_source_display()
-            )
+            _(
+                "{pool} cannot be removed here: it comes from {source}. Remove it there. The next scan then removes "
+                "it here."
+            ).format(pool=pool.name, source=pool.get_source_display())
         )
     with transaction.atomic():
         Host.objects.select_for_update().get(pk=pool.host_id)  # no job is submitted meanwhile
@@ -222,15 +223,19 @@ def in_the_way_of_removal(pool: StoragePool) -> str:
     """Why a pool may not be forgotten now: a sentence, empty where nothing speaks against it."""
     jobs = pool.host.jobs
     if jobs.filter(state__in=("queued", "running"), rewrites=True).exists():
-        return _("A job is running on {host}: wait until it ends, or cancel it first.").format(host=pool.host.name)
+        return _(
+            "{pool} cannot be removed: a job is queued or running on {host}. Wait for the job to finish, or cancel it."
+        ).format(pool=pool.name, host=pool.host.name)
     images = pool.images.values("pk")
     if jobs.filter(undo_state="available", target_kind="image", target_id__in=images).exists():
-        return _("{pool} holds undo copies, which nothing would remove afterwards: undo or discard them first.").format(
-            pool=pool.name
-        )
+        return _(
+            "{pool} cannot be removed: it has undo copies, which would then never be deleted. Undo the jobs or "
+            "discard the copies first."
+        ).format(pool=pool.name)
     if pool.images.filter(aside_since__isnull=False).exists():
         return _(
-            "Images of {pool} are set aside, and nobody would find them again: restore or delete them first."
+            "{pool} cannot be removed: some of its images are set aside and would no longer be listed anywhere. "
+            "Restore or delete them first."
         ).format(pool=pool.name)
     return ""
 
@@ -262,9 +267,9 @@ def update_host(
     given = {key: value for key, value in given.items() if value is not None}
     if bandwidth_bytes_sec is not UNCHANGED:
         if bandwidth_bytes_sec is not None and not LEAST_BANDWIDTH <= bandwidth_bytes_sec < 1 << 63:
-            wrong["bandwidth_bytes_sec"] = _("At least {least:,} bytes a second (1 MiB/s), or no limit.").format(
-                least=LEAST_BANDWIDTH
-            )
+            wrong["bandwidth_bytes_sec"] = _(
+                "Enter at least {least:,} bytes per second (1 MiB/s), or no limit."
+            ).format(least=LEAST_BANDWIDTH)
         given["bandwidth_bytes_sec"] = bandwidth_bytes_sec
     _refuse(wrong)
     _change(actor, host, "host changed", given)
@@ -276,11 +281,9 @@ def _wrong_name(name: str | None, before: str) -> dict[str, str]:
     if name is None or name == before:
         return {}
     if not name.strip():
-        return {"name": _("Give it a name.")}
+        return {"name": _("Enter a name.")}
     return (
-        {}
-        if is_name(name)
-        else {"name": _("At most {longest} characters that can be seen.").format(longest=LONGEST_NAME)}
+        {} if is_name(name) else {"name": _("Use at most {longest} visible characters.").format(longest=LONGEST_NAME)}
     )
 
 

@@ -232,7 +232,7 @@ class AgentSession:
                     return
                 rest += chunk
                 if len(rest) > protocol.MAX_LINE + CHUNK:
-                    raise HostError(_("The agent sent a line beyond the limit."), protocol.INTERRUPTED)
+                    raise HostError(_("The agent sent a line that is too long."), protocol.INTERRUPTED)
                 if b"\n" in chunk:
                     *lines, tail = bytes(rest).split(b"\n")
                     rest = bytearray(tail)
@@ -244,28 +244,32 @@ class AgentSession:
             yield from protocol.decode_all(lines)
         except ValueError as error:
             raise HostError(
-                _("The agent said something that is no event: {error}.").format(error=error), protocol.INTERRUPTED
+                _("The agent sent an invalid event: {error}.").format(error=error), protocol.INTERRUPTED
             ) from error
 
     def _check_time(self) -> None:
         now = time.monotonic()
         if not self._greeted and now > self._started + HELLO_TIMEOUT:
-            raise UngreetedError(_("The agent did not greet within {seconds:.0f} s.").format(seconds=HELLO_TIMEOUT))
+            raise UngreetedError(_("The agent did not start within {seconds:.0f} s.").format(seconds=HELLO_TIMEOUT))
         if self._stop_asked is not None and now - max(self._stop_asked, self._heard) > STOP_TIMEOUT:
             self.give_up()
             raise HostError(
                 _(
-                    "The agent was told to stop and has said nothing for {seconds:.0f} s: perhaps a disk there answers "
-                    "no more. What it has left is put right as soon as the host is recovered."
+                    "The agent was told to stop, but has not responded for {seconds:.0f} s. A disk on the host "
+                    "may be hanging. The recovery job cleans up what the agent left."
                 ).format(seconds=STOP_TIMEOUT),
                 protocol.INTERRUPTED,
             )
 
     def _check_hello(self, event: dict[str, Any]) -> None:
         if event["event"] != protocol.HELLO or event.get("protocol") != protocol.VERSION:
-            raise RefusedError("agent_outdated", _("The agent there speaks another protocol: install the current one."))
+            raise RefusedError(
+                "agent_outdated", _("The agent on the host uses another protocol. Install the current agent.")
+            )
         if event.get("hash") != self._expected_hash:
-            raise RefusedError("agent_outdated", _("The agent there is of another version: install the current one."))
+            raise RefusedError(
+                "agent_outdated", _("The agent on the host has another version. Install the current agent.")
+            )
 
     def _say(self, line: bytes) -> None:
         # A broken pipe means that the agent is gone; reading its events tells why.

@@ -24,7 +24,7 @@ def fall_silent(host: Host, paths: Collection[bytes], since: datetime) -> list[s
     """
     named = StoragePool.objects.filter(host=host, path_key__in=[path_key(path) for path in paths])
     keys = [key for key in named.filter(network=True).values_list("fs_key", flat=True) if key]
-    detail = f"It has not answered since {since:%H:%M} UTC. Its images are as last seen."
+    detail = f"It has not answered since {since:%H:%M} UTC. Its images are shown as of the last successful scan."
     with transaction.atomic():
         pools = StoragePool.objects.filter(Q(pk__in=named.values("pk")) | Q(host=host, fs_key__in=keys))
         pools.exclude(state=StoragePool.SILENT).update(state=StoragePool.SILENT, state_detail=detail)
@@ -83,7 +83,10 @@ def state_of(host: Host, silent: Collection[StoragePool]) -> tuple[str, str]:
     said = [f"Not installed: {', '.join(missing)}. Install qemu-utils and util-linux."] if missing else []
     said += [f"The storage pool {pool.name} does not answer." for pool in silent]
     if away := host.capabilities.get("api_away"):
-        said.append(f"{away} Images and guests are read by ssh; what only the API tells is as last seen.")
+        said.append(
+            f"{away} Images and guests are read over SSH. Data that only the API provides is shown "
+            "as of the last successful scan."
+        )
     return (Host.Status.DEGRADED if said else Host.Status.OK), " ".join(said)
 
 
@@ -91,7 +94,7 @@ def trouble(pool: StoragePool) -> Trouble:
     """The alert of a pool that does not answer."""
     return Trouble(
         f"{events.POOL_SILENT}:{pool.pk}", "danger", f"Storage pool {pool} does not answer",
-        f"{pool.state_detail} Guests with disks there wait. Check its server and the network. Jobs on its images wait, "
-        "or can be cancelled.",
+        f"{pool.state_detail} Guests with disks on it are blocked. Check its server and the network. Jobs on its "
+        "images wait until it answers, and can be cancelled.",
         pool.host.slug, "pool", pool.pk, str(pool),
     )  # fmt: skip

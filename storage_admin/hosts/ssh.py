@@ -207,15 +207,15 @@ def why_not(endpoint: Endpoint, stderr: bytes) -> str:
     where = f"{endpoint.user}@{endpoint.address}:{endpoint.port}"
     if "HOST IDENTIFICATION HAS CHANGED" in said or "Host key verification failed" in said:
         return _(
-            "{where} shows another host key than the one that is pinned. If the host was installed anew, take its new "
-            "key after you have compared it; else somebody may be in between."
+            "The host key of {where} differs from the pinned one. If the host was reinstalled, compare its new "
+            "key, then accept it. Otherwise, someone may be intercepting the connection."
         ).format(where=where)
     if "Permission denied" in said:
         return _("{where} rejected the key. Add its public key to ~{user}/.ssh/authorized_keys there.").format(
             where=where, user=endpoint.user
         )
     if "no matching host key type" in said:
-        return _("{where} no longer has a host key of the pinned kind. Compare its new key, and accept that.").format(
+        return _("{where} no longer has a host key of the pinned type. Compare its new key, then accept it.").format(
             where=where
         )
     last = said.rsplit("\n", 1)[-1][-200:]

@@ -148,7 +148,7 @@ def shell(host: Host) -> Shell:
     if is_here(host):
         return LocalShell()
     if not by_ssh(host) or host.transport == Host.Transport.FORCED:
-        raise RefusedError("host_unreachable", _("{host} takes no commands by ssh.").format(host=host.name))
+        raise RefusedError("host_unreachable", _("No commands can be run on {host} over SSH.").format(host=host.name))
     return ssh.SshShell(endpoint(host))
 
 
@@ -171,13 +171,13 @@ def agent_command(host: Host, word: str = "") -> Iterator[list[str]]:
     if host.transport == Host.Transport.PLAIN:
         raise RefusedError(
             "host_unreachable",
-            _("There is no Python 3 on {host}, so that no agent can run there.").format(host=host.name),
+            _("{host} has no Python 3, so the agent cannot run there.").format(host=host.name),
         )
     where = endpoint(host)
     if host.transport == Host.Transport.FORCED:
         if word:
             raise RefusedError(
-                "host_unreachable", _("The key of {host} can run the agent, and nothing else.").format(host=host.name)
+                "host_unreachable", _("The SSH key of {host} can only run the agent.").format(host=host.name)
             )
         with _unreachable_where_it_is(where), ssh.connection(where, None) as command:
             yield command
@@ -211,16 +211,16 @@ def _unreachable_where_it_is(where: ssh.Endpoint) -> Iterator[None]:
 
 def no_python(where: ssh.Endpoint) -> str:
     """Why no agent can run there, in a sentence."""
-    return _("There is no python3 on {address}: install it there.").format(address=where.address)
+    return _("python3 is not installed on {address}. Install it there.").format(address=where.address)
 
 
 def no_way_to(host: Host) -> str:
     """Why neither the agent nor a plain command reaches a host from here, in a sentence."""
     if host.kind == Host.Kind.LOCAL:
-        return _("{host} is the machine of `manage.py up`: only a worker that runs there can reach it.").format(
+        return _("{host} is the machine that runs `manage.py up`. Only a worker on that machine can reach it.").format(
             host=host.name
         )
-    return _("{host} is reached by its API alone, where no agent can run.").format(host=host.name)
+    return _("{host} is connected by its API only, so no agent can run there.").format(host=host.name)
 
 
 def local_command() -> list[str]:
@@ -241,8 +241,8 @@ def local_command() -> list[str]:
         raise RefusedError(
             "host_unreachable",
             _(
-                "Images belong to root here, and this program may not become root. Run here: manage.py agent_installer "
-                "--user {user} | sudo sh"
+                "Images on this machine belong to root, and the dashboard cannot become root. Run here: "
+                "manage.py agent_installer --user {user} | sudo sh"
             ).format(user=getpass.getuser()),
         )
     return [sudo, "-n", *command]
@@ -305,14 +305,14 @@ def install(where: ssh.Endpoint) -> None:
     if found.exit_code == NO_ROOT:
         raise HostError(
             _(
-                "{user} may not become root on {address} ({words}). Run there as root what `manage.py agent_installer "
-                "--user {user}` prints: it lets {user} run the agent as root, and nothing else."
+                "{user} cannot become root on {address} ({words}). Run the output of `manage.py agent_installer "
+                "--user {user}` there as root. It allows {user} to run only the agent as root."
             ).format(user=where.user, address=where.address, words=found.words()),
             "host_unreachable",
         )
     if found.exit_code != NOT_INSTALLED:
         raise HostError(
-            _("{address} cannot be asked: {words}").format(address=where.address, words=found.words()),
+            _("The check of {address} failed: {words}").format(address=where.address, words=found.words()),
             "host_unreachable",
         )
     content = agent_bundle().path.read_bytes()

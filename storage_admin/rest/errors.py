@@ -160,6 +160,6 @@ def _not_allowed(context: dict[str, Any]) -> str:
     if special := getattr(view, "not_allowed", {}).get(request.method):
         return str(special)
     answers = ", ".join(method for method in view.allowed_methods if method != "OPTIONS")
-    return gettext("{method} does not work on {path}; it answers {answers}.").format(
+    return gettext("{path} does not support {method}. Supported: {answers}.").format(
         method=request.method, path=request.path, answers=answers
     )

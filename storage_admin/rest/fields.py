@@ -62,7 +62,7 @@ class StrictText(serializers.CharField):
 
     def to_internal_value(self, data: Any) -> str:
         if not isinstance(data, str):
-            raise serializers.ValidationError(_("Must be a text."))
+            raise serializers.ValidationError(_("Must be text."))
         return super().to_internal_value(data)
 
 

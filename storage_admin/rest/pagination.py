@@ -29,7 +29,9 @@ def whole_number(request: Request, name: str, default: int, least: int, most: in
     if given is None:
         return default
     if not (given.isascii() and given.isdigit() and len(given) < 20 and least <= int(given) <= most):
-        raise ValidationError({name: _("A whole number from {least} to {most}.").format(least=least, most=most)})
+        raise ValidationError(
+            {name: _("Must be a whole number from {least} to {most}.").format(least=least, most=most)}
+        )
     return int(given)
 
 
@@ -104,13 +106,13 @@ class JobPagination(CursorPagination):
     def get_ordering(self, request: Request, *_about: Any) -> tuple[str, ...]:
         given = request.query_params.get("ordering", "-id")
         if given not in {"id", "-id"}:
-            raise ValidationError({"ordering": _("Jobs are ordered by id or -id.")})
+            raise ValidationError({"ordering": _("Must be id or -id.")})
         return (given,)
 
     def get_schema_operation_parameters(self, _view: APIView) -> list[dict[str, Any]]:
-        cursor = _parameter("cursor", {"type": "string"}, _("From “next” or “previous” of a response."))
+        cursor = _parameter("cursor", {"type": "string"}, _("Cursor from “next” or “previous” of a response."))
         ordering = _parameter(
-            "ordering", {"type": "string", "enum": ["id", "-id"], "default": "-id"}, _("Newest first.")
+            "ordering", {"type": "string", "enum": ["id", "-id"], "default": "-id"}, _("Default: newest first.")
         )
         return [LIMIT_PARAMETER, cursor, ordering]
 

@@ -29,7 +29,7 @@ class JsonParser(BaseParser):
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _check_text(parsed: Any) -> None:
@@ -41,4 +41,4 @@ def _check_text(parsed: Any) -> None:
         elif isinstance(value, list):
             waiting += value
         elif isinstance(value, str) and ("\0" in value or any("\ud800" <= char <= "\udfff" for char in value)):
-            raise ParseError(_("The body holds a NUL character or half of a surrogate pair, which is no text."))
+            raise ParseError(_("The body contains a NUL character or an unpaired surrogate, which is not valid text."))

@@ -7,8 +7,8 @@ from drf_spectacular.extensions import OpenApiAuthenticationExtension
 
 ERROR = {
     "type": "object",
-    "description": "What went wrong. `code` is for programs, `detail` a sentence that says what to do, `fields` the "
-    "same by field of the body or parameter.",
+    "description": "An error. `code` is for programs, `detail` is a sentence that says what to do, `fields` "
+    "has a sentence for each invalid field or parameter.",
     "required": ["code", "detail", "fields"],
     "properties": {
         "code": {"type": "string", "examples": ["image_in_use", "invalid", "not_found"]},
@@ -19,9 +19,9 @@ ERROR = {
 _ALWAYS = {
     "400": "Invalid input.",
     "401": "Not authenticated.",
-    "403": "The role or the token's hosts do not allow it.",
+    "403": "The role or the host limit does not allow this.",
 }
-_CHANGES = {"409": "Refused: `code` says why, `detail` what to do."}
+_CHANGES = {"409": "Refused. `code` names the reason, `detail` says what to do."}
 _ONE = {"404": "Not found, or no access."}
 
 
@@ -35,7 +35,7 @@ class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
         return {
             "type": "http",
             "scheme": "bearer",
-            "description": _("An API token (tokens/, or manage.py create_token)."),
+            "description": _("An API token. Create one with tokens/ or manage.py create_token."),
         }
 
 

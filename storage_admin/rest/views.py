@@ -54,12 +54,16 @@ class Endpoint(APIView):
         known = self.known_parameters(action)
         unknown = {name: _("Unknown parameter.") for name in request.query_params if name not in known}
         if unknown:
-            listed = _("Known: {known}.").format(known=", ".join(sorted(known))) if known else _("It has none.")
+            listed = (
+                _("Known parameters: {known}.").format(known=", ".join(sorted(known)))
+                if known
+                else _("This address takes no parameters.")
+            )
             raise ValidationError({name: f"{text} {listed}" for name, text in unknown.items()})
         # A script's empty variable must not list everything either.
         empty = [name for name, value in request.query_params.items() if not value and name != "search"]
         if empty:
-            raise ValidationError(dict.fromkeys(empty, _("Empty: give a value, or leave it out.")))
+            raise ValidationError(dict.fromkeys(empty, _("The value is empty. Enter one, or leave the parameter out.")))
         twice = {name: _("Given more than once.") for name, values in request.query_params.lists() if len(values) > 1}
         if twice:
             raise ValidationError(twice)

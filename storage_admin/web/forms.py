@@ -66,11 +66,11 @@ class Form:
 
     def whole(self, name: str, *, required: bool = False) -> int | None:
         """A whole number; ``None`` where nothing was typed, or something else."""
-        return self._read(name, int, _("Give a whole number."), required=required)
+        return self._read(name, int, _("Enter a whole number."), required=required)
 
     def number(self, name: str) -> float | None:
         """A number, whose decimals may follow a comma; ``None`` where nothing was typed, or something else."""
-        return self._read(name, lambda text: float(text.replace(",", ".")), _("Give a number."))
+        return self._read(name, lambda text: float(text.replace(",", ".")), _("Enter a number."))
 
     def role(self, name: str = "role") -> Role:
         """A role; the least one where there is no such role."""
@@ -116,7 +116,7 @@ class Form:
         """The work, undone at its end, for what it says of the fields that could be read."""
         with transaction.atomic():
             work()
-            raise InvalidError(_("Some fields cannot be read."))
+            raise InvalidError(_("Some fields are invalid."))
 
     def _refuse(self, wrong: Wrong) -> None:
         self._request.wrong = wrong  # type: ignore[attr-defined]

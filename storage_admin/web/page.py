@@ -32,7 +32,7 @@ from storage_admin.web.lists import opened_with
 from storage_admin.web.templatetags.busy import job_of
 
 #: Said where Confirm came for a plan that the page had not shown: of other values, or of facts that have changed.
-NOT_PLANNED = gettext_noop("This plan had not been shown yet. Nothing was started: look at it, and confirm it.")
+NOT_PLANNED = gettext_noop("This plan was not shown before. Nothing was started. Review the plan, then confirm it.")
 
 CSRF_VALUE = re.compile(r'name="csrfmiddlewaretoken" value="[^"]*"')
 

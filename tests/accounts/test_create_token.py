@@ -40,6 +40,6 @@ def test_a_token_is_a_viewers_unless_told_otherwise() -> None:
 )
 def test_says_what_is_wrong_and_makes_nothing(words: list[str]) -> None:
     run("a")
-    with pytest.raises(CommandError, match=r"token|days"):
+    with pytest.raises(CommandError, match=r"name|expiry|days"):
         run(*words)
     assert Token.objects.count() == 1

@@ -80,7 +80,7 @@ def test_groups_of_the_provider_give_role_and_hosts(oidc: Provider) -> None:
 def test_whose_groups_map_to_nothing_is_not_let_in(oidc: Provider, name: str) -> None:
     client = Client()
     answer = by_oidc(oidc, name, client)
-    assert (answer.status_code, "None of your groups is let in" in answer.content.decode()) == (403, True)
+    assert (answer.status_code, "None of your groups has access" in answer.content.decode()) == (403, True)
     assert not is_in(client)
     assert not User.objects.exists()
     assert AuditEntry.objects.filter(what="sign-in denied", refused=True).count() == 1
@@ -294,7 +294,7 @@ def test_a_password_that_is_kept_in_the_directory_is_changed_nowhere_here(direct
     by_admin.post(f"/users/{bob.pk}/password/")
     refused = by_admin.post(f"/users/{bob.pk}/", {"role": "admin"})
     assert (reread(bob).role, bob.has_usable_password()) == ("operator", False)
-    assert "come from groups" in refused.content.decode()
+    assert "come from directory groups" in refused.content.decode()
 
 
 def test_a_directory_whose_certificate_nobody_vouches_for_gets_no_password(

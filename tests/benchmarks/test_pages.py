@@ -252,9 +252,9 @@ def test_a_comparison_is_a_csv_with_whose_each_figure_is(viewer: Client, pool: S
 @pytest.mark.parametrize(
     ("ids", "status", "words"),
     [
-        ("x", 400, "Give run numbers, comma-separated"),
-        ("1;2", 400, "Give run numbers, comma-separated"),
-        ("9" * 30, 400, "Give run numbers, comma-separated"),
+        ("x", 400, "Enter run numbers, separated by commas"),
+        ("1;2", 400, "Enter run numbers, separated by commas"),
+        ("9" * 30, 400, "Enter run numbers, separated by commas"),
         ("1,2,3,4,5,6,7,8,9,10,11,12,13", 400, "At most 12 runs"),
         ("9", 404, "Not found"),
     ],

@@ -54,7 +54,7 @@ def test_a_host_is_added_by_ssh_and_a_containers_priority_set_on_it(
     page.get_by_label("Use an existing private key").check()
     page.get_by_label("Private key (without a passphrase)").fill(server.private_key)
     page.get_by_role("button", name="Continue").click()
-    expect(page.locator("#address-wrong")).to_contain_text("Give a host's name or its address alone")
+    expect(page.locator("#address-wrong")).to_contain_text("Enter only a hostname or an IP address")
     assert len(seen.complaints) == 1  # the browser says that the answer was 400
     seen.complaints.clear()
     page.get_by_label("Hostname or IP address", exact=True).fill("127.0.0.1")

@@ -84,7 +84,7 @@ def test_the_nodes_of_a_cluster_are_added_and_their_shared_images_listed_once(
     seen.open("/images/?search=mnt/pve/nfs")
     expect(page.locator("tbody tr")).to_have_count(2)
     page.get_by_role("link", name="vm-502-disk-0.qcow2").first.click()
-    expect(page.get_by_text("no agent runs there").first).to_be_visible()
+    expect(page.get_by_text("without an agent").first).to_be_visible()
     expect(seen.fact("File size")).to_have_text("unknown")
     seen.assert_accessible()
 

@@ -94,7 +94,7 @@ def test_a_change_of_what_is_not_shown_is_audited_and_half_an_address_is_refused
     assert hook.url == f"{SLACK}2"
     entry = AuditEntry.objects.get(what="webhook changed")
     assert (entry.after or {})["url"] == "https://hooks.slack.example/… (another one, in what is not shown)"
-    with pytest.raises(InvalidError, match="Give the whole address"):
+    with pytest.raises(InvalidError, match="Enter the complete URL"):
         webhooks.update(SYSTEM, hook, url="https://elsewhere.example/…")
 
 
@@ -109,7 +109,7 @@ def test_an_answer_that_repeats_the_address_is_told_without_it(make_hook: MakeHo
         services.emit("job.finished", data={})
         sending.deliver()
     problem = Delivery.objects.get().problem
-    assert problem.startswith("It answered 404: ")
+    assert problem.startswith("The server answered 404: ")
     assert "PATHSEC" not in problem
-    assert len(problem) <= len("It answered 404: ") + posting.KEPT
+    assert len(problem) <= len("The server answered 404: ") + posting.KEPT
     assert not Alert.objects.exists()

@@ -65,7 +65,7 @@ def test_an_error_is_tried_again_with_growing_delays_until_it_is_taken(make_hook
         sending.deliver(now)
         delivery = Delivery.objects.get()
         assert (delivery.state, delivery.status_code) == ("due", 500)
-        assert delivery.problem == "It answered 500: <b>not now</b>"
+        assert delivery.problem == "The server answered 500: <b>not now</b>"
         assert delivery.next_try == now + timedelta(seconds=10)
         sending.deliver(now + timedelta(seconds=9))
         assert len(there.got) == 1, "too early"
@@ -109,7 +109,7 @@ def test_a_redirect_is_not_followed(make_hook: MakeHook) -> None:
         emitted()
         sending.deliver()
     assert [got.path for got in there.got] == ["/hook"]
-    assert Delivery.objects.get().problem.startswith("It answered 302 and leads elsewhere")
+    assert Delivery.objects.get().problem.startswith("The server redirected (302)")
 
 
 def test_of_a_long_answer_little_is_kept(make_hook: MakeHook) -> None:
@@ -118,15 +118,15 @@ def test_of_a_long_answer_little_is_kept(make_hook: MakeHook) -> None:
         emitted()
         sending.deliver()
     problem = Delivery.objects.get().problem
-    assert len(problem) == len("It answered 500: ") + posting.KEPT
+    assert len(problem) == len("The server answered 500: ") + posting.KEPT
     assert "\x1b" not in problem
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ("hang", "It did not answer within 0 seconds."),
-        ("drip", "It did not answer whole within 1 seconds."),
+        ("hang", "No response within 0 seconds."),
+        ("drip", "The response was not complete within 1 seconds."),
         ("close", "The connection failed: "),
     ],
 )
@@ -276,13 +276,13 @@ def test_what_nobody_thought_of_holds_up_nothing_and_is_given_up(
         _try_until_the_end(timezone.now() + timedelta(seconds=10))
     delivery = Delivery.objects.get(webhook__name="bad", event__name="job.finished")
     assert (delivery.state, delivery.attempts) == ("given_up", len(sending.DELAYS) + 1)
-    assert delivery.problem == "The dashboard could not send it: RuntimeError. Its worker's log says more."
+    assert delivery.problem == "The dashboard could not send the event: RuntimeError. See the worker's log."
 
 
 def test_an_outcome_that_no_database_takes_is_a_failure_like_any_other(
     make_hook: MakeHook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(posting, "post", lambda *_given: posting.Outcome(-1, "It answered -1."))
+    monkeypatch.setattr(posting, "post", lambda *_given: posting.Outcome(-1, "The server answered -1."))
     make_hook("http://127.0.0.1:9/")
     emitted()
     _try_until_the_end(timezone.now())

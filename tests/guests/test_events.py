@@ -227,7 +227,7 @@ def test_by_ssh_the_socket_is_forwarded_as_long_as_somebody_listens(domain: Any,
             next_told(changes)
             for session in sessions_of(server):
                 psutil.Process(session).kill()
-            with pytest.raises(HostError, match="ended the connection"):
+            with pytest.raises(HostError, match="closed the connection"):
                 list(changes)
     assert listeners() == []
 

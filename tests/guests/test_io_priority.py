@@ -260,5 +260,5 @@ def test_a_form_that_is_sent_again_says_that_nothing_new_was_queued(host: Host, 
     assert Job.objects.count() == 2
     assert [str(one) for one in first.context["messages"]] == ["2 queued."]
     assert [str(one) for one in again.context["messages"]] == [
-        "2 were queued before by this form: nothing new was queued."
+        "2 were already queued by this form. Nothing new was queued."
     ]

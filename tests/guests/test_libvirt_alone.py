@@ -163,7 +163,7 @@ def test_every_job_on_an_image_there_is_refused_with_what_to_do(
     with pytest.raises(RefusedError) as refused:
         services.submit(OPERATOR, kind, rows()["top.qcow2"].pk, options)
     assert refused.value.code == "tool_missing"
-    assert "no agent runs there" in refused.value.detail
+    assert "without an agent" in refused.value.detail
 
 
 @pytest.mark.parametrize("kind", ["recover", "sample"])
@@ -227,7 +227,7 @@ def test_volumes_that_libvirt_does_not_list_in_time_stay_as_they_were(
     monkeypatch.setattr(reader, "VOLUMES_TIMEOUT", 0.001)
     assert scan(host)["vanished"] == 0
     row = StoragePool.objects.get(host=host)
-    assert (row.state, "had not listed its volumes within" in row.state_detail) == ("unreadable", True)
+    assert (row.state, "did not list the pool's volumes within" in row.state_detail) == ("unreadable", True)
     assert {image.state for image in rows().values()} == {"ok"}
 
 
@@ -274,7 +274,7 @@ def test_certificates_that_are_missing_or_open_to_others_are_named(host: Host, s
     (folder / "clientkey.pem").chmod(0o644)
     assert f"chmod 600 {folder}/clientkey.pem" in work("scan", host.pk).error_detail
     (folder / "clientcert.pem").unlink()
-    assert "there is no clientcert.pem" in work("scan", host.pk).error_detail
+    assert "does not contain clientcert.pem" in work("scan", host.pk).error_detail
 
 
 def test_a_certificate_for_all_hosts_is_taken_where_one_has_none_of_its_own(

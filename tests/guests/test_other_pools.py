@@ -304,7 +304,7 @@ def test_volumes_that_cannot_be_listed_stay_and_the_guests_are_known_all_the_sam
     monkeypatch.setattr(reader, "VOLUMES_TIMEOUT", 0.001)
     assert scan(host)["vanished"] == 0
     assert (pools()["vg0"].state, reread(host).owners_unknown) == ("unreadable", "")
-    assert "it stood still at the pool" in pools()["ceph"].state_detail
+    assert "it stopped responding at the pool" in pools()["ceph"].state_detail
     assert image("thin").state == "ok"
     assert Guest.objects.filter(name="web").exists()
 

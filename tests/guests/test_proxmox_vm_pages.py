@@ -116,7 +116,7 @@ def test_a_guests_forms_say_what_is_wrong_and_start_nothing(server: ProxmoxServe
     client.force_login(UserFactory.create(role="operator"), "django.contrib.auth.backends.ModelBackend")
     address = f"/guests/{web.pk}/resize/"
     assert "Choose the options, then show the plan" in client.get(address, {"disk": "scsi0"}).content.decode()
-    assert "Give a number above 0" in client.get(address, {"disk": "scsi0", "size_gib": "x"}).content.decode()
+    assert "Enter a number above 0" in client.get(address, {"disk": "scsi0", "size_gib": "x"}).content.decode()
     assert 'data-code="invalid"' in client.get(address, {"disk": "scsi0", "size_gib": "1"}).content.decode()
     assert "9,663,676,416 bytes" in client.get(address, {"disk": "scsi0", "size_gib": "9"}).content.decode()
     for text in ("x", "1", "NaN", "1e99"):

@@ -20,7 +20,7 @@ def answer(*scopes: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("weighing", "effect", "told"),
-    [(["sda"], "now", "counts on sda"), ([], "unsupported", "no effect yet"), (None, "unknown", "not known")],
+    [(["sda"], "now", "take effect on sda"), ([], "unsupported", "no effect yet"), (None, "unknown", "is unknown")],
 )
 def test_a_weight_is_in_effect_only_where_a_disk_weighs_guests(
     weighing: list[str] | None, effect: str, told: str

@@ -111,7 +111,7 @@ def test_the_watch_sees_what_happens() -> None:
 def test_what_is_no_address_is_refused_with_a_sentence(value: Any) -> None:
     with nothing_happens(), pytest.raises(InvalidError) as refused:
         addresses.address(value)
-    assert refused.value.fields["address"].startswith("Give a host's name")
+    assert refused.value.fields["address"].startswith("Enter only a hostname")
 
 
 @pytest.mark.parametrize("value", [user for user in USERS if user != "root\n"], ids=ascii)
@@ -168,7 +168,7 @@ def ask_in_every_way(host: Host) -> None:
         lambda host: next(watch.changes(host)),
         lambda host: uri_of(host).__enter__(),
     ):
-        with pytest.raises(HostError, match="its connection cannot be right"):
+        with pytest.raises(HostError, match="its connection settings are invalid"):
             ask(host)
 
 
@@ -184,7 +184,7 @@ def test_nor_is_it_by_the_relay_of_a_key_that_runs_the_agent_alone(key: str, val
     host = row(key, address=value, transport="forced")
     with nothing_happens():
         for ask in (reader.read, control.states, lambda host: next(watch.changes(host))):
-            with pytest.raises(HostError, match="its connection cannot be right"):
+            with pytest.raises(HostError, match="its connection settings are invalid"):
                 ask(host)
 
 

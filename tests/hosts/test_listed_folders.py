@@ -115,7 +115,7 @@ def test_a_key_that_can_only_run_the_agent_lists_nothing(lists: Path) -> None:
     host = HostFactory.create(kind="ssh", transport="forced", address="192.0.2.1")
     from storage_admin.hosts import transport  # noqa: PLC0415
 
-    with pytest.raises(RefusedError, match="nothing else"), transport.agent_command(host, image_folders.ALLOW):
+    with pytest.raises(RefusedError, match="only run the agent"), transport.agent_command(host, image_folders.ALLOW):
         pass
 
 

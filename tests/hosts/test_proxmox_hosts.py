@@ -62,7 +62,7 @@ def test_a_scan_by_the_api_alone_shows_guests_and_storages_and_that_lines_may_be
     job = run(services.submit(OPERATOR, "scan", host.pk, {}))
     assert job.state == "succeeded", (job.error_detail, said(job))
     assert reread(host).status == "ok"
-    assert "ssh" in host.owners_unknown
+    assert "SSH" in host.owners_unknown
     assert set(Guest.objects.filter(host=host).values_list("kind", flat=True)) == {"vm", "container"}
     pools = StoragePool.objects.filter(host=host)
     assert pools.filter(capacity_bytes__gt=0).exists()
@@ -86,7 +86,7 @@ def test_a_node_that_does_not_answer_keeps_its_guests_with_the_time_they_were_se
 
 def test_a_node_is_registered_once(server: ProxmoxServer) -> None:
     add(server)
-    with pytest.raises(InvalidError, match="registered already, as pve"):
+    with pytest.raises(InvalidError, match="already registered as pve"):
         add(server, name="again")
     assert Host.objects.count() == 1
 
@@ -123,7 +123,7 @@ def test_a_host_is_not_taken_elsewhere_while_a_job_rewrites_something_there(serv
     host = add(server)
     Host.objects.filter(pk=host.pk).update(address="192.0.2.1")
     job = JobFactory.create(kind="reclaim", host=reread(host), state="running", rewrites=True)
-    with pytest.raises(InvalidError, match="A job is running on pve"):
+    with pytest.raises(InvalidError, match="a job is running on pve"):
         registration.change_node(ADMIN, host, {"address": server.address})
     assert reread(host).address == "192.0.2.1"
     Job.objects.filter(pk=job.pk).update(state="succeeded")

@@ -176,7 +176,7 @@ def test_what_needs_writing_is_refused_with_why_and_what_to_do(host: Host, domai
     with_folder(host, shared_folder)
     scan(host)
     uid, image = domain.UUIDString(), image_at(shared_folder / "disk.qcow2")
-    words = "only run the agent.*virsh, or register the host with a key that may do more"
+    words = "only run the agent.*virsh, or register the host with an unrestricted key"
     with pytest.raises(HostError, match=words):
         control.start(host, uid)
     with pytest.raises(RefusedError, match=words):

@@ -45,7 +45,7 @@ def test_a_folder_becomes_a_pool_under_its_real_path(host: Host, tmp_path: Path)
         ("images", "absolute path"), ("", "absolute path"), ("/no/such/folder", "does not exist"),
         ("/a\0b", "absolute path"),
         ("/etc", "operating system"), ("/etc/../usr/lib", "operating system"), ("/", "operating system"),
-        ("/proc/self", "operating system"), ("/var/lib", "operating system"), ("/" + "x" * 5000, "cannot be looked at"),
+        ("/proc/self", "operating system"), ("/var/lib", "operating system"), ("/" + "x" * 5000, "cannot be checked"),
     ],
 )  # fmt: skip
 def test_what_is_no_place_for_images_is_no_pool(host: Host, path: str, words: str) -> None:

@@ -149,5 +149,5 @@ def test_a_node_without_pvesh_says_so(clone: Path, host: Host) -> None:
     with pytest.raises(HostError, match="no pvesh on pve"):
         Pvesh(LocalShell({"PATH": "/nonexistent"}), "pve").get("version")
     for part in ("a/b", "..", "x y", "$(id)"):
-        with pytest.raises(HostError, match="no path"):
+        with pytest.raises(HostError, match="not a valid path"):
             Pvesh(LocalShell({"PATH": "/nonexistent"}), "pve").get("nodes", part)

@@ -156,7 +156,7 @@ def test_images_that_the_token_may_not_see_any_more_stay_as_they_were_last_seen(
     pool = StoragePool.objects.get(host=host, name="store")
     assert (pool.state, pool.images_count) == ("unreadable", len(before))
     assert named in pool.state_detail
-    assert "last seen" in pool.state_detail
+    assert "last successful scan" in pool.state_detail
     assert (host.status, named in host.status_detail) == ("degraded", True)
     assert {image.path: image.last_scanned for image in Image.objects.select_related("pool")} == before
     assert {image.state for image in Image.objects.all()} == {"ok"}
@@ -180,7 +180,7 @@ def test_a_storage_that_hangs_keeps_its_images(server: ProxmoxServer) -> None:
     server.world.broken["store"] = ""
     assert scan(host)["vanished"] == 0
     pool = StoragePool.objects.get(host=host, name="store")
-    assert (pool.state, "gave no answer" in pool.state_detail, pool.images_count) == ("unreadable", True, 12)
+    assert (pool.state, "did not answer" in pool.state_detail, pool.images_count) == ("unreadable", True, 12)
 
 
 def test_a_storage_that_two_nodes_share_is_one_set_of_images(nodes: tuple[Host, Host]) -> None:

@@ -91,7 +91,7 @@ def test_a_storage_that_is_switched_off_keeps_its_rows_and_their_history(
     status |= {"enabled": 0, "active": 0, "total": 0, "used": 0, "avail": 0}
     for _ in range(2):
         assert scan(host)["vanished"] == 0
-        assert (reread(pool).state, "last seen" in pool.state_detail) == ("missing", True)
+        assert (reread(pool).state, "last successful scan" in pool.state_detail) == ("missing", True)
         assert rows_of(host) == before
     assert "definition" in pool.state_detail if "content" in change else "disabled" in pool.state_detail
     store.clear()
@@ -169,7 +169,7 @@ def test_a_token_that_is_refused_is_no_host_that_is_away(server: ProxmoxServer) 
     Host.objects.filter(pk=host.pk).update(token_locked=secrets.lock("0" * 36))
     job = run(services.submit(OPERATOR, "scan", host.pk, {}))
     assert (job.state, job.error_code) == ("failed", "token_refused")
-    assert (reread(host).status, "does not take the API token" in host.status_detail) == ("degraded", True)
+    assert (reread(host).status, "rejected the API token" in host.status_detail) == ("degraded", True)
     assert Image.objects.filter(host=host, missing_since=None).exists()
 
 

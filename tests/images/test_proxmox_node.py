@@ -175,7 +175,7 @@ def test_an_api_that_tells_nothing_costs_what_only_it_tells(pve: Path, tmp_path:
         new = disk(pve, "vm-100-disk-1.qcow2")
         assert scan(reread(host))["images"] == 3
         assert (reread(host).status, host.owners_unknown) == ("degraded", "")
-        assert ("cannot be reached" if how == "gone" else "does not take the API token") in host.status_detail
+        assert ("cannot be reached" if how == "gone" else "rejected the API token") in host.status_detail
         assert host.capabilities["missing_rights"] == lacking
         after: dict[str, Any] = dict(StoragePool.objects.values().get(name="local-lvm"))
         assert after["state"] == "unreadable"

@@ -282,7 +282,7 @@ def test_an_agent_that_stands_still_ends_when_it_is_cancelled_and_recovery_clear
         at_stage(patched, stage, stop)
         job = work("reclaim", image_at(path).pk)
     assert (job.state, job.error_code, job.needs_recovery) == ("interrupted", "interrupted", True)
-    assert "has said nothing for" in job.error_detail
+    assert "has not responded for" in job.error_detail
     _, alive = psutil.wait_procs(stopped, 5)
     assert stopped
     assert not alive

@@ -139,7 +139,7 @@ def test_a_folder_there_cannot_be_registered_and_holds_no_web_process(
     began = time.monotonic()
     with answering_again(far_server):
         psutil.Process(far_server.pid).suspend()
-        with pytest.raises(InvalidError, match="it does not answer"):
+        with pytest.raises(InvalidError, match="its filesystem does not answer"):
             register_folder(ADMIN, host, str(far))
         assert time.monotonic() - began < 10
         register_folder(ADMIN, host, str(near.parent))

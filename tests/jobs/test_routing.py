@@ -130,7 +130,7 @@ def test_local_is_the_machine_that_said_so_first_unless_the_database_is_a_file_o
 
 def test_libvirt_on_another_local_machine_is_unknown_and_not_absent() -> None:
     host = HostFactory.create(slug="local", capabilities=ELSEWHERE)
-    with pytest.raises(HostError, match="only a worker that runs there"), uri.uri_of(host):
+    with pytest.raises(HostError, match="Only a worker on that machine"), uri.uri_of(host):
         pass
 
 

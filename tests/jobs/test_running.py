@@ -81,12 +81,12 @@ say("result", data=RESULT)
 @pytest.mark.parametrize(
     ("program", "state", "code", "words"),
     [
-        (PROGRAM + 'print("Welcome to Debian!", flush=True)', "interrupted", "interrupted", "no event"),
-        (PROGRAM + 'print("[1, 2]", flush=True)', "interrupted", "interrupted", "no event"),
-        (PROGRAM + 'sys.stdout.buffer.write(b"\\xff\\xfe\\n")', "interrupted", "interrupted", "no event"),
-        (PROGRAM + 'say("hello", **HELLO | {"hash": "0" * 32})', "failed", "agent_outdated", "install"),
-        (PROGRAM + 'say("hello", **HELLO | {"protocol": 99})', "failed", "agent_outdated", "install"),
-        (PROGRAM + 'say("result", data=RESULT)', "failed", "agent_outdated", "install"),
+        (PROGRAM + 'print("Welcome to Debian!", flush=True)', "interrupted", "interrupted", "invalid event"),
+        (PROGRAM + 'print("[1, 2]", flush=True)', "interrupted", "interrupted", "invalid event"),
+        (PROGRAM + 'sys.stdout.buffer.write(b"\\xff\\xfe\\n")', "interrupted", "interrupted", "invalid event"),
+        (PROGRAM + 'say("hello", **HELLO | {"hash": "0" * 32})', "failed", "agent_outdated", "Install"),
+        (PROGRAM + 'say("hello", **HELLO | {"protocol": 99})', "failed", "agent_outdated", "Install"),
+        (PROGRAM + 'say("result", data=RESULT)', "failed", "agent_outdated", "Install"),
         (POLITE + 'sys.exit("out of luck")', "interrupted", "interrupted", "exit code 1: out of luck"),
         (POLITE + "os.kill(os.getpid(), signal.SIGKILL)", "interrupted", "interrupted", "signal 9"),
         (POLITE + "sys.exit(0)", "interrupted", "interrupted", "ended without a result"),
@@ -114,7 +114,7 @@ def test_an_agent_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(session, "HELLO_TIMEOUT", 0.2)
     job = done_by(monkeypatch, job, PROGRAM + "sys.stdin.read()")
     assert (job.state, job.error_code) == ("interrupted", "interrupted")
-    assert "did not greet" in job.error_detail
+    assert "did not start" in job.error_detail
 
 
 @pytest.mark.parametrize("deaf", ["at work", "let go"])
@@ -134,7 +134,7 @@ def test_an_agent_that_hangs_when_it_is_to_stop_is_ended_and_its_host_recovered(
     # From its last word on, not from the request.
     assert 2.5 < time.monotonic() - began < 12
     assert (job.state, job.error_code, job.needs_recovery) == ("interrupted", "interrupted", True)
-    assert "has said nothing for" in job.error_detail
+    assert "has not responded for" in job.error_detail
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
 
 

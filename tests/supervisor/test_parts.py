@@ -126,4 +126,4 @@ def test_a_worker_for_a_host_needs_the_rights_of_root() -> None:
         env = {"STORAGE_ADMIN_DATA_DIR": folder, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin"}
         refused = subprocess.run(argv, env=env, capture_output=True, text=True, cwd="/", timeout=60)
     assert refused.returncode == 1
-    assert refused.stderr.startswith("CommandError: Images belong to root here"), refused.stderr
+    assert refused.stderr.startswith("CommandError: Images on this machine belong to root"), refused.stderr

@@ -103,14 +103,17 @@ def test_what_is_due_to_a_webhook_that_is_switched_off_is_given_up(admin: Client
     hook = WebhookFactory.create()
     delivery = DeliveryFactory.create(webhook=hook)
     admin.post(f"/webhooks/{hook.pk}/change/", {"name": "x", "url": hook.url})
-    assert (reread(delivery).state, delivery.problem) == ("given_up", "The webhook was disabled before it arrived.")
+    assert (reread(delivery).state, delivery.problem) == (
+        "given_up",
+        "The webhook was disabled before the delivery succeeded.",
+    )
     assert "is disabled" in text_of(admin.post(f"/webhooks/{hook.pk}/test/", follow=True).content.decode())
 
 
 def test_a_test_is_sent_and_what_was_given_up_is_sent_again(admin: Client) -> None:
     hook = WebhookFactory.create()
-    given_up = DeliveryFactory.create(webhook=hook, state="given_up", attempts=7, problem="It answered 500.")
-    assert "It answered 500." in shown(admin, f"/webhooks/{hook.pk}/")
+    given_up = DeliveryFactory.create(webhook=hook, state="given_up", attempts=7, problem="The server answered 500.")
+    assert "The server answered 500." in shown(admin, f"/webhooks/{hook.pk}/")
     admin.post(f"/deliveries/{given_up.pk}/resend/")
     admin.post(f"/webhooks/{hook.pk}/test/")
     assert list(hook.deliveries.order_by("pk").values_list("state", "attempts", "event__name")) == [

@@ -61,7 +61,7 @@ def test_nonsense_in_an_option_changes_nothing(operator: Client, chosen: list[Im
     page = text_of(
         operator.post(ADDRESS, {"image": ids(chosen), "undo_hours": "much", "confirmed": "1"}).content.decode()
     )
-    assert "Nothing was changed. Undo hours: Give a number." in page
+    assert "Nothing was changed. Undo hours: Enter a number." in page
     assert not Job.objects.filter(kind="reclaim", target_id__in=ids(chosen)).exists()
 
 

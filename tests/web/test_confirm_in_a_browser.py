@@ -122,7 +122,7 @@ def test_a_bulk_plan_starts_what_it_shows_and_asks_before_originals_go(page: Pag
     expect(page.get_by_text(NOT_PLANNED)).to_be_visible()
     expect(main).to_contain_text("No undo copies are kept")
     confirm.click()
-    expect(main).to_contain_text("3 of them are replaced without an undo copy")
+    expect(main).to_contain_text("images are replaced without an undo copy: 3")
     assert not Job.objects.exists()
 
     page.get_by_label("Reclaim bulk-1.qcow2").uncheck()
@@ -158,7 +158,7 @@ def test_all_that_is_wrong_is_said_at_once_and_beside_its_fields(chromium: Brows
     expect(page.locator("#format_options-wrong")).to_contain_text("refcount_bits: a power of two")
     for field, was in ((hours, "many"), (speed, "1e")):
         expect(field).to_have_attribute("aria-invalid", "true")
-        expect(field).to_have_accessible_description(re.compile("Give a number"))
+        expect(field).to_have_accessible_description(re.compile("Enter a number"))
         expect(field).to_have_value(was)
     page.get_by_label("Format options").fill("cluster_size=2M")
     hours.fill("3")

@@ -117,7 +117,9 @@ def test_deliveries_are_those_of_all_webhooks_and_mail_or_of_one(admin: Client) 
 def test_no_file_has_a_secret_a_digest_or_a_key(admin: Client) -> None:
     token = TokenFactory.create(secret="sa_topsecret")
     hook = WebhookFactory.create(url=URL, old_secret_locked=b"OLDLOCKED")
-    DeliveryFactory.create(webhook=hook, problem="It answered 404: Cannot POST /services/T0PATHSECRET?key=QUERYSECRET")
+    DeliveryFactory.create(
+        webhook=hook, problem="The server answered 404: Cannot POST /services/T0PATHSECRET?key=QUERYSECRET"
+    )
     hidden = [token.digest, "sa_topsecret", "PATHSECRET", "QUERYSECRET", "OLDLOCKED", "whsec_", "pbkdf2", "argon2"]
     hidden += [user.password for user in User.objects.all()] + [row.session_key for row in Session.objects.all()]
     hidden += [str(bytes(hook.secret_locked))]

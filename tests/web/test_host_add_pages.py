@@ -94,7 +94,7 @@ def test_a_fingerprint_that_is_typed_counts_more_than_the_one_that_was_shown(
     # They are not equal: the node itself says another one.
     refused = admin.post(ADD, hidden(first) | {"tls_fingerprint": "AB:" * 31 + "AB"})
     assert refused.status_code == 409
-    assert "another certificate than the pinned one" in text_of(refused.content.decode())
+    assert "a certificate that differs from the pinned one" in text_of(refused.content.decode())
     assert server.seen == []  # the token went nowhere
     assert not Host.objects.exists()
 
@@ -106,7 +106,7 @@ def test_what_is_wrong_stands_beside_its_field_and_nothing_is_saved(admin: Clien
     assert {"port", "token_id"} <= set(errors_of(answer.content.decode()))
     refused = admin.post(ADD, typed(server, tls_fingerprint=server.fingerprint, token_secret="0" * 36))
     assert refused.status_code == 409
-    assert "Check its id and secret" in text_of(refused.content.decode())
+    assert "Check its ID, secret and expiry date" in text_of(refused.content.decode())
     assert not Host.objects.exists()
 
 
@@ -195,7 +195,7 @@ def test_a_host_that_was_installed_anew_gets_its_new_key_pinned_once_it_was_comp
     )  # fmt: skip
     change = f"/hosts/{host.pk}/connection/"
     refused = admin.post(change, hidden(admin.get(change)))
-    assert (refused.status_code, "another host key" in text_of(refused.content.decode())) == (409, True)
+    assert (refused.status_code, "differs from the pinned one" in text_of(refused.content.decode())) == (409, True)
     asked = admin.post(change, hidden(refused) | {"new_key": "on"})
     assert "SHA256:" in asked.content.decode()
     assert reread(host).host_key == before

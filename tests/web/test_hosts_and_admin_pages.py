@@ -57,7 +57,7 @@ def test_a_host_that_cannot_keep_tools_from_other_files_says_so(
 ) -> None:
     HostFactory.create(capabilities={"confinement": found})
     text = text_of(viewer.get("/hosts/").content.decode())
-    assert ("Images that others than root can write are refused" in text) is warned
+    assert ("Images that users other than root can write are refused" in text) is warned
     assert (f"Landlock or namespaces available {found}" in text) is not warned
 
 

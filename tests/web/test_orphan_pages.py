@@ -132,7 +132,7 @@ def test_what_is_set_aside_says_who_when_until_and_how_much(admin: Client, viewe
 def test_a_pool_or_host_with_images_set_aside_is_not_forgotten(admin: Client, pool: StoragePool) -> None:
     image = aside(pool)
     refused = admin.post(f"/pools/{pool.pk}/remove/", {"confirm": pool.name})
-    assert (refused.status_code, "restore or delete them first" in said(refused)) == (400, True)
+    assert (refused.status_code, "Restore or delete them first" in said(refused)) == (400, True)
     HostFactory.create(slug="far", name="far", kind="ssh")
     Image.every.filter(pk=image.pk).update(host=Host.objects.get(slug="far"))
     admin.post(f"/hosts/{Host.objects.get(slug='far').pk}/remove/", {"confirm": "far"})

@@ -100,9 +100,7 @@ def test_a_list_that_named_something_means_all_only_when_somebody_says_so(
     del unchecked[name]
     answer = admin.post(address, unchecked)
     assert answer.status_code == 400
-    assert f"No {one} is checked any more: check those that it is for, or “All {name}" in text_of(
-        answer.content.decode()
-    )
+    assert f"No {one} is selected. Select at least one, or “All {name}" in text_of(answer.content.decode())
     assert "Incomplete" in text_of(admin.get(address, unchecked).content.decode())
     assert getattr(Policy.objects.get(), name) == getattr(narrow, name)
     assert admin.post(address, unchecked | {"all": [name]}).status_code == 302
@@ -162,7 +160,7 @@ def test_a_number_that_a_policy_cannot_be_without_is_asked_for(admin: Client, na
         admin.get(f"/policies/{policy.pk}/change/", form),
         admin.post(f"/policies/{policy.pk}/change/", form),
     ):
-        assert "Give a whole number." in text_of(answer.content.decode())
+        assert "Enter a whole number." in text_of(answer.content.decode())
 
 
 def test_what_makes_no_sense_is_said_with_what_was_typed_still_there(admin: Client) -> None:

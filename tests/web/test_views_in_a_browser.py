@@ -64,7 +64,7 @@ def test_a_view_is_kept_shared_and_the_same_as_a_file(chromium: Browser, live_se
     page.get_by_label("Shared", exact=True).check()
     assert axe(page) == []
     page.get_by_role("button", name="Save view web servers").click()
-    expect(page.get_by_text("“web servers” is changed.")).to_be_visible()
+    expect(page.get_by_text("“web servers” was changed.")).to_be_visible()
     page.context.close()
 
     page = sign_in(chromium, live_server, "bob", "light")

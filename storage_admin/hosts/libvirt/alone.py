@@ -11,15 +11,16 @@ from storage_admin.hosts.models import Host
 def why_not(host: Host) -> str:
     """Why no image there is changed, and what to do."""
     return _(
-        "Images on {host} cannot be changed: it is connected by libvirt only, and no agent runs there. Register it by "
-        "SSH."
+        "Images on {host} cannot be changed: the host is connected through libvirt only, without an agent. "
+        "Register the host by SSH."
     ).format(host=host.name)
 
 
 def nobody_looks(host: Host) -> str:
     """Why it is not known who uses an image that no guest names."""
     return _(
-        "No agent runs on {host}: libvirt tells of its guests, and nobody looks what else has an image open."
+        "No agent runs on {host}. libvirt reports its guests, but other programs that have an image open cannot "
+        "be detected."
     ).format(host=host.name)
 
 

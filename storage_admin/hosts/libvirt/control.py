@@ -96,7 +96,9 @@ def set_io(
     refuse_to_write(host)
     weight, limits = checked(weight, limits)
     if not live and not config:
-        raise InvalidError(_("Choose where to set it."), {"live": _("In the running guest, its definition, or both.")})
+        raise InvalidError(
+            _("Choose where to apply the settings."), {"live": _("Choose the running guest, its definition, or both.")}
+        )
     request = {"uid": uid, "weight": weight, "limits": limits, "live": live, "config": config}
     answer = _tune(host, request)
     if "contradiction" in answer:
@@ -114,6 +116,8 @@ def _tune(host: Host, request: dict[str, Any]) -> dict[str, Any]:
 def _run(host: Host, words: list[str], seconds: float, sent: bytes = b"") -> dict[str, Any]:
     with uri_of(host) as uri:
         if uri is None:
-            raise HostError(_("No libvirt listens on {host}.").format(host=host.name))
+            raise HostError(
+                _("libvirt is not listening on {host}. Check that its service is running.").format(host=host.name)
+            )
         answer: dict[str, Any] = ask(uri, words, seconds, sent)
         return answer

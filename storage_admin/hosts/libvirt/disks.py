@@ -75,12 +75,12 @@ def edited(xml: str, edits: list[Edit], paths: dict[str, str]) -> tuple[str, lis
     for edit in edits:
         disk = disks.get(edit.target)
         if devices is None or disk is None:
-            raise ContradictedError(f"it has no disk {edit.target} any more")
+            raise ContradictedError(f"it no longer has a disk {edit.target}")
         led_to = paths.get(edit.target, "")
         if led_to == edit.new_path:
             continue
         if led_to != edit.path:
-            raise ContradictedError(f"its disk {edit.target} leads to {led_to or 'nothing'} by now")
+            raise ContradictedError(f"its disk {edit.target} now uses {led_to or 'no file'}")
         before = canonical(disk)
         if edit.put and before == canonical(edit.expect):
             new = ET.fromstring(edit.put)  # noqa: S314 (libvirt wrote it, and we kept it)

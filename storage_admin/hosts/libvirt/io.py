@@ -72,7 +72,7 @@ def _weight(weight: object) -> int | None:
     if not _is_number(weight, LEAST_WEIGHT, MOST_WEIGHT):
         raise _bad(
             "weight",
-            _("A weight is a whole number from {least} to {most}.").format(least=LEAST_WEIGHT, most=MOST_WEIGHT),
+            _("The weight must be a whole number from {least} to {most}.").format(least=LEAST_WEIGHT, most=MOST_WEIGHT),
         )
     return weight
 
@@ -81,19 +81,21 @@ def _limits(limits: object) -> dict[str, dict[str, int]] | None:
     if limits is None:
         return None
     if not isinstance(limits, Mapping):
-        raise _bad("limits", _("Give limits by disk."))
+        raise _bad("limits", _("limits must map each disk to its limits."))
     checked: dict[str, dict[str, int]] = {}
     for target, values in limits.items():
         if not isinstance(target, str) or not _TARGET.fullmatch(target):
-            raise _bad("limits", _("Name a disk as its guest knows it, such as vda."))
+            raise _bad("limits", _("Use the disk's name from the guest's definition, such as vda."))
         if not isinstance(values, Mapping) or set(values) - set(SETTABLE):
-            raise _bad("limits", _("What can be limited of a disk: {settable}.").format(settable=", ".join(SETTABLE)))
+            raise _bad("limits", _("Unknown limit. Available limits: {settable}.").format(settable=", ".join(SETTABLE)))
         checked[target] = {}
         for name, value in values.items():
             if not _is_number(value, 0, HIGHEST):
                 raise _bad(
                     "limits",
-                    _("{name} is a whole number from 0 (no limit) to {highest:,}.").format(name=name, highest=HIGHEST),
+                    _("{name} must be a whole number from 0 (no limit) to {highest:,}.").format(
+                        name=name, highest=HIGHEST
+                    ),
                 )
             checked[target][name] = value
     return checked
@@ -165,7 +167,7 @@ def _changes(answer: dict[str, Any], before: dict[str, IoSettings], now: dict[st
                 for name in SHOWN
                 if became.get(name) != was.get(name)
             ]
-        yield f"{'Running guest' if scope == 'live' else 'Definition'}: {', '.join(parts) or 'as it was'}."
+        yield f"{'Running guest' if scope == 'live' else 'Definition'}: {', '.join(parts) or 'unchanged'}."
 
 
 def _or_none(value: int | None) -> str:
@@ -174,26 +176,31 @@ def _or_none(value: int | None) -> str:
 
 def _since(answer: dict[str, Any], *, as_asked: bool) -> str:
     if answer["failed"]:
-        return _("libvirt refused the rest: {failed}.").format(failed=answer["failed"])
+        return _("libvirt refused the remaining changes: {failed}.").format(failed=answer["failed"])
     if not as_asked:
-        return _("libvirt now reports other values than requested.")
+        return _("libvirt reports values that differ from the requested ones.")
     match answer["set"]:
         case ["live", "config"]:
-            return _("Set now, and for every start.")
+            return _("Set for the running guest and for every start.")
         case ["live"]:
-            return _("Set now, until it is shut down.")
+            return _("Set for the running guest, until it is shut down.")
         case _:
-            return _("Set from its next start on.")
+            return _("Set in the definition, which applies from the next start.")
 
 
 def _where_weighed(weighing: list[str] | None) -> str:
     if weighing:
-        return _("A weight counts on {weighing}, where the kernel weighs guests.").format(weighing=", ".join(weighing))
+        return _("Weights take effect on {weighing}, where the kernel applies them.").format(
+            weighing=", ".join(weighing)
+        )
     if weighing is None:
-        return _("A weight counts only where the disk's I/O scheduler is BFQ; whether it is there is not known.")
+        return _(
+            "A weight takes effect only with the I/O scheduler BFQ or with io.cost. Whether the disk uses one of "
+            "them is unknown."
+        )
     return _(
-        "It has no effect yet: no disk of this host weighs guests. Choose the I/O scheduler BFQ for the disk "
-        "(/sys/block/DISK/queue/scheduler), or configure io.cost, and scan the host."
+        "The weight has no effect yet: no disk of this host applies weights. Choose the I/O scheduler BFQ for "
+        "the disk (/sys/block/DISK/queue/scheduler), or configure io.cost, then scan the host."
     )
 
 
@@ -204,12 +211,12 @@ def _notes(
         if answer["can_weigh"] is None:
             yield (
                 _(
-                    "No guest runs there by which to tell whether the host can weigh them: where it cannot, libvirt "
-                    "refuses to start one that has a weight."
+                    "No guest is running on the host, so its support for weights could not be checked. If the "
+                    "host does not support them, libvirt refuses to start a guest that has a weight."
                 )
             )
         elif weight < SAFE_WEIGHT and "live" not in answer["set"]:
-            yield _("Some hosts refuse weights below {safe}, and then the guest does not start.").format(
+            yield _("Some hosts refuse weights below {safe}. A guest with a lower weight does not start there.").format(
                 safe=SAFE_WEIGHT
             )
     for scope in answer["set"]:
@@ -217,9 +224,10 @@ def _notes(
         for target, limits in old.limits.items():
             gone = [name for name in limits if name.startswith("total_") and name not in new.limits.get(target, {})]
             if gone:
-                yield _("{target}: {gone} became a limit of each direction; both kinds cannot stand together.").format(
-                    target=target, gone=", ".join(gone)
-                )
+                yield _(
+                    "{target}: {gone} was replaced by separate limits for reading and writing. The two kinds cannot "
+                    "be combined."
+                ).format(target=target, gone=", ".join(gone))
         for target, values in old.others.items():
             kept = new.others.get(target, {})
             ways = ("read", "write")
@@ -231,7 +239,7 @@ def _notes(
                 and not any(name.replace("total", way) in kept for way in ways)
             ]
             if lost:
-                yield _("{target}: {lost} went with the limit that it belonged to.").format(
+                yield _("{target}: {lost} was removed together with its limit.").format(
                     target=target, lost=", ".join(lost)
                 )
     for one in now.values():
@@ -239,4 +247,6 @@ def _notes(
         groups = Counter(str(values["group_name"]) for values in one.others.values() if "group_name" in values)
         for group, disks in groups.items():
             if disks > 1:
-                yield _("{disks} disks share their limits, as the group {group}.").format(disks=disks, group=group)
+                yield _("{disks} disks share their limits, because they belong to the group {group}.").format(
+                    disks=disks, group=group
+                )

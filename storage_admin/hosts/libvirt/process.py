@@ -70,7 +70,7 @@ def _said(uri: str, words: list[str], seconds: float, sent: bytes, tick: Callabl
             raise
     if program.returncode != 0:
         raise HostError(
-            _("libvirt could not be asked: {stderr}").format(stderr=error.decode("utf-8", "replace").strip()[-300:])
+            _("The request to libvirt failed: {stderr}").format(stderr=error.decode("utf-8", "replace").strip()[-300:])
         )
     return out
 
@@ -92,7 +92,7 @@ def lines(uri: str, words: list[str], seconds: float, sent: bytes = b"") -> tupl
         return _documents(error.stdout or b""), False
     if done.returncode != 0:
         raise HostError(
-            _("libvirt could not be asked: {stderr}").format(
+            _("The request to libvirt failed: {stderr}").format(
                 stderr=done.stderr.decode("utf-8", "replace").strip()[-300:]
             )
         )

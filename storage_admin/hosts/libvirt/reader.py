@@ -130,23 +130,25 @@ def read_volumes(host: Host, pools: Iterable[str]) -> dict[str, tuple[VolumeFact
     names = list(pools)
     with uri_of(host) as uri:
         if uri is None:
-            raise HostError(_("No libvirt listens on {host}.").format(host=host.name))
+            raise HostError(
+                _("libvirt is not listening on {host}. Check that its service is running.").format(host=host.name)
+            )
         said, ended = lines(uri, ["volumes"], VOLUMES_TIMEOUT, json.dumps(names).encode())
     if said and "pool" not in said[0]:
         raise HostError(_("libvirt does not answer: {error}").format(error=said[0]["error"]))
     found: dict[str, tuple[VolumeFacts, ...] | str] = {
-        pool["pool"]: f"libvirt cannot list its volumes: {pool['error']}"
+        pool["pool"]: f"libvirt cannot list the pool's volumes: {pool['error']}"
         if "error" in pool
         else tuple(VolumeFacts(**volume) for volume in pool["volumes"])
         for pool in said
     }
     silent = [name for name in names if name not in found]
     if silent and not ended:
-        why = f"libvirt had not listed its volumes within {VOLUMES_TIMEOUT:.0f} s"
+        why = f"libvirt did not list the pool's volumes within {VOLUMES_TIMEOUT:.0f} s"
         stuck = (
             f"{why}."
             if len(silent) == 1
-            else _("{why}; it stood still at the pool {silent}.").format(why=why, silent=silent[0])
+            else _("{why}; it stopped responding at the pool {silent}.").format(why=why, silent=silent[0])
         )
         found |= dict.fromkeys(silent, stuck)
     return found

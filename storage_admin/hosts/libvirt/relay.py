@@ -29,7 +29,9 @@ GREETING_TIMEOUT, END_TIMEOUT = 30.0, 3.0
 #: Connections at once. A question makes one.
 MOST = 4
 LONGEST_GREETING = 1 << 16
-_INSTALL = "Run there as root what `manage.py agent_installer` prints, as after each upgrade of the dashboard."
+_INSTALL = (
+    "Run the output of `manage.py agent_installer` there as root. Repeat this after each upgrade of the dashboard."
+)
 
 
 def why_read_only(host: Host) -> str:
@@ -37,8 +39,8 @@ def why_read_only(host: Host) -> str:
     if host.transport != Host.Transport.FORCED or transport.is_here(host):
         return ""
     return _(
-        "{host} is reached by a key that can only run the agent: libvirt there can be read, and nothing can be changed "
-        "in it. Do it there by virsh, or register the host with a key that may do more."
+        "libvirt on {host} is read-only, because the SSH key of the host can only run the agent. Make the change "
+        "on the host with virsh, or register the host with an unrestricted key."
     ).format(host=host.name)
 
 
@@ -86,7 +88,7 @@ class _Relay:
             told: dict[str, Any] = protocol.decode(self._line())
         except (ValueError, RecursionError):
             raise HostError(
-                _("{address} answered with something that is no agent. {advice}").format(
+                _("The response from {address} did not come from the agent. {advice}").format(
                     address=self._where.address, advice=_INSTALL
                 )
             ) from None
@@ -94,7 +96,7 @@ class _Relay:
             raise HostError(str(told.get("detail", "")))
         if told.get("protocol") != protocol.VERSION or told.get("relay") != protocol.RELAY:
             raise HostError(
-                _("The agent on {address} is of an earlier version, which cannot ask libvirt. {advice}").format(
+                _("The agent on {address} is too old to query libvirt. {advice}").format(
                     address=self._where.address, advice=_INSTALL
                 )
             )
@@ -132,7 +134,7 @@ class _Relay:
         if self._process.returncode == ssh.CONNECTION_FAILED:
             return HostError(ssh.why_not(self._where, stderr), "host_unreachable")
         words = (stderr or said).decode("utf-8", "replace").strip()[-300:]
-        return HostError(f"The agent on {self._where.address} cannot ask libvirt: {words or 'it ended'}. {_INSTALL}")
+        return HostError(f"The agent on {self._where.address} cannot query libvirt: {words or 'it exited'}. {_INSTALL}")
 
     def carry(self, client: socket.socket) -> None:
         """Carries bytes between a client and the relay, until one of them ends."""

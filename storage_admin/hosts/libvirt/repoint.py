@@ -43,7 +43,7 @@ def _repoint(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
         _refuse_memories(domain, name)
     if changed and request["write"]:
         if time.time() > request["until"]:
-            raise ContradictedError("it took too long until libvirt could be asked")
+            raise ContradictedError("libvirt took too long to respond")
         connection.defineXML(new)
     return {"name": name, "disks": [asdict(disk) for disk in changed]}
 
@@ -55,9 +55,9 @@ def _refuse_memories(domain: Any, name: str) -> None:
             f"{name} was saved with its memory (virsh managedsave); start it and shut it down first"
         )
     if domain.snapshotNum():
-        raise ContradictedError(f"{name} has snapshots in libvirt, which name the file; delete them first")
+        raise ContradictedError(f"{name} has snapshots in libvirt that refer to the file; delete them first")
     if domain.listAllCheckpoints():
-        raise ContradictedError(f"{name} has checkpoints in libvirt, which name the file; delete them first")
+        raise ContradictedError(f"{name} has checkpoints in libvirt that refer to the file; delete them first")
 
 
 if __name__ == "__main__":

@@ -50,9 +50,7 @@ def trim(host: Host, uid: str, tick: Callable[[], None]) -> tuple[Trimmed, ...]:
     try:
         return trimmed(told["trimmed"])
     except ValueError as error:
-        raise HostError(
-            _("The guest agent answers with something else than it should: {error}").format(error=error)
-        ) from None
+        raise HostError(_("The guest agent sent an unexpected response: {error}").format(error=error)) from None
 
 
 def _asked(host: Host, uid: str, what: str, seconds: float, tick: Callable[[], None] | None = None) -> dict[str, Any]:

@@ -55,22 +55,20 @@ def check(given: Certificates) -> Certificates:
     _authority, client = _certificate(plain.ca, "ca_cert", fields), _certificate(plain.client, "client_cert", fields)
     key = _key(plain.key, fields)
     if client is not None and key is not None and client.public_key().public_bytes(*_PUBLIC) != key:
-        fields["client_key"] = _("This key is not the one of the client certificate.")
+        fields["client_key"] = _("This key does not match the client certificate.")
     if fields:
         raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
     return plain
 
 
 def _certificate(pem: str, name: str, fields: dict[str, str]) -> x509.Certificate | None:
-    whose = (
-        _("the authority's certificate (cacert.pem)") if name == "ca_cert" else _("our certificate (clientcert.pem)")
-    )
+    whose = _("the CA certificate (cacert.pem)") if name == "ca_cert" else _("the client certificate (clientcert.pem)")
     try:
         if len(pem) > LONGEST or "PRIVATE KEY" in pem:
             raise ValueError("no certificate")
         return x509.load_pem_x509_certificates(pem.encode("ascii"))[0]
     except ValueError:
-        fields[name] = _("Paste {whose}: the whole file, with its BEGIN and END lines.").format(whose=whose)
+        fields[name] = _("Paste the whole file of {whose}, including its BEGIN and END lines.").format(whose=whose)
         return None
 
 
@@ -83,7 +81,9 @@ def _key(pem: str, fields: dict[str, str]) -> bytes | None:
     except TypeError:
         fields["client_key"] = _("This key needs a passphrase, which cannot be entered here. Use a key without one.")
     except (ValueError, UnsupportedAlgorithm):
-        fields["client_key"] = _("Paste the key of our certificate (clientkey.pem): the whole file.")
+        fields["client_key"] = _(
+            "Paste the whole file of the client key (clientkey.pem), including its BEGIN and END lines."
+        )
     return None
 
 

@@ -60,22 +60,22 @@ def _tune(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
 def _check(name: str, request: dict[str, Any], chosen: list[str], before: dict[str, dict[str, Any]]) -> None:
     """Everything that can be seen before anything is set."""
     if not chosen:
-        raise ContradictedError(f"{name} does not run" if request["live"] else f"{name} has no definition to change")
+        raise ContradictedError(f"{name} is not running" if request["live"] else f"{name} has no definition to change")
     for scope in chosen:
         missing = sorted(set(request["limits"] or {}) - before[scope]["disks"].keys())
         if missing:
-            where = "it has now" if scope == "live" else "it will have at its next start"
-            raise ContradictedError(f"{name} has no disk {', '.join(missing)} among those that {where}")
+            where = "now" if scope == "live" else "at its next start"
+            raise ContradictedError(f"{name} has no disk {', '.join(missing)} {where}")
     if time.time() > request["until"]:
-        raise ContradictedError("it took too long until libvirt could be asked")
+        raise ContradictedError("libvirt took too long to respond")
 
 
 def _check_weights(name: str, before: dict[str, dict[str, Any]], can_weigh: bool | None) -> None:
     why = before["live"]["cannot_weigh"] if "live" in before else ""
     if why or can_weigh is False:
         raise ContradictedError(
-            f"the host of {name} cannot weigh its guests{f' ({why})' if why else ''}: with a weight in its definition "
-            "it would not start any more"
+            f"the host of {name} does not support I/O weights{f' ({why})' if why else ''}: with a weight in its "
+            "definition, the guest would no longer start"
         )
 
 

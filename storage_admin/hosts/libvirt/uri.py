@@ -92,12 +92,16 @@ def _certificates(host: Host) -> Path | None:
         return None
     if missing:
         raise HostError(
-            _("In {folder} there is no {missing}: libvirt over TLS needs each of them.").format(
+            _("{folder} does not contain {missing}. libvirt over TLS needs all of its certificate files.").format(
                 folder=folder, missing=", ".join(missing)
             )
         )
     if (folder / PRIVATE_KEY).stat().st_mode & 0o077:
-        raise HostError(_("Others may read our key: chmod 600 {folder}").format(folder=folder / PRIVATE_KEY))
+        raise HostError(
+            _("Other users can access the dashboard's private key. Run: chmod 600 {folder}").format(
+                folder=folder / PRIVATE_KEY
+            )
+        )
     return folder
 
 
@@ -118,7 +122,7 @@ def _checked(host: Host, where: ssh.Endpoint) -> ssh.Endpoint:
 
 def _wrong(host: Host, error: InvalidError) -> HostError:
     return HostError(
-        _("{host} is not asked, because its connection cannot be right. {detail}").format(
+        _("{host} was not contacted, because its connection settings are invalid. {detail}").format(
             host=host.name, detail=error.detail
         )
     )

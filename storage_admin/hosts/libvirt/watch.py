@@ -32,11 +32,13 @@ def changes(host: Host, tick: float = 0.5) -> Generator[dict[str, str] | None]:
     """
     with uri_of(host) as uri:
         if uri is None:
-            raise HostError(_("No libvirt listens on {host}.").format(host=host.name))
+            raise HostError(
+                _("libvirt is not listening on {host}. Check that its service is running.").format(host=host.name)
+            )
         with _started(uri) as process:
             for line in _lines(process, tick):
                 yield None if line is None else _states(line)
-    raise HostError(_("libvirt has ended the connection."))
+    raise HostError(_("libvirt closed the connection."))
 
 
 def _states(line: bytes) -> dict[str, str]:

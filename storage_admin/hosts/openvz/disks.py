@@ -42,7 +42,7 @@ def _ploops(commands: Commands, areas: list[bytes]) -> dict[bytes, list[bytes]]:
     done = commands.script(_PLOOPS, stdin=b"".join(area + b"\n" for area in areas))
     if done.exit_code:
         raise HostError(
-            _("The private areas of the containers could not be looked into: {said}").format(said=plain(done.stderr))
+            _("The private areas of the containers could not be read: {said}").format(said=plain(done.stderr))
         )
     found = {}
     for block in done.stdout.split(b"\0\0"):

@@ -137,20 +137,22 @@ class ConfigFile:
         if self.is_link:
             raise RefusedError(
                 "hard_linked",
-                _("{path} is a link, which an edit would part from its file: edit that by hand.").format(
-                    path=self.path
-                ),
+                _(
+                    "{path} is a link. Editing it here would replace the link with a separate file. Edit the file by "
+                    "hand."
+                ).format(path=self.path),
             )
         if self.names > 1:
             raise RefusedError(
                 "hard_linked",
-                _("{path} has {names} names, which an edit would part: remove the others first.").format(
-                    path=self.path, names=self.names
-                ),
+                _(
+                    "{path} has {names} hard links. Editing it here would separate them. Remove the other links first."
+                ).format(path=self.path, names=self.names),
             )
         if b"\0" in self.content:
             raise RefusedError(
-                "dirty_or_corrupt", _("{path} is damaged, with zero bytes in it: mend it first.").format(path=self.path)
+                "dirty_or_corrupt",
+                _("{path} is damaged: it contains zero bytes. Repair the file first.").format(path=self.path),
             )
 
 
@@ -186,7 +188,9 @@ def look(commands: Commands, ctid: str, folders: Sequence[str]) -> Looked:
     if "odd" in facts or "long" in facts:
         raise RefusedError(
             "dirty_or_corrupt",
-            _("{path} is no plain file of at most {longest} bytes: see what it is.").format(path=path, longest=LONGEST),
+            _("{path} is not a regular file of at most {longest} bytes. Check what it is.").format(
+                path=path, longest=LONGEST
+            ),
         )
     mode, names, owner = facts["stat"].split()
     free = int(facts["free"]) * 1024 if facts.get("free", "").isdigit() else None
@@ -233,7 +237,7 @@ def replace(commands: Commands, file: ConfigFile, content: bytes) -> None:
         _expect(file, written)
         if written.stdout != content:
             raise HostError(
-                _("{temp} does not say what was written into it. {path} was left as it is.").format(
+                _("{temp} does not contain what was written to it. {path} was not changed.").format(
                     temp=temp, path=file.path
                 )
             )
@@ -263,11 +267,15 @@ def restore_access(commands: Commands, file: ConfigFile, now: ConfigFile) -> str
     if now.owner != file.owner:
         done = commands.run(["chown", file.owner, file.path])
         if done.exit_code:
-            return f"{file.path} had owner and mode {had} before, and has {has} now: {_words(done)}"
+            return (
+                f"The owner and mode of {file.path} changed from {had} to {has} and could not be reset: {_words(done)}"
+            )
     done = commands.run(["chmod", file.mode, file.path])  # after the owner, whose change takes bits away
     if done.exit_code:
-        return f"{file.path} had owner and mode {had} before, and has {has} now: {_words(done)}"
-    return _("vzctl gave {path} owner and mode {has}; it has {had} again.").format(path=file.path, has=has, had=had)
+        return f"The owner and mode of {file.path} changed from {had} to {has} and could not be reset: {_words(done)}"
+    return _("vzctl set the owner and mode of {path} to {has}. They were reset to {had}.").format(
+        path=file.path, has=has, had=had
+    )
 
 
 def _swap(commands: Commands, file: ConfigFile, temp: str) -> Done:
@@ -275,9 +283,10 @@ def _swap(commands: Commands, file: ConfigFile, temp: str) -> Done:
         return commands.script(_PREAMBLE + _SWAP, file.path, temp, file.lock, stdin=file.content)
     except HostError as error:
         raise HostError(
-            _("{detail} {path} is whole, but whether it says the old or the new is not known: read it again.").format(
-                detail=error.detail, path=file.path
-            )
+            _(
+                "{detail} {path} is complete, but it is unknown whether it has the old or the new content. Scan the "
+                "host."
+            ).format(detail=error.detail, path=file.path)
         ) from error
 
 
@@ -287,26 +296,26 @@ def _expect(file: ConfigFile, done: Done) -> None:
     if done.exit_code == _CHANGED:
         raise RefusedError(
             "stale_plan",
-            _("{path} was changed by somebody else meanwhile and was left as it is: try again.").format(path=file.path),
+            _("{path} was changed by another program in the meantime, and was left unchanged here. Try again.").format(
+                path=file.path
+            ),
         )
     words = _words(done)
     if done.exit_code == _LOCKED:
         raise RefusedError(
             "guest_locked",
-            _("{words}. {path} was left as it was: set it again once that is done.").format(
+            _("{words}. {path} was not changed. Set the priority again when the lock is released.").format(
                 words=words, path=file.path
             ),
         )
     if "Operation not permitted" in words:
         raise RefusedError(
             "immutable",
-            _("{path} is protected and was left as it is (lsattr shows it): {words}").format(
+            _("{path} is protected and was not changed (check with lsattr): {words}").format(
                 path=file.path, words=words
             ),
         )
-    raise HostError(
-        _("{path} could not be replaced and was left as it is: {words}").format(path=file.path, words=words)
-    )
+    raise HostError(_("{path} could not be replaced and was not changed: {words}").format(path=file.path, words=words))
 
 
 def _words(done: Done) -> str:

@@ -24,7 +24,7 @@ def checked_ctid(ctid: str) -> str:
     """
     if not is_ctid(ctid):
         raise RefusedError(
-            INVALID, _("{ctid!a} is no container's id: give its number, or its UUID.").format(ctid=ctid[:60])
+            INVALID, _("{ctid!a} is not a container ID. Enter a number or a UUID.").format(ctid=ctid[:60])
         )
     return ctid
 
@@ -40,6 +40,8 @@ def checked_priority(priority: int | str) -> int:
     if not _PRIORITY.fullmatch(str(priority)):
         raise RefusedError(
             INVALID,
-            _("{priority!a} is no I/O priority: give a whole number from 0 to 7.").format(priority=str(priority)[:60]),
+            _("{priority!a} is not an I/O priority. Enter a whole number from 0 to 7.").format(
+                priority=str(priority)[:60]
+            ),
         )
     return int(priority)

@@ -48,7 +48,7 @@ class AbsentError(RefusedError):
 
     def __init__(self) -> None:
         super().__init__(
-            "tool_missing", _("There is no OpenVZ on this host: vzlist lists nothing, and no container is configured.")
+            "tool_missing", _("This host does not run OpenVZ: vzlist lists no containers, and none is configured.")
         )
 
 

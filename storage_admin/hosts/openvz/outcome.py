@@ -27,8 +27,8 @@ class Effect(StrEnum):
 _WORDS = {
     Effect.NOW: "in effect now",
     Effect.NEXT_START: "takes effect at next start",
-    Effect.UNSUPPORTED: "saved, but not in effect: this kernel has no I/O priority for containers",
-    Effect.UNKNOWN: "saved; whether it is in effect could not be found out",
+    Effect.UNSUPPORTED: "saved, but not in effect: this kernel does not support I/O priorities for containers",
+    Effect.UNKNOWN: "saved; whether it is in effect is unknown",
 }
 
 
@@ -72,7 +72,7 @@ class PrioritySet:
         return (
             _("{said}; {words}.").format(said=said, words=self.effect.words)
             if self.as_asked
-            else _("{said}; {priority} was asked for.").format(said=said, priority=self.priority)
+            else _("{said}; {priority} was requested.").format(said=said, priority=self.priority)
         )
 
 

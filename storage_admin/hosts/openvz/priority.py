@@ -81,7 +81,7 @@ def set_priority(
     after = _seen(target, there)
     others = config.without_priority(file.content), config.without_priority(now.content)
     if others[0] != others[1]:
-        notes = (*notes, _("Other lines of {path} were changed meanwhile, by somebody else.").format(path=now.path))
+        notes = (*notes, _("Another program changed other lines of {path} in the meantime.").format(path=now.path))
     outcome = PrioritySet(
         ctid=ctid, priority=target.priority, path=now.path, by="file" if done is None else "vzctl",
         before=config.recorded(file.content), now=config.recorded(now.content),
@@ -92,7 +92,9 @@ def set_priority(
     if tried is not None:
         _expect_it_saved(tried, outcome, file, was_running=before.state in _AT_WORK)
     if not outcome.as_asked:
-        listed = f" vzlist says {'none' if outcome.listed is None else outcome.listed}." if outcome.was_listed else ""
+        listed = (
+            f" vzlist reports {'none' if outcome.listed is None else outcome.listed}." if outcome.was_listed else ""
+        )
         raise NotSetError(f"{outcome.words}{listed} {' '.join(outcome.notes)}".strip(), outcome)
     return outcome
 
@@ -103,9 +105,9 @@ def _expect_it_saved(tried: Tried, outcome: PrioritySet, before: ConfigFile, *, 
     if any(config.without_priority(before.content)) and not any(config.without_priority(tried.now.content)):
         raise NotSetError(
             _(
-                "Container {ctid}: nothing but the priority stands in {path} any more. Somebody removed or emptied it "
-                "while this was set, and vzctl made it anew. What it said before stands in the log: see whether the "
-                "container is still there before you do anything about it."
+                "Container {ctid}: {path} now contains only the priority. Another program removed or emptied the "
+                "file while the priority was set, and vzctl created it again. The previous content is in the "
+                "log. Check that the container still exists before you restore the file."
             ).format(ctid=outcome.ctid, path=outcome.path),
             outcome,
             before.content,
@@ -121,8 +123,8 @@ def _there(target: Target) -> tuple[Looked, ConfigFile]:
         raise RefusedError(
             "stale_plan",
             _(
-                "Container {ctid} has no configuration on this host ({folders}): it does not exist, or is on another "
-                "node. Scan the host again."
+                "Container {ctid} has no configuration on this host ({folders}). It does not exist, or is on "
+                "another node. Scan the host again."
             ).format(ctid=target.ctid, folders=_(" or ").join(target.folders)),
         )
     return there, there.file
@@ -148,7 +150,7 @@ def _seen(target: Target, there: Looked) -> _Seen:
     try:
         guests = vzlist(target.commands, target.ctid).guests
     except HostError as error:
-        return _Seen(note=f"vzlist could not be asked. {error.detail}")
+        return _Seen(note=f"vzlist gave no answer. {error.detail}")
     for guest in guests:
         if guest.uid.lower() == target.ctid.lower() and not guest.unread:
             return _Seen(guest.state, guest.io_priority, told=True)

@@ -73,13 +73,13 @@ def set_by_vzctl(target: Target, before: ConfigFile, pause: Callable[[float], No
             raise
         said = plain(done.stderr)
         raise HostError(
-            _("{said} Whether container {ctid} was changed is not known: scan the host.").format(
+            _("{said} It is unknown whether container {ctid} was changed. Scan the host.").format(
                 said=said, ctid=target.ctid
             ),
             error.code,
         ) from error
     notes = _mended(target, before, now, done)
-    left = read_again(target, "The configuration was put right") if notes else now
+    left = read_again(target, "The configuration was corrected") if notes else now
     return Tried(done, left, notes, was_cut_short(before.content, now.content))
 
 
@@ -89,8 +89,8 @@ def _expect_room(file: ConfigFile) -> None:
         raise RefusedError(
             "not_enough_space",
             _(
-                "The filesystem of {path} has room for {free:,} bytes; {needed:,} are needed, or vzctl may cut the "
-                "configuration off. Make room there first. Nothing was changed."
+                "The filesystem of {path} has only {free:,} bytes free, but {needed:,} are needed. With less, "
+                "vzctl may truncate the configuration. Free some space first. Nothing was changed."
             ).format(path=file.path, free=file.free, needed=needed),
         )
 
@@ -119,14 +119,15 @@ def read_again(target: Target, after: str) -> ConfigFile:
     except (HostError, RefusedError) as error:
         code = error.code if isinstance(error, HostError) else TOOL_FAILED
         raise HostError(
-            _("{after}, but what is there now could not be read: {detail}").format(after=after, detail=error.detail),
+            _("{after}, but the result could not be read: {detail}").format(after=after, detail=error.detail),
             code,
         ) from error
     if file is None:
         raise HostError(
-            _("{after}, but the configuration of container {ctid} is gone: was it removed?").format(
-                after=after, ctid=target.ctid
-            )
+            _(
+                "{after}, but the configuration of container {ctid} is missing. Check whether the container was "
+                "removed."
+            ).format(after=after, ctid=target.ctid)
         )
     return file
 
@@ -149,37 +150,38 @@ def raise_for(done: Done, outcome: PrioritySet, *, was_running: bool) -> None:
         raise RefusedError(
             "guest_locked",
             _(
-                "Another vzctl has held container {ctid} for {seconds:.0f} s ({said}). Set it again once that is done. "
-                "{left}"
+                "Container {ctid} has been locked by another vzctl for {seconds:.0f} s ({said}). Set the "
+                "priority again when that vzctl has finished. {left}"
             ).format(ctid=ctid, seconds=sum(WAITS), said=said, left=left),
         )
     elif done.exit_code == BAD_KERNEL:
         raise RefusedError(
             "tool_missing",
             _(
-                "This host does not run OpenVZ's kernel ({said}). Boot it and set it again, or save it for the next "
-                "start by hand: vzctl set {ctid} --ioprio {priority} --save --force. {left}"
+                "This host does not run the OpenVZ kernel ({said}). Boot that kernel and set the priority again, "
+                "or save it for the next start by hand: vzctl set {ctid} --ioprio {priority} --save --force. "
+                "{left}"
             ).format(said=said, ctid=ctid, priority=outcome.priority, left=left),
         )
     elif done.exit_code == BAD_VALUE:
         raise RefusedError(
             INVALID,
-            _("This vzctl does not take {priority} for container {ctid}: {said}. {left}").format(
+            _("This version of vzctl does not accept {priority} for container {ctid}: {said}. {left}").format(
                 priority=outcome.priority, ctid=ctid, said=said, left=left
             ),
         )
     elif done.exit_code == NOT_APPLIED:
         raise NotSetError(
             _(
-                "The kernel did not take it for container {ctid}, so vzctl did not save it: {said}. {left} Set it "
-                "while the container is stopped."
+                "The kernel rejected the priority of container {ctid}, so vzctl did not save it: {said}. {left} "
+                "Set the priority while the container is stopped."
             ).format(ctid=ctid, said=said, left=left),
             outcome,
         )
     if done.exit_code == UNHEARD:
         raise NotSetError(f"{said} {left}", outcome)
     signal = ended_by(done)
-    how = f"was ended by signal {signal}" if signal else f"failed with exit code {done.exit_code}"
+    how = f"was terminated by signal {signal}" if signal else f"failed with exit code {done.exit_code}"
     raise NotSetError(f"vzctl {how}: {said}. {left}", outcome)
 
 
@@ -192,8 +194,8 @@ def ended_by(done: Done) -> int | None:
 
 def _left(outcome: PrioritySet) -> str:
     if outcome.now == outcome.before:
-        return _("{path} was left as it was.").format(path=outcome.path)
-    return _("All the same {path} says {words} now, and said {before_words} before.").format(
+        return _("{path} was not changed.").format(path=outcome.path)
+    return _("Nevertheless, {path} has {words} now, and had {before_words} before.").format(
         path=outcome.path, words=outcome.now.words, before_words=outcome.before.words
     )
 
@@ -202,11 +204,11 @@ def _kernel(done: Done, outcome: PrioritySet) -> str:
     if NOT_BY_KERNEL in done.stdout + done.stderr:
         return ""
     if done.exit_code == 0 or (done.exit_code == NOT_SAVED and ended_by(done) is None):
-        return _("The container runs, and its kernel has {priority} already, until its next start.").format(
+        return _("The container is running, and the kernel already uses {priority} until its next start.").format(
             priority=outcome.priority
         )
     if done.exit_code == UNHEARD or ended_by(done):
-        return _("The container runs, and its kernel may have {priority} already, until its next start.").format(
+        return _("The container is running, and the kernel may already use {priority} until its next start.").format(
             priority=outcome.priority
         )
     return ""
@@ -223,7 +225,7 @@ def raise_cut_short(done: Done, outcome: PrioritySet, file: ConfigFile, *, was_r
     """
     kernel = _kernel(done, outcome) if was_running else ""
     text = (
-        f"vzctl ended with exit code {done.exit_code} and had written only a part of {outcome.path}, as on a full "
+        f"vzctl ended with exit code {done.exit_code} and wrote only a part of {outcome.path}, as on a full "
         f"filesystem. {' '.join(outcome.notes)} {kernel}"
     )
     raise NotSetError(text.strip(), outcome, b"" if outcome.now == outcome.before else file.content)
@@ -255,19 +257,19 @@ def _mended(target: Target, before: ConfigFile, now: ConfigFile, done: Done) -> 
     if was_cut_short(before.content, now.content):
         notes.append(_put_back(target, before, now))
     elif done.exit_code == 0 and said.priority != target.priority and len(said.lines) > 1:
-        several = f"{now.path} sets it {len(said.lines)} times, and vzctl changed only the first"
+        several = f"{now.path} sets the priority {len(said.lines)} times, and vzctl changed only the first line"
         try:
             replace(target.commands, now, config.with_priority(now.content, target.priority))
-            notes.append(_("{several}: all of them say it now.").format(several=several))
+            notes.append(_("{several}. All of these lines now have it.").format(several=several))
         except (HostError, RefusedError) as error:
-            notes.append(f"{several}, while the last one counts. {error.detail}")
+            notes.append(f"{several}, but the last one applies. {error.detail}")
     notes.append(restore_access(target.commands, before, now))
     if before.names > 1 and now.names == 1:
         others = f"the other {before.names - 1}" if before.names > 2 else "the other one"
         notes.append(
             _(
-                "{path} was one of {names} names of a file; vzctl gave it a file of its own, and {others} still says "
-                "what was there before."
+                "{path} was one of {names} hard links to a file. vzctl created a separate file for it, and "
+                "{others} still has the old content."
             ).format(path=now.path, names=before.names, others=others)
         )
     return tuple(note for note in notes if note)
@@ -277,8 +279,8 @@ def _put_back(target: Target, before: ConfigFile, now: ConfigFile) -> str:
     try:
         replace(target.commands, _itself(target, now), before.content)
     except (HostError, RefusedError) as error:
-        return f"The old one could not be put back, and stands in the log: {error.detail}"
-    return _("The old one was put back. Make room there, and set it again.")
+        return f"The old configuration could not be restored. Its content is in the log: {error.detail}"
+    return _("The old configuration was restored. Free some space, then set the priority again.")
 
 
 def _itself(target: Target, file: ConfigFile) -> ConfigFile:

@@ -67,17 +67,22 @@ def check_move(config: Config, target: str, storage: str, format: str) -> Drive:
     _refuse_path(config, target, drive)
     if format and (format not in FORMATS or config.guest.kind == CONTAINER):
         raise RefusedError(
-            INVALID, _("A drive is moved as {formats}, and a container's as it is.").format(formats=", ".join(FORMATS))
+            INVALID,
+            _(
+                "Choose one of the formats {formats} to move a VM's drive. A container's drive is moved without a "
+                "format."
+            ).format(formats=", ".join(FORMATS)),
         )
     parts = volumes.split(drive.volume)
     if parts is None or drive.is_cdrom:
         raise RefusedError(
-            INVALID, _("{target} of {guest} is no volume of a storage.").format(target=target, guest=config.guest.name)
+            INVALID,
+            _("{target} of {guest} is not a volume of a storage.").format(target=target, guest=config.guest.name),
         )
     if parts[0] == storage and (not format or drive.volume.endswith("." + format)):
         raise RefusedError(
             INVALID,
-            _("{target} of {guest} is in {storage} already, in that format.").format(
+            _("{target} of {guest} is already in {storage}, in that format.").format(
                 target=target, guest=config.guest.name, storage=storage
             ),
         )
@@ -90,8 +95,8 @@ def _refuse_path(config: Config, target: str, drive: Drive) -> None:
         raise RefusedError(
             RIGHT_MISSING,
             _(
-                "{target} of {guest} is the path {volume}: Proxmox VE leaves such a drive to root@pam, and no token "
-                "may change it. Name another disk, or do it on the node by hand."
+                "{target} of {guest} is the path {volume}. Proxmox VE lets only root@pam change such a drive, "
+                "not an API token. Choose another disk, or make the change on the node by hand."
             ).format(target=target, guest=config.guest.name, volume=drive.volume),
         )
 
@@ -101,27 +106,27 @@ def check_resize(config: Config, target: str, size_bytes: int) -> Drive:
     where it would not be.
     """
     if config.guest.kind != VM:
-        raise RefusedError(INVALID, _("Only drives of VMs are enlarged by the API."))
+        raise RefusedError(INVALID, _("Only drives of VMs can be enlarged through the API."))
     drive = config.drive(target)
     _refuse_path(config, target, drive)
     if drive.is_cdrom or not drives.is_drive(target, VM) or target.startswith("unused"):
         raise RefusedError(
             INVALID,
-            _("{target} of {guest} is no disk that can be enlarged.").format(target=target, guest=config.guest.name),
+            _("{target} of {guest} is not a disk that can be enlarged.").format(target=target, guest=config.guest.name),
         )
     if drive.volume.endswith((".vmdk", ".subvol")):
         raise RefusedError(
             "unsupported_subformat",
             _(
-                "{target} of {guest} is {volume}: Proxmox VE enlarges raw and qcow2 images alone. Move the disk to one "
-                "of these formats first."
+                "{target} of {guest} is {volume}. Proxmox VE can enlarge only raw and qcow2 images. Move the "
+                "disk to one of these formats first."
             ).format(target=target, guest=config.guest.name, volume=drive.volume),
         )
     noted = drive.size_bytes
     if size_bytes <= 0 or (noted is not None and size_bytes <= noted):
         raise RefusedError(
             INVALID,
-            _("{target} of {guest} has {noted} bytes: give a larger size.").format(
+            _("{target} of {guest} has {noted} bytes. Enter a larger size.").format(
                 target=target, guest=config.guest.name, noted=noted
             ),
         )
@@ -157,12 +162,12 @@ def trim(client: Client, guest: GuestRef) -> tuple[Trimmed, ...]:
         HostError: no agent answers there; or it takes longer than Proxmox VE waits, then it goes on inside.
     """
     if guest.kind != VM:
-        raise RefusedError(INVALID, _("Containers are trimmed on their node, by pct fstrim."))
+        raise RefusedError(INVALID, _("Containers cannot be trimmed through the API. Run pct fstrim on their node."))
     try:
         answer = client.post(*guest.path, "agent", "fstrim")
     except NoAnswerError as error:
         raise NoAnswerError(
-            _("{detail} The trim goes on inside {guest}: look at the image in a while.").format(
+            _("{detail} The trim continues inside {guest}. Check the image later.").format(
                 detail=error.detail, guest=guest.name
             ),
             error.code,
@@ -172,19 +177,17 @@ def trim(client: Client, guest: GuestRef) -> tuple[Trimmed, ...]:
         if error.status != 500 or isinstance(error, NotThereError):
             raise
         raise HostError(
-            _("The guest agent of {guest} cannot be asked. {detail}").format(guest=guest.name, detail=error.detail)
+            _("The guest agent of {guest} cannot be reached. {detail}").format(guest=guest.name, detail=error.detail)
         ) from None
     result = answer.get("result") if isinstance(answer, dict) else None
     try:
         return trimmed(result.get("paths") if isinstance(result, dict) else None)
     except ValueError:
-        raise HostError(
-            _("The guest agent of {guest} answers with something else than it should.").format(guest=guest.name)
-        ) from None
+        raise HostError(_("The guest agent of {guest} sent an unexpected response.").format(guest=guest.name)) from None
 
 
 def _task(client: Client, upid: Any) -> str:
     if not isinstance(upid, str):
-        raise ApiError(_("{who} began no task: it answers with something else.").format(who=client.who))
+        raise ApiError(_("{who} did not start a task, and sent an unexpected response.").format(who=client.who))
     node_of(upid)
     return upid

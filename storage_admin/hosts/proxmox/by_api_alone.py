@@ -21,16 +21,16 @@ LISTED = ("storages", "guests", "images")
 def why_not(host: Host) -> str:
     """Why no image there is changed, and what to do."""
     return _(
-        "Images on {host} cannot be changed: it is connected by the Proxmox VE API only, and no agent runs there. "
-        "Add SSH to it (Hosts → Edit connection)."
+        "Images on {host} cannot be changed: the host is connected through the Proxmox VE API only, without an "
+        "agent. Add SSH to it (Hosts → Edit connection)."
     ).format(host=host.name)
 
 
 def nobody_looks(host: Host) -> str:
     """Why it is not known who uses a volume that no guest names."""
     return _(
-        "The API of {host} lists its volumes, and nobody looks on the node what else has one open: nothing in this "
-        "storage is changed."
+        "Nothing in this storage is changed. The API of {host} lists its volumes, but programs on the node that "
+        "have one open cannot be detected."
     ).format(host=host.name)
 
 
@@ -43,7 +43,7 @@ def answered(host: Host, at: datetime, facts: ProxmoxFacts, owners_unknown: str)
     """A scan reached the host: what its API told about it."""
     lacking = [right.sentence for right in facts.missing if right.feature in LISTED]
     host.status = Host.Status.DEGRADED if lacking else Host.Status.OK
-    host.status_detail = f"Not all of it is shown. {' '.join(lacking)}" if lacking else ""
+    host.status_detail = f"Some of its data is missing here. {' '.join(lacking)}" if lacking else ""
     host.last_seen, host.owners_unknown = at, owners_unknown
     capabilities: dict[str, Any] = {
         "agent": False, "libvirt": "absent", "proxmox_version": facts.version, "missing_rights": rights(facts.missing),

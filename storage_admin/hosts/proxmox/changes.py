@@ -53,7 +53,7 @@ def set_limits(
     config = read_config(client, guest)
     if guest.kind != VM or not is_drive(target, VM) or target.startswith(("unused", "vmstate", "efidisk", "tpmstate")):
         raise RefusedError(
-            INVALID, _("{target} of {guest} is no drive that has I/O limits.").format(target=target, guest=guest.name)
+            INVALID, _("{target} of {guest} is not a drive with I/O limits.").format(target=target, guest=guest.name)
         )
     config.check_free(digest, unread)
     drive = config.drive(target)
@@ -65,9 +65,9 @@ def set_limits(
     found = limits.of(after.drive(target))
     if found != limits.of(made):
         raise HostError(
-            _("Proxmox VE took the limits of {target} of {guest} and now has {found} there, not {wanted}.").format(
-                target=target, guest=guest.name, found=_shown(found), wanted=_shown(limits.of(made))
-            )
+            _(
+                "Proxmox VE accepted the limits of {target} of {guest}, but now reports {found} instead of {wanted}."
+            ).format(target=target, guest=guest.name, found=_shown(found), wanted=_shown(limits.of(made)))
         )
     holds = limits.of(Drive.parse(after.now[target]))
     return LimitsSet(before, found, holds != found, after.digest)
@@ -113,7 +113,7 @@ def repoint(
     """
     if guest.kind != VM or volumes.own_id(old) != volumes.own_id(new):
         raise RefusedError(
-            INVALID, _("{old} and {new} are not two names of one file of a VM.").format(old=old, new=new)
+            INVALID, _("{old} and {new} are not two names of the same file of a VM.").format(old=old, new=new)
         )
     config = read_config(client, guest)
     config.check_free(digest, unread)
@@ -124,13 +124,14 @@ def repoint(
         if naming(config, old) or any(_volume(config.now.get(one)) != new for one in targets):
             raise HostError(
                 _(
-                    "Proxmox VE took the new name of {targets} of {guest} and does not have it there: is the guest off?"
+                    "Proxmox VE accepted the new name of {targets} of {guest}, but does not report it. Check "
+                    "that the guest is shut down."
                 ).format(targets=", ".join(targets), guest=guest.name)
             )
     elif not naming(config, new):
         raise RefusedError(
             "stale_plan",
-            _("{guest} has no drive {old} any more: look again, then try again.").format(guest=guest.name, old=old),
+            _("{guest} no longer has a drive {old}. Scan the host, then try again.").format(guest=guest.name, old=old),
         )
     for line in _unused(config, old):
         config = set_config(client, config, {line: new})
@@ -163,7 +164,7 @@ def _check_snapshots(client: Api, config: Config, volume: str) -> None:
         if any(_volume(value) == volume for value in values.values()):
             raise RefusedError(
                 "has_internal_snapshots",
-                _("The snapshot {name} of {guest} names {volume}: delete the snapshot first.").format(
+                _("The snapshot {name} of {guest} uses {volume}. Delete the snapshot first.").format(
                     name=name, guest=config.guest.name, volume=volume
                 ),
             )

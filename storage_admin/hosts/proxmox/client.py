@@ -91,9 +91,7 @@ class Api(ABC):
 
     def _strange(self, path: tuple[str | int, ...]) -> ApiError:
         return ApiError(
-            _("{who} answers /{path} with something else than it should.").format(
-                who=self.who, path="/".join(map(str, path))
-            )
+            _("{who} sent an unexpected response for /{path}.").format(who=self.who, path="/".join(map(str, path)))
         )
 
 
@@ -152,7 +150,9 @@ class Client(Api):
         except ResourceException as answer:
             failure = self._answered(answer)
         except _NotJsonError:
-            failure = ApiError(_("{who} does not answer like its API. Check the address.").format(who=self.who))
+            failure = ApiError(
+                _("{who} does not respond like the Proxmox VE API. Check the address.").format(who=self.who)
+            )
         except RequestException as error:
             failure = self._unreachable(error)
         raise failure
@@ -176,14 +176,14 @@ class Client(Api):
             return ApiError(_("{where} cannot be reached: no answer in time.").format(where=where), UNREACHABLE)
         if isinstance(error, Timeout):
             return errors.NoAnswerError(
-                _("{where} took the request and did not answer in time.").format(where=where), UNREACHABLE
+                _("{where} accepted the request, but did not answer in time.").format(where=where), UNREACHABLE
             )
         if isinstance(error, TooManyRedirects):
             return ApiError(
                 _("{where} redirects to another address. Check the address.").format(where=where), UNREACHABLE
             )
         found = re.search(r"\[Errno -?\d+\] ([^'\")]+)", str(error))
-        why = found[1] if found else _("the connection broke off")
+        why = found[1] if found else _("the connection was lost")
         return ApiError(_("{where} cannot be reached: {why}.").format(where=where, why=why), UNREACHABLE)
 
     def _scrubbed(self, text: str) -> str:
@@ -194,7 +194,7 @@ def _quoted(part: str | int) -> str:
     """One part of a path, which stays one part whatever is in it."""
     text = str(part)
     if not _PART.fullmatch(text) or text in (".", ".."):
-        raise ApiError(_("{text!r} is no name of Proxmox VE.").format(text=text))
+        raise ApiError(_("{text!r} is not a valid name in Proxmox VE.").format(text=text))
     return quote(text, safe=":@!,")
 
 
@@ -202,14 +202,14 @@ def _why_not(said: str, pinned: bool) -> str:
     """What is wrong with a certificate, from the words of OpenSSL and urllib3."""
     if "ingerprints did not match" in said:
         return _(
-            "another certificate than the pinned one. If it was renewed, compare the new fingerprint on the node "
-            "itself, then pin that; else somebody is in between."
+            "a certificate that differs from the pinned one. If it was renewed, compare the new fingerprint on "
+            "the node itself, then pin it. Otherwise, someone may be intercepting the connection."
         )
     if "doesn't match" in said or "mismatch" in said.lower():
-        return _("a certificate for another name: pin its fingerprint, or use a name that stands in it.")
+        return _("a certificate for another name. Pin its fingerprint, or use a name from the certificate.")
     if "CERTIFICATE_VERIFY_FAILED" in said:
-        return _("a certificate that no known authority has signed: pin its fingerprint, or give that authority's.")
-    return _("no proper TLS.") if pinned else _("no proper TLS, or no certificate that can be checked.")
+        return _("a certificate that no trusted CA signed. Pin its fingerprint, or provide the CA's certificate.")
+    return _("no valid TLS.") if pinned else _("no valid TLS, or no certificate that can be verified.")
 
 
 def _as_text(data: Any) -> Any:

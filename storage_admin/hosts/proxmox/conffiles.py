@@ -99,7 +99,7 @@ def of_files(
     here = tuple(one if one.on(node) else storages.with_status(one, {"enabled": 0}) for one in found)
     cluster = _CLUSTER.search(_text(files.get("corosync.conf", b"")))
     unknown = [f"/etc/pve/{name} could not be read: {why}." for name, why in (failed or {}).items()]
-    unknown += [f"/etc/pve/storage.cfg has a line that is not understood: {_shown(line)}" for line in unread]
+    unknown += [f"/etc/pve/storage.cfg has a line that could not be parsed: {_shown(line)}" for line in unread]
     by_name = {one.name: one for one in found}
     return ProxmoxFacts(
         node=node,

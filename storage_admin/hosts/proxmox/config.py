@@ -89,8 +89,8 @@ class Config:
         return RefusedError(
             "stale_plan",
             _(
-                "A change of the drive {target} of {guest} waits for its next start: start it, or revert the change, "
-                "then try again."
+                "A change to the drive {target} of {guest} is pending until its next start. Start the guest, or "
+                "revert the change, then try again."
             ).format(target=target, guest=self.guest.name),
         )
 
@@ -114,8 +114,8 @@ class Config:
             raise RefusedError(
                 "hidden_lines",
                 _(
-                    "The configuration of {guest} has lines that Proxmox VE drops when it writes the file, such as "
-                    "{lines!r}: mend them on the node first."
+                    "The configuration of {guest} has lines that Proxmox VE drops when it writes the file, such "
+                    "as {lines!r}. Correct them on the node first."
                 ).format(guest=self.guest.name, lines=lines[0][:100]),
             )
 

@@ -49,13 +49,13 @@ class Drive:
                 continue  # as Proxmox VE does
             key, equals, value = part.partition("=")
             if equals and not (key and value):
-                raise ValueError(f"{part!r} is no option")
+                raise ValueError(f"{part!r} is not an option")
             parts.append((key, value) if equals else ("", part))
         keys = ["file" if key in ("", *_VOLUME_KEYS) else key for key, _ in parts]
         if len(set(keys)) != len(keys):
-            raise ValueError("an option stands there twice")
+            raise ValueError("an option occurs twice")
         if "file" not in keys:
-            raise ValueError("no volume is named")
+            raise ValueError("it names no volume")
         return cls(tuple(parts))
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class Drive:
         """The same drive on another volume.
 
         Raises:
-            ValueError: that cannot stand in a drive string.
+            ValueError: that is not allowed in a drive string.
         """
         _check("file", volume)
         bare = "=" not in volume  # else it would be read as an option
@@ -109,11 +109,11 @@ class Drive:
         """The same drive with some options changed, those that are ``None`` taken out; new ones come last.
 
         Raises:
-            ValueError: a key or a value cannot stand in a drive string.
+            ValueError: a key or a value is not allowed in a drive string.
         """
         for key, value in changes.items():
             if not re.fullmatch(r"[a-z][a-z0-9_-]*", key) or key in _VOLUME_KEYS:
-                raise ValueError(f"{key!r} is no option")
+                raise ValueError(f"{key!r} is not an option")
             _check(key, value)
         kept = [(key, changes.get(key, value)) for key, value in self.parts]
         known = {key for key, _ in kept}
@@ -123,7 +123,7 @@ class Drive:
 
 def _check(key: str, value: str | None) -> None:
     if value is not None and (not value.strip() or "," in value or not value.isprintable()):
-        raise ValueError(f"{key}={value!r} cannot stand in a drive string")
+        raise ValueError(f"{key}={value!r} is not allowed in a drive string")
 
 
 def parse_size(text: str) -> int | None:

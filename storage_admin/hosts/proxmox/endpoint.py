@@ -69,7 +69,7 @@ class Token:
     def __post_init__(self) -> None:
         _parts(self.token_id)
         if not isinstance(self.secret, str) or not _SECRET.fullmatch(self.secret):
-            raise _bad("token_secret", _("Give the token's secret as Proxmox VE showed it when the token was made."))
+            raise _bad("token_secret", _("Enter the token secret that Proxmox VE showed when the token was created."))
 
     @property
     def user(self) -> str:
@@ -89,7 +89,7 @@ def fingerprint(text: str) -> str:
         InvalidError: it is none. Shorter digests than SHA-256 are not taken.
     """
     if not isinstance(text, str):
-        raise _bad("tls_fingerprint", _("A certificate's fingerprint is text."))
+        raise _bad("tls_fingerprint", _("The fingerprint must be text."))
     plain = text.strip().upper().replace(":", "")
     if not plain:
         return ""
@@ -97,8 +97,8 @@ def fingerprint(text: str) -> str:
         raise _bad(
             "tls_fingerprint",
             _(
-                "Give the SHA-256 fingerprint of the certificate: 64 hexadecimal digits, as Proxmox VE shows them "
-                "under the node's certificates."
+                "Enter the SHA-256 fingerprint of the certificate: 64 hexadecimal digits, as shown under the "
+                "node's certificates in Proxmox VE."
             ),
         )
     return ":".join(plain[i : i + 2] for i in range(0, 64, 2))
@@ -113,14 +113,14 @@ def check_authorities(pem: str) -> None:
             return
     except (ssl.SSLError, ValueError, TypeError):
         pass
-    raise _bad("ca_pem", _("Give the authority's certificate in PEM form, such as /etc/pve/pve-root-ca.pem."))
+    raise _bad("ca_pem", _("Enter the CA certificate in PEM form, such as /etc/pve/pve-root-ca.pem."))
 
 
 def _parts(token_id: str) -> tuple[str, str]:
     found = _TOKEN_ID.fullmatch(token_id) if isinstance(token_id, str) else None
     # Proxmox VE allows neither of these in a user's name.
     if found is None or re.search(r"[:/]", found["user"]):
-        raise _bad("token_id", _("Give the token's id as USER@REALM!NAME, such as dashboard@pve!storage-admin."))
+        raise _bad("token_id", _("Enter the token ID as USER@REALM!NAME, such as dashboard@pve!storage-admin."))
     return found["user"], found["name"]
 
 

@@ -90,7 +90,7 @@ def of_answer(
     if status == 401:
         return ApiError(
             _(
-                "{who} does not take the API token: {said}. Check its id and secret, and that it has not expired."
+                "{who} rejected the API token: {said}. Check its ID, secret and expiry date."
             ).format(who=who, said=said),
             TOKEN_REFUSED, status,
         )  # fmt: skip
@@ -100,16 +100,18 @@ def of_answer(
         told = "; ".join(f"{name}: {_one_line(why)}" for name, why in sorted((fields or {}).items()))
         # What is in the way of a change comes as an error of the parameter, too.
         return in_the_way(who, told) or ApiError(
-            _("{who} refuses the request: {said}").format(who=who, said=told or said), status=400, fields=fields
+            _("{who} rejected the request: {said}").format(who=who, said=told or said), status=400, fields=fields
         )
     if status == 501:
         return NotKnownError(
-            _("{who} knows no such call: {said}. Its Proxmox VE may be too old.").format(who=who, said=said),
+            _("{who} does not support this call: {said}. Its version of Proxmox VE may be too old.").format(
+                who=who, said=said
+            ),
             status=status,
         )
     if status in _NO_ANSWER:
         return NoAnswerError(
-            _("{who} gave no answer ({status} {said}): a node is down, or one of its storages hangs.").format(
+            _("{who} did not answer ({status} {said}). A node may be down, or one of its storages may hang.").format(
                 who=who, status=status, said=said
             ),
             UNREACHABLE, status,
@@ -117,7 +119,10 @@ def of_answer(
     if status >= 500:
         return in_the_way(who, said) or _failed(who, status, said)
     return ApiError(
-        _("{who} answers {status} {said}: is that Proxmox VE?").format(who=who, status=status, said=said), status=status
+        _("{who} answered {status} {said}. Check that the address is a Proxmox VE server.").format(
+            who=who, status=status, said=said
+        ),
+        status=status,
     )
 
 
@@ -137,10 +142,10 @@ def in_the_way(who: str, said: str) -> RefusedError | None:
         return guest_locked(_("The guest"), locked[1] or "locked")
     if any(words in said for words in _CHANGED):
         return RefusedError(
-            "stale_plan", _("The guest's configuration was changed meanwhile: look again, then try again.")
+            "stale_plan", _("The guest's configuration was changed in the meantime. Reload the plan, then try again.")
         )
     if _BUSY.search(said):
-        return RefusedError("busy", _("{who} is busy there just now: try again in a minute.").format(who=who))
+        return RefusedError("busy", _("{who} is busy. Try again in a minute.").format(who=who))
     return None
 
 
@@ -153,7 +158,9 @@ def _failed(who: str, status: int, said: str) -> ApiError:
 
 def changed_meanwhile() -> RefusedError:
     """The refusal where a configuration is not what it was when the work was planned."""
-    return RefusedError("stale_plan", _("The guest's configuration was changed meanwhile: look again, then try again."))
+    return RefusedError(
+        "stale_plan", _("The guest's configuration was changed in the meantime. Reload the plan, then try again.")
+    )
 
 
 def guest_locked(name: str, lock: str) -> RefusedError:
@@ -161,8 +168,8 @@ def guest_locked(name: str, lock: str) -> RefusedError:
     return RefusedError(
         "guest_locked",
         _(
-            "{name} is locked by Proxmox VE ({lock}): wait until that has ended. If nothing is running any more, "
-            "unlock it there."
+            "{name} is locked by Proxmox VE ({lock}). Wait until the lock is released. If no task is running any "
+            "more, unlock the guest in Proxmox VE."
         ).format(name=name, lock=lock),
     )
 

@@ -72,6 +72,6 @@ def refuse(name: str, found: Sequence[str]) -> None:
             CODE,
             _(
                 "The configuration of {name} has lines that Proxmox VE drops when it writes the file, such as "
-                "{found!r}: mend them on the node first."
+                "{found!r}. Correct them on the node first."
             ).format(name=name, found=found[0][:100]),
         )

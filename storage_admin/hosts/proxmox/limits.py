@@ -42,7 +42,8 @@ def check(wanted: Mapping[str, int | None]) -> None:
     for name, value in wanted.items():
         if name not in KEYS:
             raise RefusedError(
-                INVALID, _("There is no limit called {name}; there are {keys}.").format(name=name, keys=", ".join(KEYS))
+                INVALID,
+                _("There is no limit named {name}. Available limits: {keys}.").format(name=name, keys=", ".join(KEYS)),
             )
         if value is None or value == 0:
             continue
@@ -50,7 +51,7 @@ def check(wanted: Mapping[str, int | None]) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
             raise RefusedError(
                 INVALID,
-                _("{name} is a whole number from {least} to {largest}, or 0 for no limit.").format(
+                _("{name} must be a whole number from {least} to {largest}, or 0 for no limit.").format(
                     name=name, least=least, largest=LARGEST
                 ),
             )
@@ -90,8 +91,8 @@ def _check_fits(drive: Drive, key: str, value: int) -> None:
         raise RefusedError(
             INVALID,
             _(
-                "The drive has a limit for reading and writing together ({both}={option}): take that away in Proxmox "
-                "VE first, qemu has one or the other."
+                "The drive has a combined limit for reading and writing ({both}={option}). QEMU supports either "
+                "combined or separate limits. Remove the combined limit in Proxmox VE first."
             ).format(both=both, option=drive.option(both)),
         )
     burst = _number(drive.option(f"{key}_max"))
@@ -99,7 +100,8 @@ def _check_fits(drive: Drive, key: str, value: int) -> None:
         raise RefusedError(
             INVALID,
             _(
-                "The drive's burst ({key}_max={option}) would be below its limit: raise that in Proxmox VE first."
+                "The drive's burst limit ({key}_max={option}) would be below the new limit. Raise the burst "
+                "limit in Proxmox VE first."
             ).format(key=key, option=drive.option(f"{key}_max")),
         )
 

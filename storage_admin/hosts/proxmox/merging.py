@@ -35,7 +35,7 @@ def merged(api: ProxmoxFacts, files: ProxmoxFacts) -> ProxmoxFacts:
     new = [guest for key, guest in sorted(told.items()) if key not in known]
     found += new
     unread = [
-        _("Guest {vmid} is new since the files were read: scan again.").format(vmid=one.vmid)
+        _("Guest {vmid} was created after its node's files were read. Scan the host again.").format(vmid=one.vmid)
         for one in new
         if not one.digest
     ]

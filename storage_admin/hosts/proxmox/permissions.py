@@ -69,12 +69,12 @@ FEATURES = {
         ),
         Feature("cluster", _("see the cluster and its nodes"), (Need("/", ("Sys.Audit",)),)),
         Feature("limits", _("set I/O limits of drives"), (_DISKS,)),
-        Feature("flatten", _("name a flattened disk anew in its guest's configuration"), (_DISKS,)),
+        Feature("flatten", _("rename a flattened disk in its guest's configuration"), (_DISKS,)),
         Feature("move", _("move disks to another storage"), (_DISKS, _SPACE)),
         Feature("resize", _("enlarge disks"), (_DISKS, _SPACE)),
         Feature(
             "trim",
-            _("have the guest agent trim its filesystems"),
+            _("trim a guest's filesystems through its guest agent"),
             # VM.Monitor is what Proxmox VE 8 and older ask for.
             (Need("/vms", ("VM.GuestAgent.FileSystemMgmt", "VM.GuestAgent.Unrestricted", "VM.Monitor")),),
         ),

@@ -44,7 +44,7 @@ class Pvesh(Api):
     def _call(self, verb: str, path: tuple[str | int, ...], params: Params | None) -> Any:
         parts = [str(part) for part in path]
         if not all(_PART.fullmatch(part) and part not in (".", "..") for part in parts):
-            raise ApiError(_("{parts!r} is no path of Proxmox VE.").format(parts=parts))
+            raise ApiError(_("{parts!r} is not a valid path in Proxmox VE.").format(parts=parts))
         # In a language that the node has not, Perl warns of that above every error.
         argv = ["env", "LC_ALL=C", "pvesh", _VERBS[verb], "/" + "/".join(parts)]
         for name, value in (params or {}).items():
@@ -59,11 +59,13 @@ class Pvesh(Api):
         except ValueError:
             if verb != "get":
                 return None  # it ended well and has nothing to answer but words
-            raise ApiError(_("{who} answers with something else than JSON.").format(who=self.who)) from None
+            raise ApiError(_("{who} sent a response that is not JSON.").format(who=self.who)) from None
 
     def _failed(self, exit_code: int, said: str) -> HostError | RefusedError:
         if exit_code == 127:
-            return ApiError(_("There is no pvesh on {host}: is that a node of Proxmox VE?").format(host=self._host))
+            return ApiError(
+                _("There is no pvesh on {host}. Check that the host is a Proxmox VE node.").format(host=self._host)
+            )
         told = _STATUS.search(said)
         status, words = (int(told[1]), told[2]) if told else (501 if _NO_SUCH_CALL.search(said) else 500, said)
         return errors.of_answer(self.who, status, words or f"exit code {exit_code}", words)

@@ -17,8 +17,8 @@ from storage_admin.hosts.proxmox.permissions import MissingRight, Permissions
 from storage_admin.hosts.proxmox.storages import StorageFacts, integer
 
 HIDDEN_LINES = (
-    "The API leaves out lines of guests' configurations that it does not understand, and containers' snapshots beside "
-    "the present line: reach the node by ssh as well, so that its files can be read."
+    "The API omits lines of guests' configurations that it does not understand, and containers' snapshots outside the "
+    "current branch. Connect the node by SSH as well, so that its files can be read."
 )
 
 
@@ -201,7 +201,7 @@ def _chosen(client: Client, known: Cluster, node: str) -> str:
     if node:
         if node not in names:
             raise ApiError(
-                _("{who} knows no node {node!r}; its nodes are {names}.").format(
+                _("{who} does not know a node {node!r}. Its nodes are {names}.").format(
                     who=client.who, node=node, names=", ".join(names) or "hidden"
                 )
             )
@@ -210,7 +210,8 @@ def _chosen(client: Client, known: Cluster, node: str) -> str:
     if len(local) != 1:
         raise ApiError(
             _(
-                "{who} does not tell which of its nodes it is: name one of {names}, or give the token Sys.Audit on /."
+                "{who} does not report which of its nodes it is. Choose one of {names}, or grant the token "
+                "Sys.Audit on /."
             ).format(who=client.who, names=", ".join(names))
         )
     return local[0]
@@ -243,7 +244,7 @@ def list_volumes(client: Client, node: str, storage: StorageFacts, may: Permissi
     except NoAnswerError as error:
         if not error.status:
             raise
-        return Listing(storage.name, (), _("{detail} Have the agent read it.").format(detail=error.detail))
+        return Listing(storage.name, (), _("{detail} Use the agent to read the storage.").format(detail=error.detail))
     except ApiError as error:
         if error.code == "host_unreachable":
             raise
@@ -328,7 +329,7 @@ def read_guest(
     """
     vmid = integer(row.get("vmid"))
     if vmid is None:
-        raise ApiError(_("{who} lists a guest without a number.").format(who=client.who))
+        raise ApiError(_("{who} listed a guest without an ID.").format(who=client.who))
     config = read_config(client, GuestRef(node, vmid, kind))
     waiting = {key: value for key, value in config.next.items() if config.now.get(key) != value}
     waiting["delete"] = ",".join(key for key in config.now if key not in config.next)

@@ -123,7 +123,7 @@ def tried(actor: Actor, wanted: WantedNode, *, known: Host | None = None) -> Hos
     host.cluster, host.node = _answered(_asked(endpoint, token), wanted.node.strip())
     again = _registered(host.cluster, host.node, endpoint)
     if again is not None and (known is None or again.pk != known.pk):
-        sentence = _("The node {node} is registered already, as {again}.").format(node=host.node, again=again.name)
+        sentence = _("The node {node} is already registered as {again}.").format(node=host.node, again=again.name)
         raise InvalidError(sentence, {"node": sentence})
     if ssh is not None:
         host.transport, host.ssh_port, host.user = Host.Transport.API_SSH, ssh.port, ssh.user
@@ -167,8 +167,8 @@ def _refuse_to_carry(host: Host, wanted: WantedNode) -> None:
     if same_place or (endpoint.fingerprint and endpoint.fingerprint == host.tls_fingerprint):
         return
     sentence = _(
-        "Give the token's secret again: the one that is saved is not sent to another address, unless that shows the "
-        "certificate that is pinned already."
+        "Enter the token secret again. The saved secret is sent to a new address only if that shows the pinned "
+        "certificate."
     )
     raise InvalidError(sentence, {"token_secret": sentence})
 
@@ -213,7 +213,7 @@ def _answered(cluster: reader.Cluster, node: str) -> tuple[str, str]:
     local = next((one.name for one in cluster.nodes if one.local), names[0] if names else "")
     if node and node not in names:
         raise InvalidError(
-            _("There is no node {node}: it has {names}.").format(node=node, names=", ".join(names)),
+            _("There is no node {node}. The cluster has {names}.").format(node=node, names=", ".join(names)),
             {"node": _("Choose a node of this cluster.")},
         )
     return cluster.name, node or local
@@ -277,7 +277,7 @@ def sync_storages(host: Host, facts: ProxmoxFacts) -> None:
             kept.append(key)
     unseen = [right.sentence for right in facts.missing if right.feature == "storages"]
     if unseen:
-        detail = f"{' '.join(unseen)} Until then it is shown as it was last seen."
+        detail = f"{' '.join(unseen)} Until then it is shown as of the last successful scan."
         told = [path_key(_own_path(storage)) for storage in facts.storages]
         shown.exclude(path_key__in=told).update(state="unreadable", state_detail=detail)
         kept += list(shown.exclude(path_key__in=told).values_list("path_key", flat=True))
@@ -297,13 +297,13 @@ def _is_shown(host: Host, storage: StorageFacts) -> bool:
 
 def _why_off(host: Host, storage: StorageFacts) -> str:
     if not storage.holds_images:
-        return "By its definition it holds no disks any more."
+        return "Its definition no longer allows disks."
     if storage.enabled:
         return "The agent has not found its folder yet."  # its rows become that folder's then
-    return f"It is disabled in Proxmox VE, or not for the node {host.node}."
+    return f"It is disabled in Proxmox VE, or not available on the node {host.node}."
 
 
-_AS_LAST_SEEN = "Its images are as last seen."
+_AS_LAST_SEEN = "Its images are shown as of the last successful scan."
 
 
 def why_away(facts: ProxmoxFacts, storage: StorageFacts) -> tuple[str, str]:
@@ -313,8 +313,8 @@ def why_away(facts: ProxmoxFacts, storage: StorageFacts) -> tuple[str, str]:
         lacking = [one.sentence for one in facts.missing if one.feature == "storages" and one.path in places]
         return "unreadable", f"{' '.join(lacking) or 'The API does not report it.'} {_AS_LAST_SEEN}"
     if storage.is_mountpoint:
-        return "missing", f"Nothing is mounted at {storage.path} on the node: mount it there. {_AS_LAST_SEEN}"
-    return "missing", f"The node cannot reach it now. {_AS_LAST_SEEN}"
+        return "missing", f"Nothing is mounted at {storage.path} on the node. Mount it there. {_AS_LAST_SEEN}"
+    return "missing", f"The node currently cannot reach it. {_AS_LAST_SEEN}"
 
 
 def _sync_storage(host: Host, facts: ProxmoxFacts, storage: StorageFacts) -> None:

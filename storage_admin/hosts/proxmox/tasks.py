@@ -51,7 +51,7 @@ def node_of(upid: str) -> str:
     """
     found = _UPID.fullmatch(upid) if isinstance(upid, str) else None
     if found is None:
-        raise ApiError(_("{upid!r} is no id of a task of Proxmox VE.").format(upid=str(upid)[:80]))
+        raise ApiError(_("{upid!r} is not a task ID of Proxmox VE.").format(upid=str(upid)[:80]))
     return found[1]
 
 
@@ -96,7 +96,8 @@ def follow(
         except HostError as error:
             if error.code != UNREACHABLE or time.monotonic() - heard > patience:
                 raise HostError(
-                    _("{detail} The task {upid} may go on there.").format(detail=error.detail, upid=upid), error.code
+                    _("{detail} The task {upid} may still be running there.").format(detail=error.detail, upid=upid),
+                    error.code,
                 ) from None
             ended = None
         if ended is not None:
@@ -124,7 +125,7 @@ class _Task:
         ended = status.get("status") == "stopped"
         # After the status: whatever a task that has ended had to say is there.
         self._read_log()
-        return str(status.get("exitstatus") or "it ended without saying how") if ended else None
+        return str(status.get("exitstatus") or "it ended without an exit status") if ended else None
 
     def _read_log(self) -> None:
         while True:
@@ -151,7 +152,7 @@ class _Task:
             refused = errors.in_the_way(self._client.who, exit_status)
             if refused is not None:
                 raise refused
-            raise HostError(_("Proxmox VE's task failed: {said}").format(said=" ".join(exit_status.split())[:600]))
+            raise HostError(_("The Proxmox VE task failed: {said}").format(said=" ".join(exit_status.split())[:600]))
         warned = _WARNED.fullmatch(exit_status)
         return Outcome(int(warned[1]) if warned else 0)
 
@@ -162,7 +163,7 @@ class _Task:
         while (ended := self.look()) is None:
             if time.monotonic() > end:
                 raise HostError(
-                    _("The task {upid} was told to stop and goes on: stop it in Proxmox VE.").format(upid=self._upid)
+                    _("The task {upid} was told to stop, but continues. Stop it in Proxmox VE.").format(upid=self._upid)
                 )
             time.sleep(0.2)
         return ended

@@ -46,7 +46,7 @@ def shown_fingerprint(endpoint: Endpoint, seconds: float = 10.0) -> str:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise HostError(
-            _("{netloc} does not answer as a server of Proxmox VE: {why}.").format(netloc=endpoint.netloc, why=why),
+            _("{netloc} does not respond like a Proxmox VE server: {why}.").format(netloc=endpoint.netloc, why=why),
             UNREACHABLE,
         ) from None
     digits = hashlib.sha256(certificate).hexdigest().upper()

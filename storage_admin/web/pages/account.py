@@ -45,7 +45,9 @@ def account_zone(request: PageRequest) -> HttpResponseBase:
 def account_sign_out(request: PageRequest) -> HttpResponseBase:
     """Ends all sessions of one's own but this one."""
     ended = users.end_sessions(request.actor, _own(request), stays=sessions.about(request).get("uid", ""))
-    messages.success(request, _("You are signed out of all other browsers; {ended} ended.").format(ended=ended))
+    messages.success(
+        request, _("You are signed out of all other browsers. Sessions ended: {ended}.").format(ended=ended)
+    )
     return redirect("account")
 
 

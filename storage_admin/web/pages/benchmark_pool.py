@@ -93,6 +93,6 @@ def benchmark_unwatch(request: PageRequest, watch_id: int) -> HttpResponseBase:
     """Ends a watch."""
     row = selectors.watches_for(request.actor).filter(pk=watch_id).first()
     if row is None:
-        raise NotFoundError(_("There is no watch {watch}.").format(watch=watch_id))
+        raise NotFoundError(_("There is no schedule {watch}.").format(watch=watch_id))
     attempt(request, lambda: services.unwatch(request.actor, row), _("The schedule is removed. Its runs are kept."))
     return redirect("benchmark_history", row.pool_id)

@@ -119,7 +119,7 @@ def _number(text: str | None, name: str, wrong: dict[str, str]) -> int | None:
     try:
         return whole_number(text or "")
     except ValueError:
-        wrong[name] = _("Give a whole number.")
+        wrong[name] = _("Enter a whole number.")
         return None
 
 

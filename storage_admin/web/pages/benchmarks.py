@@ -280,7 +280,7 @@ def _ids(text: str) -> tuple[list[int], str]:
     """The ids, and what is wrong with them."""
     parts = [part for part in text.split(",") if part]
     if not all(part.isascii() and part.isdigit() and len(part) < 19 for part in parts):
-        return [], _("Give run numbers, comma-separated.")
+        return [], _("Enter run numbers, separated by commas.")
     numbers = list(dict.fromkeys(map(int, parts)))
     if len(numbers) > selectors.MOST_COMPARED:
         return [], _("At most {most} runs fit in one chart; select fewer.").format(most=selectors.MOST_COMPARED)

@@ -109,7 +109,7 @@ def _number(text: str, name: str, factor: int) -> int | None:
             return int(value)
     except InvalidOperation:
         pass
-    raise InvalidError(_("Some numbers are invalid."), {name: _("Give a number above 0.")})
+    raise InvalidError(_("Some numbers are invalid."), {name: _("Enter a number above 0.")})
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

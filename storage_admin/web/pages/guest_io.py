@@ -79,7 +79,7 @@ def options_from(form: QueryDict) -> dict[str, Any]:
 
 def _whole(text: str, factor: int, name: str, fields: dict[str, str]) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 12:
-        fields[name] = gettext("Give a whole number, or leave empty to keep the current value.")
+        fields[name] = gettext("Enter a whole number, or leave the field empty to keep the current value.")
         return 0
     return int(text) * factor
 
@@ -151,8 +151,8 @@ def _start(request: PageRequest, lines: list[Line], options: dict[str, Any], key
         messages.success(request, gettext("{queued} queued.").format(queued=queued))
     if old := len(jobs) - queued:
         before = ngettext(
-            "{count} was queued before by this form: nothing new was queued.",
-            "{count} were queued before by this form: nothing new was queued.",
+            "{count} was already queued by this form. Nothing new was queued.",
+            "{count} were already queued by this form. Nothing new was queued.",
             old,
         )
         messages.info(request, before.format(count=old))

@@ -50,13 +50,15 @@ def cache_advice(disk: GuestDisk) -> Advice:
         "none": Advice(
             True, gettext("Bypasses the host's page cache: no data is kept twice, and live migration is safe.")
         ),
-        "directsync": Advice(True, gettext("Safe; slower than none, as every write is flushed.")),
+        "directsync": Advice(True, gettext("Safe, but slower than cache=none, because every write is flushed.")),
         "unsafe": Advice(
             False, gettext("Flushes are ignored: a power cut can destroy the guest's filesystem. Use cache=none.")
         ),
         "": Advice(
             False,
-            gettext("Not set: the hypervisor's default keeps data twice, in the guest and on the host. Set none."),
+            gettext(
+                "Not set: the hypervisor's default keeps data twice, in the guest and on the host. Set cache=none."
+            ),
         ),
     }
     if not disk.cache and disk.guest.kind == Guest.Kind.VM:
@@ -68,12 +70,13 @@ def cache_advice(disk: GuestDisk) -> Advice:
 def discard_advice(disk: GuestDisk) -> Advice:
     """What the discard mode means for space that the guest frees."""
     if disk.discard in ("unmap", "on"):  # libvirt's word, and Proxmox VE's
-        return Advice(True, gettext("What the guest trims becomes free on the host."))
+        return Advice(True, gettext("Space that the guest trims becomes free on the host."))
     wanted = "unmap" if disk.guest.kind == Guest.Kind.DOMAIN else "on"
     return Advice(
         False,
         gettext(
-            "What the guest deletes stays allocated here. Set discard={wanted}, then run fstrim in the guest."
+            "Space that the guest frees stays allocated on the host. Set discard={wanted}, then run fstrim in "
+            "the guest."
         ).format(wanted=wanted),
     )
 

@@ -79,7 +79,7 @@ def host_connection(request: PageRequest, host_id: int) -> HttpResponseBase:
     host = Host.objects.filter(pk=host_id).first()
     way = host_forms.way_of(host) if host is not None and request.actor.sees(host.slug) else None
     if host is None or way is None:
-        raise NotFoundError(_("There is no host {host} that is reached over a network.").format(host=host_id))
+        raise NotFoundError(_("There is no remote host {host}.").format(host=host_id))
     if request.method != "POST":
         host_forms.forget(request.session)
         how = host.transport

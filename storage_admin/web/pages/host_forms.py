@@ -103,8 +103,8 @@ WAYS = {
             ADDRESS,
             Field("port", _("libvirt TLS port"), "16514"),
             Field("ca_cert", _("CA certificate (cacert.pem)"), shape="text",
-                  hint=_("Which signed the host's certificate. All three empty: the files in pki/ of the data folder, "
-                         "or in /etc/pki, are taken.")),
+                  hint=_("The CA that signed the host's certificate. Leave all three fields empty to use the files in "
+                  "pki/ of the data folder, or in /etc/pki.")),
             Field("client_cert", _("Client certificate (clientcert.pem)"), shape="text",
                   hint=_("Must be signed by a CA that the host trusts.")),
             Field("client_key", _("Client key (clientkey.pem)"), hint=_KEPT, shape="secret text"),

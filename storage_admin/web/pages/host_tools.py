@@ -26,15 +26,15 @@ class Tool:
 #: Name in the capabilities, what it is called, what it is for, the Debian package that brings it.
 TOOLS = (
     ("qemu_img", "qemu-img", _("every job on an image: analyze, reclaim, flatten, convert, check"), "qemu-utils"),
-    ("zstd", _("zstd in qemu-img"), _("compress faster and smaller than zlib"), _("qemu-utils 5.1 or newer")),
-    ("setpriv", "setpriv", _("every rewriting job: tools die with the agent"), "util-linux"),
+    ("zstd", _("zstd in qemu-img"), _("faster and better compression than zlib"), _("qemu-utils 5.1 or newer")),
+    ("setpriv", "setpriv", _("every rewriting job: tools end together with the agent"), "util-linux"),
     (
         "confinement",
         _("Landlock or namespaces"),
-        _("qemu-img opens nothing but the images of its job"),
-        _("a kernel from 5.13 on"),
+        _("qemu-img can open only the images of its job"),
+        _("kernel 5.13 or newer"),
     ),
-    ("ionice", "ionice", _("jobs that give way to guests"), "util-linux"),
+    ("ionice", "ionice", _("jobs with idle I/O priority"), "util-linux"),
 )
 
 
@@ -68,14 +68,15 @@ def abilities_of(host: Host) -> Abilities:
 
 
 _UNCONFINED = _(
-    "Nothing on this host can keep qemu-img from other files that a changed image header names: its kernel has no "
-    "Landlock, and the agent may not make namespaces. Images that others than root can write are refused."
+    "This host cannot restrict qemu-img to the images of its job: the kernel has no Landlock, and the agent "
+    "cannot create namespaces. A changed image header could make qemu-img open other files. Images that users "
+    "other than root can write are refused."
 )
 
 
 _PLAIN = _(
-    "There is no Python 3 on it, so that no agent can run: its containers are listed, and their I/O priority is set by "
-    "plain commands. Its images are not looked at."
+    "This host has no Python 3, so no agent can run there. Containers are listed and their I/O priority is set "
+    "with plain commands. Images are not scanned."
 )
 
 

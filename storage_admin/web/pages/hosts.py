@@ -45,8 +45,8 @@ PAGE = list_page("hosts", gettext_noop("Hosts"), HostFilters.base_filters)
 ORDERINGS = (
     ("name", _("name")),
     ("-status", _("state, unreachable first")),
-    ("last_seen", _("last seen, longest ago first")),
-    ("-last_seen", _("last seen, latest first")),
+    ("last_seen", _("last seen, oldest first")),
+    ("-last_seen", _("last seen, newest first")),
 )
 
 
@@ -261,6 +261,6 @@ def host_change(request: PageRequest, host_id: int) -> HttpResponseBase:
             # An empty checkbox sends nothing: only together with the field beside it does that mean no.
             idle_io="idle_io" in request.POST if "bandwidth_mib" in request.POST else None,
         ),
-        gettext("{host} is changed.").format(host=host.name),
+        gettext("{host} was saved.").format(host=host.name),
     )  # fmt: skip
     return _alone(request, host) if changed is None else redirect("hosts")

@@ -206,7 +206,7 @@ def image_format(request: PageRequest, image_id: int) -> HttpResponseBase:
     row = image_of(request, image_id)
     chosen = request.POST.get("format", "")
     done = (
-        _("{row} is declared to be {chosen}.").format(row=row.name, chosen=chosen)
+        _("The format of {row} is now declared as {chosen}.").format(row=row.name, chosen=chosen)
         if chosen
         else _("The format of {row} is no longer declared.").format(row=row.name)
     )

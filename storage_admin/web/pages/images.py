@@ -239,6 +239,7 @@ def images_analyze(request: PageRequest) -> HttpResponseBase:
         messages.success(request, gettext("{queued} queued for analysis. Results appear here.").format(queued=queued))
     if refused:
         messages.warning(
-            request, gettext("{count} refused. The first one: {refused}").format(count=len(refused), refused=refused[0])
+            request,
+            gettext("{count} refused. The first reason: {refused}").format(count=len(refused), refused=refused[0]),
         )
     return HttpResponseRedirect(local(request.POST.get("next", ""), reverse("images")))

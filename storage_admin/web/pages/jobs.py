@@ -186,23 +186,21 @@ def _stands(job: Job) -> str:
         return ""
     said = kinds.unsuccessful(job)
     if job.needs_recovery:
-        return _("{cut_off} A recovery of the host, which starts by itself, clears what the job left behind.").format(
+        return _("{cut_off} A recovery job starts automatically and cleans up what the job left behind.").format(
             cut_off=_(said.cut_off)
         )
     if job.started is None:
-        return _("This job had not started and changed nothing.")
+        return _("This job did not start and changed nothing.")
     if job.error_code == protocol.BOTH_KEPT:
         name = f".sa-{job.uid}.orig" if job.target_kind == "image" else _("a file named .sa-…orig")
-        return _(
-            "The file that was made from the image has its name; the original is kept beside it as {name}."
-        ).format(name=name)
+        return _("The new file now has the image's name. The original is kept beside it as {name}.").format(name=name)
     if job.error_code == protocol.STRANGERS_KEPT:
         return _("Other files were given the image's name. All files are kept, some under names that begin with .sa-.")
     # What is refused or stopped is put back; where the host itself fails in the last moment, nobody is sure of that.
     failed = job.state == Job.State.FAILED and job.error_code not in protocol.REFUSALS
     left_open = failed and said.open_from in {"", job.stage}
     if left_open:
-        return _("{cut_off} Scan the host, which tells.").format(cut_off=_(said.cut_off))
+        return _("{cut_off} Scan the host to find out.").format(cut_off=_(said.cut_off))
     return said.ended and _(said.ended)
 
 

@@ -206,7 +206,7 @@ def policy_remove(request: PageRequest, policy_id: int) -> HttpResponseBase:
     """Deletes a policy with its history."""
     row = policy_for(request.actor, policy_id)
     services.remove(request.actor, row)
-    messages.success(request, _("The policy {row} is deleted. Its jobs stay in the list of jobs.").format(row=row.name))
+    messages.success(request, _("The policy {row} was deleted. Its jobs stay in the job list.").format(row=row.name))
     return redirect("policies")
 
 

@@ -76,9 +76,7 @@ def checked(form: QueryDict, name: str, kept: Policy, wrong: dict[str, str]) -> 
     given, one = form.getlist(name), LISTS[name]
     has_none = name == "formats" and form.get("kind") not in IMAGE_KINDS
     if not given and getattr(kept, name) and not has_none:
-        wrong[name] = _("No {one} is checked any more: check those that it is for, or “{all}”.").format(
-            one=one, all=_all_word(name)
-        )
+        wrong[name] = _("No {one} is selected. Select at least one, or “{all}”.").format(one=one, all=_all_word(name))
     if name == "formats":
         return given
     if not all(_is_id(text) for text in given):

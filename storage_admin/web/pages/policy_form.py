@@ -181,7 +181,7 @@ def _number(text: str, name: str, wrong: dict[str, str], default: float, *, whol
             return value
     except (ValueError, OverflowError):
         pass
-    wrong[name] = _("Give a whole number.") if whole else _("Give a number.")
+    wrong[name] = _("Enter a whole number.") if whole else _("Enter a number.")
     return default
 
 

@@ -109,7 +109,11 @@ def policy_run_csv(request: PageRequest, policy_id: int, run_id: int) -> HttpRes
 def policy_run_stop(request: PageRequest, policy_id: int, run_id: int) -> HttpResponseBase:
     """Ends a run early."""
     run = _run(request, policy_id, run_id)
-    attempt(request, lambda: services.stop(request.actor, run), _("Stopped: running jobs continue to their end."))
+    attempt(
+        request,
+        lambda: services.stop(request.actor, run),
+        _("The run was stopped. Running jobs continue until they finish."),
+    )
     return redirect("policy_run", policy_id, run_id)
 
 

@@ -95,7 +95,7 @@ def pool_change(request: PageRequest, pool_id: int) -> HttpResponseBase:
             all_hosts_registered="all_hosts_registered" in request.POST if row.network else None,
             share_bases="share_bases" in request.POST,
         ),
-        _("{row} is changed.").format(row=row.name),
+        _("{row} was saved.").format(row=row.name),
     )  # fmt: skip
     return _shown(request, _pool(request, pool_id)) if changed is None else redirect("pool", row.pk)
 

@@ -176,7 +176,7 @@ def images_reclaim(request: PageRequest) -> HttpResponseBase:
         elif not loses or "without_undo" in form:
             return _submit(request, lines, options, keys)
         else:
-            sentence = gettext("Confirm that {loses} of them are replaced without an undo copy.").format(loses=loses)
+            sentence = gettext("Confirm that images are replaced without an undo copy: {loses}.").format(loses=loses)
             wrong = InvalidError(sentence, {"without_undo": sentence})
     context = {
         "section": "images",
@@ -241,7 +241,7 @@ def _submit(request: PageRequest, lines: Sequence[Line], options: dict[str, Any]
 
         def check(plan: Plan, image: Image = image) -> None:
             if not plan.refusals and _as_shown(image, plan) not in shown:
-                raise InvalidError(gettext("Its plan has changed."))
+                raise InvalidError(gettext("The plan has changed."))
 
         try:
             services.submit(request.actor, KIND.name, image.pk, options, idempotency_key=key, look=False, check=check)
@@ -256,7 +256,7 @@ def _submit(request: PageRequest, lines: Sequence[Line], options: dict[str, Any]
     if refused:
         messages.warning(
             request,
-            gettext("{count} refused meanwhile. The first one: {refused}").format(
+            gettext("{count} refused in the meantime. The first one: {refused}").format(
                 count=len(refused), refused=refused[0]
             ),
         )

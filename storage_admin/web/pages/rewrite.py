@@ -119,7 +119,7 @@ def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
     except InvalidError as error:
         wrong = _by_field(kind, error.fields) | wrong
     if wrong:
-        raise InvalidError(gettext("Some of the options cannot be used."), wrong)
+        raise InvalidError(gettext("Some options are invalid."), wrong)
     return options
 
 
@@ -150,7 +150,7 @@ def _read(kind: JobKind, form: QueryDict) -> tuple[dict[str, Any], dict[str, str
             try:
                 options[wanted] = read(text)
             except (ValueError, OverflowError):
-                fields[name] = gettext("Give a number.")
+                fields[name] = gettext("Enter a number.")
     wished = str(form.get("format_options", "")).strip()
     if wished and "format_options" in kind.properties:
         pairs = [part.partition("=") for part in wished.split(",")]
@@ -197,7 +197,7 @@ class Field:
 #: Options that are written: name, word, hint.
 TEXTS = (
     ("wait_hours", _("Maximum wait (hours)"), _("Applies when waiting for a guest. Default: 24.")),
-    ("target_name", _("New file name"), _("Empty: the image's name with the new extension.")),
+    ("target_name", _("New file name"), _("Default: the image's name with the new extension.")),
     ("format_options", _("Format options"), _("qemu-img syntax: cluster_size=64k,compression_type=zstd")),
 )
 

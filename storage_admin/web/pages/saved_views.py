@@ -30,7 +30,7 @@ def view_save(request: PageRequest) -> HttpResponseBase:
         request,
         _("“{view}” is saved.").format(view=view.name)
         if new
-        else _("“{view}” has these filters now.").format(view=view.name),
+        else _("The filters of “{view}” were updated.").format(view=view.name),
     )
     return _back(view.page, view.query)
 
@@ -48,7 +48,7 @@ def view_change(request: PageRequest, view_id: int) -> HttpResponseBase:
     except ValueError as error:
         messages.error(request, _("{error} Nothing was changed.").format(error=error))
     else:
-        messages.success(request, _("“{view}” is changed.").format(view=view.name))
+        messages.success(request, _("“{view}” was changed.").format(view=view.name))
     return _back(view.page, given.get("query", ""))
 
 

@@ -89,7 +89,7 @@ class RemovePasskeyView(RemoveWebAuthnView):  # type: ignore[misc]
 
     def form_valid(self, form: Any) -> HttpResponse:
         if not second_factor.may_remove(self.object):
-            messages.error(self.request, _("Your role requires a second factor: set up another one first."))
+            messages.error(self.request, _("Your role requires a second factor. Set up another one first."))
             return redirect("mfa_index")
         answer: HttpResponse = super().form_valid(form)
         return answer

@@ -96,7 +96,7 @@ class PasswordView(views.PasswordChangeView):
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         user = request.user
         if isinstance(user, User) and user.source != User.Source.LOCAL:
-            messages.info(request, _("Your password is kept in the directory: change it there."))
+            messages.info(request, _("Your password is stored in the directory. Change it there."))
             return redirect("account")
         return super().dispatch(request, *args, **kwargs)
 

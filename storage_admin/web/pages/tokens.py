@@ -65,7 +65,12 @@ def _made(request: PageRequest) -> tuple[Token, str] | None:
         if 1 <= days <= MOST_DAYS:
             expires = timezone.now() + timedelta(days=days)
         else:
-            form.wrong("expires_days", _("From 1 to {most} days, or empty for no end.").format(most=MOST_DAYS))
+            form.wrong(
+                "expires_days",
+                _("Enter 1 to {most} days, or leave the field empty for a token that never expires.").format(
+                    most=MOST_DAYS
+                ),
+            )
     hosts = request.POST.getlist("hosts")
     return form.save(lambda: create_token(request.actor, form.text("name"), role, hosts=hosts, expires=expires))
 

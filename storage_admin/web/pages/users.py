@@ -73,7 +73,7 @@ def user(request: PageRequest, user_id: int) -> HttpResponseBase:
         role, hosts = form.role(), request.POST.getlist("hosts")
         saved = form.save(
             lambda: services.change_user(request.actor, row, role=role, hosts=hosts, email=form.text("email")),
-            _("Saved. Takes effect with the next request of {row}.").format(row=row.username),
+            _("Saved. The change takes effect with the next request of {row}.").format(row=row.username),
         )
         return _shown(request, row) if saved is None else redirect("user", row.pk)
     return _shown(request, row)

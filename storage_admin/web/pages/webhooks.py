@@ -156,7 +156,7 @@ def webhook_change(request: PageRequest, webhook_id: int) -> HttpResponseBase:
             request.actor, hook, name=form.text("name"), url=form.text("url"), events=request.POST.getlist("events"),
             enabled="enabled" in request.POST,
         ),
-        _("The webhook is changed."),
+        _("The webhook was saved."),
     )  # fmt: skip
     return _shown(request, _hook(request, webhook_id)) if saved is None else redirect("webhook", webhook_id)
 

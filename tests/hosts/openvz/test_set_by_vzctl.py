@@ -62,7 +62,7 @@ def test_a_container_that_does_not_exist_is_refused_and_nothing_is_made(host: Op
 
 def test_a_link_that_leads_nowhere_is_no_container(host: OpenVZHost) -> None:
     (host.conf / "200.conf").symlink_to("/nonexistent")
-    with pytest.raises(RefusedError, match="no plain file"):
+    with pytest.raises(RefusedError, match="not a regular file"):
         give(host, "200", 7)
     assert host.calls("vzctl") == []
 
@@ -70,7 +70,7 @@ def test_a_link_that_leads_nowhere_is_no_container(host: OpenVZHost) -> None:
 def test_a_container_that_is_removed_meanwhile_is_no_success(host: OpenVZHost) -> None:
     path = host.add("200")
     host.switch("before_save", "rm -r conf/200.conf private/200")
-    with pytest.raises(NotSetError, match="nothing but the priority stands in") as failed:
+    with pytest.raises(NotSetError, match="now contains only the priority") as failed:
         give(host, "200", 7)
     assert str(path) in failed.value.detail
     assert "emove that" not in failed.value.detail
@@ -101,7 +101,7 @@ def test_one_that_stays_locked_is_refused_in_the_end(host: OpenVZHost) -> None:
     host.switch("locked")
     with pytest.raises(
         RefusedError,
-        match=r"held container 200 for 15 s \(Locked by: pid 4711, cmdline vzctl backup 200.*left as it was",
+        match=r"locked by another vzctl for 15 s \(Locked by: pid 4711, cmdline vzctl backup 200.*was not changed",
     ) as refused:
         give(host, "200", 7)
     assert refused.value.code == "guest_locked"
@@ -122,7 +122,7 @@ def test_a_kernel_that_does_not_take_it_leaves_all_as_it_was(host: OpenVZHost) -
     path = host.add("200", 'IOPRIO="4"\n', "running")
     host.switch("kernel_refuses")
     with pytest.raises(
-        NotSetError, match=r"did not take it for container 200.*Unable to set ioprio.*left as it was"
+        NotSetError, match=r"rejected the priority of container 200.*Unable to set ioprio.*was not changed"
     ) as failed:
         give(host, "200", 7)
     outcome = failed.value.outcome
@@ -144,7 +144,7 @@ def test_exit_0_without_effect_is_no_success(host: OpenVZHost) -> None:
     host.add("200", 'IOPRIO="4"\n')
     host.switch("forgets")
     with pytest.raises(
-        NotSetError, match=r"Container 200: 4 before, 4 now; 7 was asked for\. vzlist says 4\."
+        NotSetError, match=r"Container 200: 4 before, 4 now; 7 was requested\. vzlist reports 4\."
     ) as failed:
         give(host, "200", 7)
     assert [run.exit_code for run in failed.value.outcome.commands if run.argv[0] == "vzctl"] == [0]
@@ -153,7 +153,7 @@ def test_exit_0_without_effect_is_no_success(host: OpenVZHost) -> None:
 def test_a_failure_that_changed_something_says_what(host: OpenVZHost) -> None:
     host.add("200", 'IOPRIO="4"\n')
     host.switch("crashes")
-    with pytest.raises(NotSetError, match=r"exit code 1: .*says 7 now, and said 4 before"):
+    with pytest.raises(NotSetError, match=r"exit code 1: .*has 7 now, and had 4 before"):
         give(host, "200", 7)
 
 
@@ -172,7 +172,9 @@ def test_of_several_lines_vzctl_changes_the_first_and_all_agree_in_the_end(host:
     assert (done.before.priority, done.before.lines) == (3, ('IOPRIO="2"', "IOPRIO=3"))
     assert (done.now.priority, done.listed, done.effect) == (7, 7, Effect.NOW)
     assert path.read_text() == 'IOPRIO="7"\nHOSTNAME="a"\n IOPRIO=7\nONBOOT="no"\n'
-    assert done.notes == (f"{path} sets it 2 times, and vzctl changed only the first: all of them say it now.",)
+    assert done.notes == (
+        f"{path} sets the priority 2 times, and vzctl changed only the first line. All of these lines now have it.",
+    )
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
@@ -181,7 +183,7 @@ def test_several_lines_that_cannot_be_made_to_agree_are_told(host: OpenVZHost) -
     (host.folder / "ve.conf").hardlink_to(path)
     host.switch("before_save", "ln conf/200.conf second; mv second conf/200.conf.tmp2")
     host.switch("forgets")
-    with pytest.raises(NotSetError, match=r"3 before, 3 now; 7 was asked for.*has 3 names"):
+    with pytest.raises(NotSetError, match=r"3 before, 3 now; 7 was requested.*has 3 hard links"):
         give(host, "200", 7)
 
 
@@ -201,7 +203,7 @@ def test_vzctl_makes_a_file_readable_by_all_and_gets_its_mode_taken_back(host: O
     path.chmod(0o600)
     done = give(host, "200", 7)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert done.notes == (f"vzctl gave {path} owner and mode 0:0 644; it has 0:0 600 again.",)
+    assert done.notes == (f"vzctl set the owner and mode of {path} to 0:0 644. They were reset to 0:0 600.",)
     assert done.as_asked
 
 
@@ -217,7 +219,7 @@ def test_other_changes_meanwhile_are_kept_and_told(host: OpenVZHost) -> None:
     host.switch("before_save", "echo 'ONBOOT=\"yes\"' >>conf/200.conf")
     done = give(host, "200", 7)
     assert path.read_text() == 'HOSTNAME="ct"\nONBOOT="yes"\nIOPRIO="7"\n'
-    assert done.notes == (f"Other lines of {path} were changed meanwhile, by somebody else.",)
+    assert done.notes == (f"Another program changed other lines of {path} in the meantime.",)
 
 
 def test_a_vzlist_that_fails_leaves_the_effect_unknown(host: OpenVZHost) -> None:
@@ -225,13 +227,13 @@ def test_a_vzlist_that_fails_leaves_the_effect_unknown(host: OpenVZHost) -> None
     host.switch("vzlist_fails", "out of memory")
     done = give(host, "200", 7)
     assert (done.effect, done.state, done.was_listed, done.as_asked) == (Effect.UNKNOWN, "unknown", False, True)
-    assert done.notes == ("vzlist could not be asked. vzlist failed: out of memory",)
+    assert done.notes == ("vzlist gave no answer. vzlist failed: out of memory",)
 
 
 def test_a_vzlist_that_contradicts_is_no_success(host: OpenVZHost) -> None:
     host.add("200", 'IOPRIO="7"\n')
     (host.bin / "vzlist").write_text("#!/bin/sh\necho '       200 ct                               stopped     3'\n")
-    with pytest.raises(NotSetError, match="vzlist says 3"):
+    with pytest.raises(NotSetError, match="vzlist reports 3"):
         give(host, "200", 7)
 
 
@@ -255,7 +257,7 @@ class Silent(WatchedShell):
 def test_a_host_that_falls_silent_while_vzctl_runs_is_told_as_that(host: OpenVZHost) -> None:
     host.add("200")
     told: list[CommandRun] = []
-    with pytest.raises(HostError, match=r"fell silent\. Whether container 200 was changed is not known"):
+    with pytest.raises(HostError, match=r"fell silent\. It is unknown whether container 200 was changed"):
         set_priority(Silent(host.shell), "200", 7, folders=host.folders, told=told.append)
     assert [(run.argv[0], run.exit_code) for run in told][-2:] == [("vzctl", None), ("sh", None)]
 
@@ -264,7 +266,7 @@ def test_a_configuration_that_is_gone_afterwards_is_told(host: OpenVZHost) -> No
     path = host.add("200")
     host.switch("before_save", "rm conf/200.conf")
     host.switch("forgets")
-    with pytest.raises(HostError, match=r"vzctl ended with exit code 0, but .* is gone"):
+    with pytest.raises(HostError, match=r"vzctl ended with exit code 0, but .* is missing"):
         give(host, "200", 7)
     assert not path.exists()
 

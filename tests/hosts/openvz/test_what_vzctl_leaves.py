@@ -24,7 +24,7 @@ def test_a_configuration_that_vzctl_emptied_is_put_back_with_owner_and_mode(host
     os.chown(path, 1234, 4)
     path.chmod(0o640)
     host.switch("full")
-    with pytest.raises(NotSetError, match=r"only a part of .*put back.*its kernel has 7 already") as failed:
+    with pytest.raises(NotSetError, match=r"only a part of .*restored.*the kernel already uses 7") as failed:
         give(host, "200", 7)
     after = path.stat()
     assert (path.read_bytes(), failed.value.lost) == (content, b"")
@@ -37,7 +37,7 @@ def test_behind_a_link_too(host: OpenVZHost) -> None:
     real = path.rename(host.folder / "private" / "200" / "ve.conf")
     path.symlink_to(real)
     host.switch("full")
-    with pytest.raises(NotSetError, match="put back"):
+    with pytest.raises(NotSetError, match="was restored"):
         give(host, "200", 7)
     assert (path.is_symlink(), real.read_bytes()) == (True, CONTENT)
 
@@ -47,7 +47,7 @@ def test_what_cannot_be_put_back_is_kept(host: OpenVZHost) -> None:
     host.switch("full")
     (host.bin / "dd").write_text("#!/bin/sh\necho No space left on device\nexit 1\n")
     (host.bin / "dd").chmod(0o755)
-    with pytest.raises(NotSetError, match=r"could not be put back.*No space left") as failed:
+    with pytest.raises(NotSetError, match=r"could not be restored.*No space left") as failed:
         give(host, "200", 7)
     assert (path.read_bytes(), failed.value.lost) == (b"", CONTENT)
 
@@ -56,7 +56,7 @@ def test_without_room_vzctl_is_not_asked(host: OpenVZHost, small_filesystem: Pat
     path = small_filesystem / "200.conf"
     path.write_bytes(CONTENT)
     fill(small_filesystem / "filler")
-    with pytest.raises(RefusedError, match="room for") as refused:
+    with pytest.raises(RefusedError, match="bytes free") as refused:
         set_priority(host.shell, "200", 7, folders=(str(small_filesystem),))
     assert (refused.value.code, path.read_bytes(), host.calls("vzctl")) == ("not_enough_space", CONTENT, [])
 
@@ -83,7 +83,7 @@ def test_owner_and_group_are_kept(host: OpenVZHost) -> None:
     done = give(host, "200", 7)
     after = path.stat()
     assert (stat.S_IMODE(after.st_mode), after.st_uid, after.st_gid) == (0o640, 0, 4)
-    assert done.notes == (f"vzctl gave {path} owner and mode 0:0 644; it has 0:4 640 again.",)
+    assert done.notes == (f"vzctl set the owner and mode of {path} to 0:0 644. They were reset to 0:4 640.",)
 
 
 def test_a_hard_link_that_vzctl_breaks_is_told(host: OpenVZHost) -> None:
@@ -91,16 +91,16 @@ def test_a_hard_link_that_vzctl_breaks_is_told(host: OpenVZHost) -> None:
     other = host.folder / "second"
     other.hardlink_to(path)
     (note,) = give(host, "200", 7).notes
-    assert f"{path} was one of 2 names" in note
+    assert f"{path} was one of 2 hard links" in note
     assert (other.read_bytes(), b'IOPRIO="7"' in path.read_bytes()) == (CONTENT, True)
 
 
 @pytest.mark.parametrize(
     ("switch", "words", "now"),
     [
-        ("killed", r"signal 9.*left as it was.*kernel may have 7 already", 4),
-        ("killed_after_save", r"signal 9.*says 7 now, and said 4 before.*kernel may have 7 already", 7),
-        ("save_fails", r"exit code 139.*left as it was.*kernel has 7 already", 4),
+        ("killed", r"signal 9.*was not changed.*kernel may already use 7", 4),
+        ("killed_after_save", r"signal 9.*has 7 now, and had 4 before.*kernel may already use 7", 7),
+        ("save_fails", r"exit code 139.*was not changed.*kernel already uses 7", 4),
     ],
 )
 def test_after_a_failure_all_is_read_again_and_the_kernel_is_not_forgotten(

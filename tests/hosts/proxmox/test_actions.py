@@ -44,9 +44,9 @@ def test_a_containers_volume_is_moved(server: ProxmoxServer, client: Client) -> 
 @pytest.mark.parametrize(
     ("target", "storage", "form", "words"),
     [
-        ("scsi0", "store", "", "is in store already"), ("scsi0", "store", "qcow2", "is in store already"),
-        ("ide2", "s2", "", "is no volume of a storage"), ("scsi9", "s2", "", "has no drive scsi9"),
-        ("scsi0", "s2", "vdi", "moved as raw, qcow2, vmdk"), ("digest", "s2", "", "no volume|no drive"),
+        ("scsi0", "store", "", "is already in store"), ("scsi0", "store", "qcow2", "is already in store"),
+        ("ide2", "s2", "", "is not a volume of a storage"), ("scsi9", "s2", "", "has no drive scsi9"),
+        ("scsi0", "s2", "vdi", "formats raw, qcow2, vmdk"), ("digest", "s2", "", "not a volume|no drive"),
     ],
 )  # fmt: skip
 def test_what_would_not_move_is_refused_before_anything(
@@ -126,7 +126,7 @@ def test_a_change_that_waits_for_the_next_start_is_not_pushed_aside(
     ].text += "\n[PENDING]\nscsi0: s2:120/vm-120-disk-3.qcow2\nscsi5: s2:120/x.raw\ndelete: scsi1\n"
     config = read_config(client, free)
     for target in ("scsi0", "scsi1", "scsi5"):
-        with pytest.raises(RefusedError, match="waits for its next start") as error:
+        with pytest.raises(RefusedError, match="is pending until its next start") as error:
             actions.move_disk(client, config, target, "store")
         assert error.value.code == "stale_plan"
 
@@ -154,7 +154,7 @@ def test_a_trim_tells_what_each_filesystem_gave_back(server: ProxmoxServer, clie
 
 
 def test_a_guest_without_its_agent_says_so(server: ProxmoxServer, client: Client, free: GuestRef) -> None:
-    with pytest.raises(HostError, match=r"agent of VM 120 cannot be asked\. .*VM 120 is not running"):
+    with pytest.raises(HostError, match=r"agent of VM 120 cannot be reached\. .*VM 120 is not running"):
         actions.trim(client, free)
     server.world.guests["vm", 120].running = True
     with pytest.raises(HostError, match="QEMU guest agent is not running"):
@@ -172,7 +172,7 @@ def test_a_trim_that_takes_longer_than_proxmox_waits_goes_on(
     server: ProxmoxServer, client: Client, free: GuestRef
 ) -> None:
     server.wire.append(b"HTTP/1.1 596 Connection timed out\r\nContent-Length: 0\r\n\r\n")
-    with pytest.raises(HostError, match="goes on inside VM 120"):
+    with pytest.raises(HostError, match="continues inside VM 120"):
         actions.trim(client, free)
 
 

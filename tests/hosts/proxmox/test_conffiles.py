@@ -218,7 +218,7 @@ def test_what_the_agent_could_not_read_is_a_reason_not_to_know() -> None:
     }  # fmt: skip
     assert conffiles.read(answer).unknown == (
         "/etc/pve/nodes/pve1/qemu-server/7.conf could not be read: it is a symbolic link.",
-        "/etc/pve/storage.cfg has a line that is not understood: what",
+        "/etc/pve/storage.cfg has a line that could not be parsed: what",
     )
     for broken in ({}, {**answer, "files": [{}]}, {**answer, "files": [{"name": "x", "content_b64": "?"}]}):
         with pytest.raises(HostError):
@@ -303,7 +303,7 @@ def test_the_files_and_a_list_of_states_are_enough(server: ProxmoxServer, client
     )
     server.world.guests["vm", 900] = Guest("vm", 900, "name: new\nscsi0: store:900/x.raw\n")
     facts = merged(reader.read(client, configs=False), read())
-    assert facts.unknown == ("Guest 900 is new since the files were read: scan again.",)
+    assert facts.unknown == ("Guest 900 was created after its node's files were read. Scan the host again.",)
     assert merged(reader.read(client), read()).unknown == ()
 
 

@@ -49,7 +49,7 @@ def test_a_burst_goes_with_its_limit() -> None:
 
 def test_a_limit_for_both_ways_together_excludes_ours() -> None:
     drive = Drive.parse("a:1/x.raw,mbps=10")
-    with pytest.raises(RefusedError, match="reading and writing together"):
+    with pytest.raises(RefusedError, match="combined limit for reading and writing"):
         limits.changed(drive, {"write_bytes_sec": 1 << 20})
     assert str(limits.changed(drive, {"write_iops_sec": 5, "write_bytes_sec": 0})) == "a:1/x.raw,mbps=10,iops_wr=5"
 

@@ -63,7 +63,7 @@ def test_what_is_read_is_what_was_printed(what: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "update VM 106: -description hello\n", '{"release": "9.2"', "no JSON\n{}"])
 def test_an_answer_that_is_none_is_no_success_where_something_is_read(text: str) -> None:
-    with pytest.raises(ApiError, match="something else"):
+    with pytest.raises(ApiError, match="sent a"):
         Pvesh(Said(text), "pve").fields("version")
 
 

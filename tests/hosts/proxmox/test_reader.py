@@ -177,9 +177,9 @@ def test_one_broken_image_hides_its_storage_and_nothing_else(server: ProxmoxServ
     assert listing.volumes == ()
     assert "Unsupported qcow2 version 9" in listing.why_incomplete
     server.world.broken["store"] = "can't lock file '/var/lock/pve-manager/pve-storage-store' - got timeout\n"
-    assert "try again" in reader.list_volumes(client, "pve1", store, MAY).why_incomplete
+    assert "Try again" in reader.list_volumes(client, "pve1", store, MAY).why_incomplete
     server.world.broken["store"] = ""
-    assert "Have the agent read it" in reader.list_volumes(client, "pve1", store, MAY).why_incomplete
+    assert "Use the agent to read the storage" in reader.list_volumes(client, "pve1", store, MAY).why_incomplete
     assert server.seen[-1].status == 596
     assert reader.list_volumes(client, "pve1", s2, MAY).why_incomplete == ""
     assert len(reader.read(client).guests) == 8
@@ -230,9 +230,9 @@ def test_the_answering_node_is_found_in_a_cluster(server: ProxmoxServer, client:
     assert [(one.name, one.online, one.local) for one in facts.nodes] == [("pve1", True, True), ("pve2", False, False)]
     with pytest.raises(HostError, match="hostname lookup 'pve2' failed"):
         reader.read(client, "pve2")
-    with pytest.raises(HostError, match=r"knows no node 'pve3'; its nodes are pve1, pve2"):
+    with pytest.raises(HostError, match=r"does not know a node 'pve3'. Its nodes are pve1, pve2"):
         reader.read(client, "pve3")
     server.world.allow(*(right for right in ALL if right != "Sys.Audit"))
-    with pytest.raises(HostError, match=r"name one of pve1, pve2, or give the token Sys.Audit"):
+    with pytest.raises(HostError, match=r"Choose one of pve1, pve2, or grant the token Sys.Audit"):
         reader.read(client)
     assert reader.read(client, "pve1").cluster == ""

@@ -117,7 +117,7 @@ def test_an_api_that_is_away_for_a_moment_loses_no_task(server: ProxmoxServer, c
 def test_an_api_that_stays_away_is_told_with_the_task(server: ProxmoxServer, client: Client) -> None:
     upid = moving(client)
     server.wire += [b""] * 50
-    with pytest.raises(HostError, match=r"may go on there\.") as error:
+    with pytest.raises(HostError, match=r"may still be running there\.") as error:
         tasks.follow(client, upid, interval=0.01, patience=0.1)
     assert upid in error.value.detail
     assert error.value.code == "host_unreachable"
@@ -134,6 +134,6 @@ def test_an_error_about_the_task_is_not_waited_out(server: ProxmoxServer, client
     "upid", ["", "UPID:", "UPID:pve1/../x:0000726F:0004C69B:6B002BEB:a:b:c:", "x", "UPID:pve1:1:2:3:a:b:c:", None]
 )
 def test_what_is_no_task_is_not_asked_for(server: ProxmoxServer, client: Client, upid: str) -> None:
-    with pytest.raises(HostError, match="is no id of a task"):
+    with pytest.raises(HostError, match="is not a task ID"):
         tasks.follow(client, upid, interval=0)
     assert server.seen == []

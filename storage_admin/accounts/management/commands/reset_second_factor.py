@@ -10,7 +10,8 @@ from storage_admin.accounts.models import SYSTEM, User
 
 
 class Command(BaseCommand):
-    help = "Takes away a user's authenticator app, passkeys and recovery codes: their password alone opens again."
+    help = "Removes a user's authenticator app, passkeys and recovery codes, so that the password alone is enough to "
+    "sign in."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("username")

@@ -13,16 +13,21 @@ from storage_admin.hosts import addresses, forced
 
 class Command(BaseCommand):
     help = (
-        "Prints a shell script. Run as root on a hypervisor, it installs the agent there, and lets a key of ssh run it "
-        "and nothing else: manage.py agent_installer --key ID.pub | ssh root@HOST sh"
+        "Prints a shell script to run as root on a hypervisor. It installs the agent and allows an SSH key to "
+        "run only the agent: manage.py agent_installer --key ID.pub | ssh root@HOST sh"
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--key", help="public key that may run the agent, or its file; without it, none is let in")
+        parser.add_argument("--key", help="public key that may run the agent, or its file; without it, no key is added")
         parser.add_argument(
-            "--folder", action="append", default=[], help="a folder of images there, which is listed (may be repeated)"
+            "--folder",
+            action="append",
+            default=[],
+            help="a folder of images on the hypervisor, added to the agent's list (may be repeated)",
         )
-        parser.add_argument("--user", default="root", help="whose authorized_keys get it (default: root)")
+        parser.add_argument(
+            "--user", default="root", help="user whose authorized_keys file gets the key (default: root)"
+        )
 
     def handle(self, *_args: Any, **options: Any) -> None:
         try:
@@ -36,5 +41,5 @@ class Command(BaseCommand):
             raise CommandError(f"{options['key']}: {error.strerror}") from error
         for folder in options["folder"]:
             if not folder.startswith("/") or not folder.isprintable():
-                raise CommandError(f"{folder!a} is no absolute path of a folder.")
+                raise CommandError(f"{folder!a} is not an absolute path.")
         sys.stdout.write(forced.installer(user, key, options["folder"]))
