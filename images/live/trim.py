@@ -50,16 +50,15 @@ class Trim(VmKind):
         guest = find(target_id)
         if guest.kind != Guest.Kind.DOMAIN:
             return super().plan(actor, target_id, options)
-        against = [*_offline(guest)]
-        draft = Draft(gettext("{title}: {guest}.").format(title=self.title, guest=guest.name), [])
-        if not against:
+        draft = Draft(f"{self.title}: {guest.name}.", [], _offline(guest))
+        if not draft.refusals:
             try:
                 draft = _draft(guest, running.look(guest.host, guest.uid), ["virsh", "domfstrim", guest.name])
             except (RefusedError, HostError) as error:
-                against = [Refusal(error.code, error.detail)]
+                draft.refusals = [Refusal(error.code, error.detail)]
         qcow2 = guest.disks.filter(format="qcow2", device="disk").exists()
         by_hand = [Refusal("qemu_bug", one) for one in qemu_bugs.against(guest.host, self.name) if qcow2]
-        return self.planned(guest, draft, against, by_hand, options)
+        return self.planned(guest, draft, by_hand, options)
 
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:  # noqa: ARG002 (it has none)
         draft = _draft(vm.guest, _of_vm(vm), ["qm", "guest", "cmd", vm.guest.uid, "fstrim"])

@@ -75,9 +75,8 @@ class VmKind(JobKind):
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         guest = find(target_id)
         accepted = proxmox_vms.accepted_by(actor, guest, options)
-        draft = Draft(f"{self.title}: {guest.name}.", [])
         against = [Refusal(code, sentence) for code, sentence in proxmox_vms.offline(guest)]
-        by_hand: list[Refusal] = []
+        draft, by_hand = Draft(f"{self.title}: {guest.name}.", [], against), list[Refusal]()
         if not against:
             try:
                 with proxmox_vms.opened(guest, proxmox_vms.PLAN_SECONDS) as vm:
@@ -85,25 +84,17 @@ class VmKind(JobKind):
                     by_hand = proxmox_vms.bugs(vm, self.name)
                     draft.warnings += proxmox_vms.check_writing(vm, accepted) if self.writes else []
             except (RefusedError, HostError) as error:
-                against = [Refusal(error.code, error.detail)]
-        return self.planned(guest, draft, against, by_hand, options)
+                draft.refusals[:0] = [Refusal(error.code, error.detail)]
+        return self.planned(guest, draft, by_hand, options)
 
-    def planned(
-        self, guest: Guest, draft: Draft, against: list[Refusal], by_hand: list[Refusal], options: dict[str, Any]
-    ) -> Plan:
-        """The plan of a draft; ``against`` is what stood against making one."""
+    def planned(self, guest: Guest, draft: Draft, by_hand: list[Refusal], options: dict[str, Any]) -> Plan:
+        """The plan of a draft."""
         return Plan(
-            method=self.name,
-            reason=draft.reason,
-            commands=(shlex.join(draft.command),) if draft.command else (),
-            facts_at=guest.last_seen,
-            refusals=(*against, *draft.refusals),
-            by_hand=tuple(by_hand),
-            warnings=(*(one.detail for one in by_hand), *draft.warnings),
-            causes=tuple(draft.causes),
-            affected_guests=(Affected(guest.pk, guest.name, guest.state),),
-            options=options,
-        )
+            method=self.name, reason=draft.reason, commands=(shlex.join(draft.command),) if draft.command else (),
+            facts_at=guest.last_seen, refusals=tuple(draft.refusals), by_hand=tuple(by_hand),
+            warnings=(*(one.detail for one in by_hand), *draft.warnings), causes=tuple(draft.causes),
+            affected_guests=(Affected(guest.pk, guest.name, guest.state),), options=options,
+        )  # fmt: skip
 
     @abstractmethod
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
