@@ -216,6 +216,17 @@ def _named(guest: Guest, image: Image) -> str:
     )
 
 
+def _running(guest: Guest, image: Image) -> str:
+    """A guest that uses the image, and what can be done meanwhile."""
+    sentence = _("{who} is {state} and uses the image. Shut it down first.")
+    if guest.kind == Guest.Kind.DOMAIN and guest.state == "running" and guest.host_id == image.host_id:
+        sentence = _(
+            "{who} is {state} and uses the image. Shut it down first, or trim, flatten or merge its disk from the "
+            "guest's page while it runs."
+        )
+    return sentence.format(who=_named(guest, image), state=guest.state)
+
+
 def _use(image: Image) -> list[Refusal]:
     if image.in_use is None:
         why = image.pool.owners_unknown or image.host.owners_unknown or _("The image has not been scanned yet.")
@@ -235,9 +246,7 @@ def _use(image: Image) -> list[Refusal]:
         return [
             Refusal(
                 "guest_running",
-                _("{who} is {state} and uses the image. Shut it down first.").format(
-                    who=_named(running[0], image), state=running[0].state
-                ),
+                _running(running[0], image),
             )
         ]
     return [

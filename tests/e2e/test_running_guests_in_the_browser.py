@@ -1,0 +1,87 @@
+"""Running guests in a browser: trimmed, flattened, and a block job that outlives the worker that began it."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from playwright.sync_api import expect
+
+from tests.e2e import disks
+from tests.e2e.browser import Tab
+from tests.e2e.rest import Rest
+from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.harness.processes import wait_until
+from tests.harness.services import Dashboard
+from tests.live.chains import PATTERNS, chain_of, make_chain, patterns
+from tests.live.conftest import allocated, deletes, filesystem_image, wait_for_agent
+
+pytestmark = [pytest.mark.browser, pytest.mark.guest]
+
+
+def test_a_guest_is_trimmed_and_its_page_says_what_became_free(
+    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, domains: Domains
+) -> None:
+    image = filesystem_image(shared_folder / "root.qcow2")
+    guest = domains.run([Disk(image)], agent=True)
+    guest.console.run("mount -t ext4 /dev/vda /mnt")
+    wait_for_agent(guest)
+    deletes(guest, 40)
+    before = allocated(image)
+    disks.registered(rest, shared_folder)
+    seen = admin_tab()
+    page = seen.page
+    seen.open(f"/guests/?search={guest.name}")
+    page.get_by_role("link", name=guest.name, exact=True).click()
+    page.get_by_role("link", name="Trim in the guest…").click()
+    expect(page.get_by_text("zeroes_kept")).to_be_visible()
+    seen.assert_accessible()
+    page.get_by_role("button", name="Trim in the guest").click()
+    expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
+    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    expect(page.locator("body")).to_contain_text(f"{before - allocated(image):,} bytes became free on the host")
+    seen.assert_accessible()
+
+
+def test_a_chain_is_flattened_while_its_guest_runs(
+    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, tcg_guest: Callable[..., LibvirtGuest]
+) -> None:
+    guest = tcg_guest(Disk(make_chain(shared_folder)[0]))
+    disks.registered(rest, shared_folder)
+    seen = admin_tab()
+    page = seen.page
+    seen.open(f"/guests/?search={guest.name}")
+    page.get_by_role("link", name=guest.name, exact=True).click()
+    page.get_by_role("link", name="Flatten vda").click()
+    expect(page.get_by_text(f"virsh blockpull {guest.name} vda")).to_be_visible()
+    seen.assert_accessible()
+    page.get_by_role("button", name="Flatten while the guest runs").click()
+    expect(page).to_have_url(re.compile(r"/live-flatten/"))  # the name has to be typed
+    page.get_by_label(f"Type “{guest.name}” to confirm").fill(guest.name)
+    page.get_by_role("button", name="Flatten while the guest runs").click()
+    expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
+    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    assert chain_of(guest) == ["top.qcow2"]
+    assert patterns(guest) == PATTERNS
+
+
+def test_a_block_job_is_taken_over_when_the_worker_is_back(
+    dashboard: Dashboard, rest: Rest, shared_folder: Path, tcg_guest: Callable[..., LibvirtGuest]
+) -> None:
+    guest = tcg_guest(Disk(make_chain(shared_folder)[0]))
+    disks.registered(rest, shared_folder)
+    row = next(one for one in rest.get("guests/", limit=1000)["results"] if one["name"] == guest.name)
+    options = {"disk": "vda", "bandwidth_bytes_sec": 1 << 20}
+    job = rest.post("jobs/", {"kind": "live_flatten", "guest": row["id"], "options": options})
+    wait_until(lambda: rest.get(f"jobs/{job['id']}/")["stage"] == "mirroring", 60, "QEMU copies")
+    workers = [
+        child
+        for child in psutil.Process(dashboard.pid).children(recursive=True)
+        if "celery" in " ".join(child.cmdline())
+    ]
+    for worker in workers:
+        worker.kill()
+    ended = rest.finished(job)
+    assert (ended["state"], chain_of(guest)) == ("succeeded", ["top.qcow2"])
+    assert patterns(guest) == PATTERNS
