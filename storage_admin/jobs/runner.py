@@ -149,7 +149,7 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
                     _let_go(job, kind, session, event)
             else:
                 _take(job, kind, recorder, event)
-    raise HostError(_("The agent ended without a result."), protocol.INTERRUPTED)
+    raise HostError(_("The agent ended without an answer."), protocol.INTERRUPTED)
 
 
 def _let_go(job: Job, kind: JobKind, session: AgentSession, ready: dict[str, Any]) -> None:

@@ -193,7 +193,7 @@ def die_after(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def write_and_die(run: ScanRun) -> None:
         if len(written) == batches:
-            raise DiedError("the agent ended without a result", "interrupted")
+            raise DiedError("the agent ended without an answer", "interrupted")
         written.append(1)
         write(run)
 

@@ -89,7 +89,7 @@ say("result", data=RESULT)
         (PROGRAM + 'say("result", data=RESULT)', "failed", "agent_outdated", "Install"),
         (POLITE + 'sys.exit("out of luck")', "interrupted", "interrupted", "exit code 1: out of luck"),
         (POLITE + "os.kill(os.getpid(), signal.SIGKILL)", "interrupted", "interrupted", "signal 9"),
-        (POLITE + "sys.exit(0)", "interrupted", "interrupted", "ended without a result"),
+        (POLITE + "sys.exit(0)", "interrupted", "interrupted", "ended without an answer"),
         (POLITE + 'say("error", code="stale_plan", detail="It changed.")', "failed", "stale_plan", "It changed."),
         (POLITE + 'say("error", code="tool_failed", detail="exit 1")', "failed", "tool_failed", "exit 1"),
         (POLITE + 'say("error", code="no_go", detail="no go")', "interrupted", "no_go", "no go"),
