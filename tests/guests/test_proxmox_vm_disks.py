@@ -124,7 +124,7 @@ def test_a_task_that_fails_is_a_job_that_failed_with_its_words(server: ProxmoxSe
         ({"disk": "scsi0", "storage": "disabled"}, "invalid", "does not accept VM disks"),
         ({"disk": "scsi0", "storage": "other-node"}, "invalid", "does not accept VM disks"),
         ({"disk": "scsi0", "storage": "nfs-dead"}, "host_unreachable", "cannot reach the storage nfs-dead"),
-        ({"disk": "scsi0", "storage": "store"}, "invalid", "is in store already"),
+        ({"disk": "scsi0", "storage": "store"}, "invalid", "is already in store"),
         ({"disk": "ide2", "storage": "s2"}, "invalid", "not a volume"),
         ({"disk": "scsi5", "storage": "s2"}, "invalid", "has no drive scsi5"),
     ],
