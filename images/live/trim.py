@@ -85,7 +85,9 @@ class Trim(VmKind):
                 raise StoppedError(protocol.CANCELLED, gettext("Cancelled. The guest finishes what it is trimming."))
 
         before = {disk.target: disk.allocated_bytes for disk in now.disks}
-        return _done(guest, before, sizes, lambda: running.trim(guest.host, guest.uid, tick), recorder)
+        result = _done(guest, before, sizes, lambda: running.trim(guest.host, guest.uid, tick), recorder)
+        recorder.log(result["words"])
+        return result
 
     def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:  # noqa: ARG002 (it has none)
         def sizes() -> dict[str, int | None]:
