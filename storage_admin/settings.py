@@ -129,6 +129,8 @@ JOB_KINDS = [
     "images.live.trim.Trim",
     "images.live.block_jobs.LiveFlatten",
     "images.live.block_jobs.LiveMerge",
+    "images.live.snapshots.CreateSnapshot",
+    "images.live.snapshots.DeleteSnapshot",
 ]
 
 #: Every list whose filters can be kept under a name, by what it says of itself (storage_admin/accounts/saved_views.py).

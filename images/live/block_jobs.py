@@ -240,7 +240,7 @@ class LiveMerge(LiveKind):
             return Choice(
                 gettext("{title}: {guest}.").format(title=self.title, guest=guest.name), [], refusals=tuple(against)
             )
-        against += _needed(layers, top, base)
+        against += needed_by_others(layers, top, base)
         grows = layers.images_at([base])
         held = [image.allocated_size for image in layers.images_at(range(top, base))]
         before = grows[0].allocated_size if grows else None
@@ -274,16 +274,16 @@ def _place(layers: Layers, path: str, against: list[Refusal]) -> int:
     return -1
 
 
-def _needed(layers: Layers, top: int, base: int) -> list[Refusal]:
+def needed_by_others(layers: Layers, top: int, base: int) -> list[Refusal]:
     """Who else needs what a merge changes or leaves behind: the images between, and the one that is written to."""
     found: list[Refusal] = []
     if len(layers.images_at(range(top, base + 1))) != base - top + 1:
         found.append(
             Refusal(
                 "outside_pool",
-                gettext(
-                    "Not all images below {disk} are in registered pools: nobody knows who else needs them."
-                ).format(disk=layers.disk),
+                gettext("Not all images of {disk} are known: scan the host, or register their folders.").format(
+                    disk=layers.disk
+                ),
             )
         )
     for place, image in layers.found(range(top, base + 1)):

@@ -80,9 +80,10 @@ urlpatterns = [
     path("guests/export.csv", guests.guests_csv, name="guests_csv"),
     path("guests/io/", guest_io.guest_io, name="guest_io"),
     path("guests/<int:guest_id>/", guest.guest, name="guest"),
+    path("guests/<int:guest_id>/snapshots/", guest.guest_snapshots, name="guest_snapshots"),
     *(
         path(f"guests/<int:guest_id>/{kind.replace('_', '-')}/", guest.guest_job, {"kind_name": kind}, name=kind)
-        for kind in ("move_disk", "resize", "trim", "live_flatten", "live_merge")
+        for kind in ("move_disk", "resize", "trim", "live_flatten", "live_merge", "snapshot", "delete_snapshot")
     ),
     path("views/", saved_views.view_save, name="view_save"),
     path("views/<int:view_id>/", saved_views.view_change, name="view_change"),

@@ -15,10 +15,11 @@ from images import selectors
 from images.models import Image, ImageUse
 from images.rewrite.neighbours import ancestors
 from storage_admin.accounts.models import Role
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.models import Guest, GuestDisk
+from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import in_scope
 from storage_admin.jobs import kinds, services
@@ -31,7 +32,7 @@ from storage_admin.web.pages.guests import cache_advice, discard_advice
 GIB = 1 << 30
 MIB = 1 << 20
 #: Options that are texts.
-TEXTS = ("disk", "storage", "format", "accept_hidden_lines", "down_to", "layer", "into")
+TEXTS = ("disk", "storage", "format", "accept_hidden_lines", "down_to", "layer", "into", "name")
 #: A size is a whole number of these.
 BLOCK = 1024
 
@@ -82,6 +83,18 @@ def guest(request: PageRequest, guest_id: int) -> HttpResponseBase:
     return render(request, "guests/guest.html", context)
 
 
+@require_safe
+@page()
+def guest_snapshots(request: PageRequest, guest_id: int) -> HttpResponseBase:
+    """The snapshots of a guest, as libvirt tells now: a part of its page, which asks for it when it is there."""
+    shown, known, why = _guest(request, guest_id), None, ""
+    try:
+        known = snapshots.of(shown.host, shown.uid)
+    except (RefusedError, HostError) as error:
+        why = error.detail
+    return render(request, "guests/snapshots.html", {"guest": shown, "known": known, "why": why})
+
+
 def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
     """The job's options from the form: those that its kind has, as far as they are filled in.
 
@@ -89,8 +102,7 @@ def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
         InvalidError: a field holds something else than it should; it names each.
     """
     options: dict[str, Any] = {name: text for name in TEXTS if (text := str(form.get(name, "")).strip())}
-    if "delete_source" in form:
-        options["delete_source"] = form["delete_source"] == "true"
+    options |= {name: form[name] == "true" for name in ("delete_source", "quiesce") if name in form}
     size = _number(form.get("size_gib", ""), "size_gib", GIB)
     if size is not None:
         options["size_bytes"] = -(-size // BLOCK) * BLOCK
@@ -163,7 +175,7 @@ def _start(request: PageRequest, shown: Guest, kind_name: str, options: dict[str
 def _context(
     shown: Guest, given: QueryDict, kind: JobKind, plan: Plan | None, error: InvalidError | None
 ) -> dict[str, Any]:
-    names = (*TEXTS, "size_gib", "bandwidth_mib", "delete_source", "confirm_name")
+    names = (*TEXTS, "size_gib", "bandwidth_mib", "delete_source", "quiesce", "confirm_name")
     pools = StoragePool.objects.filter(host=shown.host_id, source=StoragePool.Source.PROXMOX)
     return {
         "section": "guests", "guest": shown, "title": kind.title, "plan": plan, "error": error,

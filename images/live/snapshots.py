@@ -1,0 +1,272 @@
+"""The job kinds ``snapshot`` and ``delete_snapshot``: of running libvirt guests, by libvirt's own calls.
+
+A snapshot is of the disks alone: each is written to an overlay from then on. Deleting it writes what the overlays hold
+into the images below, and removes them; libvirt goes on with that when whoever asked for it has gone.
+"""
+
+import contextlib
+import shlex
+import time
+from typing import Any
+
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
+
+from images.live import block_jobs
+from images.live.disks import layers_of
+from images.rewrite import neighbours, record
+from storage_admin.accounts.models import Actor
+from storage_admin.agent import protocol
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
+from storage_admin.guests.kinds.vm_disks import find
+from storage_admin.guests.models import Guest
+from storage_admin.hosts import qemu_bugs
+from storage_admin.hosts.libvirt import running, snapshots
+from storage_admin.hosts.libvirt.relay import why_read_only
+from storage_admin.hosts.libvirt.snapshots import Snapshots
+from storage_admin.hosts.live_facts import GuestNow
+from storage_admin.jobs import runner
+from storage_admin.jobs.kinds import BEGUN, GoesOnError, JobKind, Lock, Target, Unsuccessful
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
+
+#: The agent's command that holds filesystems still.
+_FREEZE = "guest-fsfreeze-freeze"
+#: Seconds until it is tried again where libvirt is still busy with it.
+_AGAIN = 2.0
+_NAME = {
+    "type": "string",
+    "pattern": r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}$",
+    "description": _("Name of the snapshot: letters, digits, and _ . - after the first character."),
+}
+
+
+class SnapshotKind(JobKind):
+    """A kind that has libvirt do something with snapshots of a guest."""
+
+    target = "guest"
+
+    @property
+    def options_schema(self) -> dict[str, Any]:
+        return super().options_schema | {"required": ["name"]}
+
+    def resolve(self, target_id: int) -> Target:
+        guest = find(target_id)
+        return Target(kind="guest", id=guest.pk, host=guest.host, label=guest.name)
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
+        found = [Lock(f"guest:{target.id}", exclusive=True)]
+        for disk in find(target.id).disks.filter(only_in="", device="disk").select_related("use__image"):
+            if (use := getattr(disk, "use", None)) is not None:
+                for image in (use.image, *neighbours.ancestors(use.image)):
+                    found += neighbours.locks_on(image, exclusive=True)
+        return list({lock.key: lock for lock in found}.values())
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        guest = find(target_id)
+        reason, warnings, against = f"{self.title}: {guest.name}.", list[str](), list[Refusal]()
+        try:
+            now, known = _asked(guest)
+            reason, warnings, against = self.choose(guest, now, known, options)
+        except (RefusedError, HostError) as error:
+            against = [Refusal(error.code, error.detail)]
+        by_hand = tuple(Refusal("qemu_bug", one) for one in qemu_bugs.against(guest.host, self.name))
+        return Plan(
+            method=self.name, reason=reason, commands=(shlex.join(self.command(guest, options)),),
+            facts_at=guest.last_seen, refusals=tuple(against), by_hand=by_hand,
+            warnings=(*(one.detail for one in by_hand), *warnings),
+            affected_guests=(Affected(guest.pk, guest.name, guest.state),), options=options,
+        )  # fmt: skip
+
+    def choose(
+        self, guest: Guest, now: GuestNow, known: Snapshots, options: dict[str, Any]
+    ) -> tuple[str, list[str], list[Refusal]]:
+        """What would be done, what to know before, and what stands against it."""
+        raise NotImplementedError
+
+    def command(self, guest: Guest, options: dict[str, Any]) -> list[str]:
+        """What is done, as an admin would type it."""
+        raise NotImplementedError
+
+    def check(self, guest: Guest, options: dict[str, Any]) -> GuestNow:
+        """The guest as it is now, provided that it can be done; raises RefusedError or HostError."""
+        now, known = _asked(guest)
+        for refusal in self.choose(guest, now, known, options)[2]:
+            raise RefusedError(refusal.code, refusal.detail)
+        return now
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 (the scan writes the rows)
+        return result
+
+    def ended(self, job: Job) -> None:
+        record.rescan(job)
+
+
+class CreateSnapshot(SnapshotKind):
+    """Has the disks of a running guest written to overlays from now on."""
+
+    name = "snapshot"
+    title = _("Create a snapshot")
+    description = _("Creates a snapshot of a running guest's disks. From then on, the guest writes to new overlays.")
+    unsuccessful = {"": Unsuccessful(gettext_noop("The guest's page shows whether the snapshot was created."))}
+    properties = {
+        "name": _NAME,
+        "disks": {
+            "type": ["array", "null"],
+            "items": {"type": "string", "maxLength": 40},
+            "minItems": 1,
+            "default": None,
+            "description": _("Targets of the disks, such as vda; null for all that can be written to."),
+        },
+        "quiesce": {
+            "type": "boolean",
+            "default": True,
+            "description": _("Has the guest agent flush and freeze the filesystems for that moment."),
+        },
+    }
+
+    def choose(
+        self, guest: Guest, now: GuestNow, known: Snapshots, options: dict[str, Any]
+    ) -> tuple[str, list[str], list[Refusal]]:
+        targets = [disk.target for disk in now.disks]
+        wanted, against = options["disks"] or targets, list[Refusal]()
+        if known.named(options["name"]) is not None:
+            sentence = gettext("{guest} already has a snapshot {name}: choose another name.")
+            against.append(Refusal("target_exists", sentence.format(guest=guest.name, name=options["name"])))
+        if not wanted or (missing := sorted(set(wanted) - set(targets))):
+            sentence = gettext("{guest} has no disk {missing}; it has {targets}.").format(
+                guest=guest.name,
+                missing=", ".join(missing if wanted else []) or "?",
+                targets=", ".join(targets) or "none",
+            )
+            against.append(Refusal(INVALID, sentence))
+        if options["quiesce"] and (now.agent.commands is None or _FREEZE not in now.agent.commands):
+            sentence = gettext(
+                "The guest agent of {guest} does not answer, or cannot freeze filesystems. Start it in the guest, or "
+                "create the snapshot without quiescing, as after a power cut."
+            )
+            against.append(Refusal("tool_missing", sentence.format(guest=guest.name)))
+        depth = max((len(disk.chain) for disk in now.disks if disk.target in wanted), default=0)
+        reason = gettext(
+            "{guest} writes to new overlays of {disks} from now on. Their chains become {depth} images deep at most."
+        ).format(guest=guest.name, disks=", ".join(wanted) or gettext("no disk"), depth=depth + 1)
+        warnings = [gettext("A snapshot grows with all that the guest writes. Delete it when it is no longer needed.")]
+        if not options["quiesce"]:
+            warnings.append(gettext("Filesystems are not quiesced: the snapshot is as after a power cut."))
+        return reason, warnings, against
+
+    def command(self, guest: Guest, options: dict[str, Any]) -> list[str]:
+        quiesce = ["--quiesce"] if options["quiesce"] else []
+        return ["virsh", "snapshot-create-as", guest.name, options["name"], "--disk-only", "--atomic", *quiesce]
+
+    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
+        guest, options = find(job.target_id), job.options
+        now = self.check(guest, options)
+        disks = options["disks"] or [disk.target for disk in now.disks]
+        recorder.progress({"stage": "creating"})
+        recorder.flush()
+        described = gettext("Created by {user} (job {job}).").format(user=job.created_by, job=job.pk)
+        known = snapshots.create(guest.host, guest.uid, options["name"], described, disks, quiesce=options["quiesce"])
+        made = known.named(options["name"])
+        if made is None:
+            raise HostError(gettext("libvirt created a snapshot and does not list it. Look at the guest."))
+        words = f"{guest.name} has the snapshot {made.name} of {', '.join(part.target for part in made.disks)}."
+        recorder.log(words)
+        return {"name": made.name, "overlays": {part.target: part.path for part in made.disks}, "words": words}
+
+
+class DeleteSnapshot(SnapshotKind):
+    """Has libvirt delete a snapshot; what was written since stays."""
+
+    name = "delete_snapshot"
+    title = _("Delete a snapshot")
+    description = _(
+        "Deletes a snapshot of a running guest: libvirt writes what its overlays hold into the images below, and "
+        "removes the overlays. The guest's present data stays."
+    )
+    goes_on = no_way_back = True
+    unsuccessful = {
+        "": Unsuccessful(gettext_noop("The guest's data is whole. Its page shows whether the snapshot is gone."))
+    }
+    properties = {"name": _NAME}
+
+    def choose(
+        self, guest: Guest, now: GuestNow, known: Snapshots, options: dict[str, Any]
+    ) -> tuple[str, list[str], list[Refusal]]:
+        chosen, against = known.named(options["name"]), list[Refusal]()
+        if chosen is None:
+            sentence = gettext("{guest} has no snapshot {name}.").format(guest=guest.name, name=options["name"])
+            return sentence, [], [Refusal("stale_plan", sentence)]
+        if chosen.is_external and known.version < snapshots.DELETES_EXTERNAL:
+            sentence = gettext(
+                "libvirt {version} on {host} cannot delete snapshots that have files of their own; 9.0 and later can."
+            )
+            version = f"{known.version // 1_000_000}.{known.version // 1000 % 1000}"
+            against.append(Refusal("tool_missing", sentence.format(version=version, host=guest.host.name)))
+        for part in chosen.disks:
+            disk = next((one for one in now.disks if one.target == part.target), None)
+            if part.how != "external" or disk is None or part.path not in disk.chain[:-1]:
+                continue
+            layers = layers_of(guest, now, disk)
+            top = layers.chain.index(part.path)
+            against += block_jobs.needed_by_others(layers, top, top + 1)
+        reason = gettext(
+            "What {guest} has written since the snapshot {name} stays, and goes into the images below. Nobody can go "
+            "back to {name} any more."
+        ).format(guest=guest.name, name=chosen.name)
+        return reason, [gettext("libvirt cannot be stopped in it: a cancel only ends the waiting.")], against
+
+    def command(self, guest: Guest, options: dict[str, Any]) -> list[str]:
+        return ["virsh", "snapshot-delete", guest.name, options["name"]]
+
+    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
+        guest, name = find(job.target_id), job.options["name"]
+        begun = BEGUN in job.kept
+        if not begun:
+            self.check(guest, job.options)
+            job.kept = job.kept | {BEGUN: {"name": name}}
+            job.ours().update(kept=job.kept)
+
+        def tick() -> None:
+            recorder.tick()
+            if runner.stopping.is_set():
+                raise GoesOnError("this worker was told to end")
+            if recorder.cancel_requested:
+                if not job.ours().exists():
+                    raise GoesOnError("another worker has it")
+                raise StoppedError(protocol.CANCELLED, gettext("Cancelled. libvirt finishes deleting the snapshot."))
+
+        recorder.progress({"stage": "merging", "message": "by libvirt, which reports no progress"})
+        recorder.flush()
+        while True:
+            try:
+                known = snapshots.delete(guest.host, guest.uid, name, tick)
+                break
+            except HostError:
+                # Whoever began it may have gone, and libvirt is still at it, or does not answer.
+                if not begun:
+                    with contextlib.suppress(HostError):
+                        if snapshots.of(guest.host, guest.uid).named(name) is None:
+                            continue
+                    raise
+                tick()
+                time.sleep(_AGAIN)
+        if known.named(name) is not None:
+            raise HostError(gettext("libvirt deleted the snapshot {name} and still lists it.").format(name=name))
+        words = f"The snapshot {name} of {guest.name} is deleted; what was written since is in the images below."
+        recorder.log(words)
+        return {"name": name, "words": words}
+
+
+def _asked(guest: Guest) -> tuple[GuestNow, Snapshots]:
+    """A guest and its snapshots as they are now; raises RefusedError or HostError."""
+    if guest.kind != Guest.Kind.DOMAIN:
+        sentence = gettext("{guest} is no guest of libvirt: only snapshots of those are made here.")
+        raise RefusedError(INVALID, sentence.format(guest=guest.name))
+    if why := why_read_only(guest.host):
+        raise RefusedError("tool_missing", why)
+    now = running.look(guest.host, guest.uid)
+    if not now.runs:
+        sentence = gettext("{guest} is not running ({state}): only snapshots of running guests are made here.")
+        raise RefusedError(INVALID, sentence.format(guest=guest.name, state=now.state))
+    return now, snapshots.of(guest.host, guest.uid)

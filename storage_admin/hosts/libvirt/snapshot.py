@@ -1,0 +1,78 @@
+"""Snapshots of one domain: ``snapshot URI``; the request is one JSON document on standard input, so is the answer.
+
+``uid``, and ``do``: ``list``; ``create`` (``name``, ``description``, ``disks``: targets, ``quiesce``), a snapshot of
+the disks alone whose overlays libvirt names; ``delete`` (``name``), by which libvirt merges what was written since.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import libvirt
+
+from storage_admin.hosts.libvirt import helper
+
+
+def main(uri: str) -> None:
+    request = json.load(sys.stdin)
+    helper.answer(lambda: _DOES[request["do"]](libvirt.open(uri), request))
+
+
+def _list(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
+    domain = connection.lookupByUUIDString(request["uid"])
+    return {"snapshots": list(_snapshots(domain)), "libvirt": connection.getLibVersion()}
+
+
+def _snapshots(domain: Any) -> Iterator[dict[str, Any]]:
+    for snapshot in domain.listAllSnapshots():
+        root = ET.fromstring(snapshot.getXMLDesc())  # noqa: S314 (libvirt wrote it)
+        yield {
+            "name": snapshot.getName(), "created": int(root.findtext("creationTime") or 0),
+            "description": root.findtext("description") or "", "state": root.findtext("state") or "",
+            "parent": root.findtext("parent/name") or "", "current": bool(snapshot.isCurrent()),
+            "disks": list(_disks(root)),
+        }  # fmt: skip
+
+
+def _disks(root: ET.Element) -> Iterator[dict[str, str]]:
+    """What a snapshot has of each disk: where it is ``external``, the overlay that was made; or it is ``internal``."""
+    for disk in root.findall("disks/disk"):
+        source = disk.find("source")
+        if (how := disk.get("snapshot", "")) in {"external", "internal"}:
+            path = "" if source is None else source.get("file") or source.get("dev") or ""
+            yield {"target": disk.get("name", ""), "how": how, "path": path}
+
+
+def _create(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
+    domain = connection.lookupByUUIDString(request["uid"])
+    root = ET.Element("domainsnapshot")
+    ET.SubElement(root, "name").text = request["name"]
+    ET.SubElement(root, "description").text = request["description"]
+    disks = ET.SubElement(root, "disks")
+    definition = ET.fromstring(domain.XMLDesc())  # noqa: S314 (libvirt wrote it)
+    for target in definition.findall("devices/disk/target"):
+        how = "external" if target.get("dev") in request["disks"] else "no"
+        ET.SubElement(disks, "disk", {"name": target.get("dev", ""), "snapshot": how})
+    flags = libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_ATOMIC
+    flags |= libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_QUIESCE if request["quiesce"] else 0
+    domain.snapshotCreateXML(ET.tostring(root, encoding="unicode"), flags)
+    return _list(connection, request)
+
+
+def _delete(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
+    domain = connection.lookupByUUIDString(request["uid"])
+    try:
+        domain.snapshotLookupByName(request["name"]).delete()
+    except libvirt.libvirtError as error:
+        if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN_SNAPSHOT:
+            raise
+    return _list(connection, request)
+
+
+_DOES = {"list": _list, "create": _create, "delete": _delete}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,110 @@
+"""Snapshots that libvirt keeps of a domain: listed, created and deleted by its own calls."""
+
+import json
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from storage_admin.agent.protocol import HostError
+from storage_admin.hosts.libvirt.process import ask
+from storage_admin.hosts.libvirt.relay import refuse_to_write
+from storage_admin.hosts.libvirt.uri import uri_of
+from storage_admin.hosts.models import Host
+
+#: Seconds until a list is given up, until a new one is, and until a deletion is, which writes what the overlays hold.
+LIST_TIMEOUT, CREATE_TIMEOUT, DELETE_TIMEOUT = 10.0, 120.0, 24 * 3600.0
+#: The first libvirt that deletes snapshots whose disks are files of their own, as it gives its version.
+DELETES_EXTERNAL = 9_000_000
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a snapshot has of a disk: ``how`` is ``external``, then ``path`` is the overlay, or ``internal``."""
+
+    target: str
+    how: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot, as libvirt tells of it; ``state`` is the guest's then, ``disk-snapshot`` without its memory."""
+
+    name: str
+    created: datetime
+    description: str
+    state: str
+    parent: str
+    current: bool
+    disks: tuple[Part, ...]
+
+    @property
+    def is_external(self) -> bool:
+        """Whether it has files of its own."""
+        return any(part.how == "external" for part in self.disks)
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    """All of a domain, the newest first, and libvirt's version as a number."""
+
+    found: tuple[Snapshot, ...]
+    version: int
+
+    def named(self, name: str) -> Snapshot | None:
+        """The one of that name."""
+        return next((one for one in self.found if one.name == name), None)
+
+
+def of(host: Host, uid: str) -> Snapshots:
+    """The snapshots of a domain.
+
+    Raises:
+        RefusedError: ``tool_missing``: libvirt there can only be read.
+        HostError: libvirt does not answer, or knows no such domain.
+    """
+    return _asked(host, {"uid": uid, "do": "list"}, LIST_TIMEOUT)
+
+
+def create(host: Host, uid: str, name: str, description: str, disks: Collection[str], *, quiesce: bool) -> Snapshots:
+    """Has the disks of a running domain written to new overlays from now on; what was there is the snapshot.
+
+    Args:
+        disks: targets.
+        quiesce: the guest's agent flushes its filesystems and holds them still meanwhile.
+
+    Raises:
+        RefusedError, HostError: as of :func:`of`; or libvirt refuses it.
+    """
+    request = {"uid": uid, "do": "create", "name": name, "description": description, "quiesce": quiesce}
+    return _asked(host, request | {"disks": sorted(disks)}, CREATE_TIMEOUT)
+
+
+def delete(host: Host, uid: str, name: str, tick: Callable[[], None]) -> Snapshots:
+    """Deletes a snapshot; what was written since stays, in the image below. One that is gone is deleted.
+
+    Args:
+        tick: called twice a second; what it raises ends the waiting, and not the deletion.
+
+    Raises:
+        RefusedError, HostError: as of :func:`of`; or libvirt refuses it.
+    """
+    return _asked(host, {"uid": uid, "do": "delete", "name": name}, DELETE_TIMEOUT, tick)
+
+
+def _asked(host: Host, request: dict[str, Any], seconds: float, tick: Callable[[], None] | None = None) -> Snapshots:
+    refuse_to_write(host)
+    with uri_of(host) as uri:
+        if uri is None:
+            raise HostError(_("No libvirt listens on {host}.").format(host=host.name))
+        told = ask(uri, ["snapshot"], seconds, json.dumps(request).encode(), tick=tick)
+    found = [_snapshot(one) for one in told["snapshots"]]
+    return Snapshots(tuple(sorted(found, key=lambda one: one.created, reverse=True)), told["libvirt"])
+
+
+def _snapshot(told: dict[str, Any]) -> Snapshot:
+    created = datetime.fromtimestamp(told["created"], UTC)
+    return Snapshot(**told | {"created": created, "disks": tuple(Part(**disk) for disk in told["disks"])})

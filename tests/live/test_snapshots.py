@@ -1,0 +1,121 @@
+"""Snapshots of running libvirt guests: created with the agent's help, listed, deleted while the guest writes."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.utils import timezone
+
+from storage_admin.errors import InvalidError
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.libvirt import snapshots
+from storage_admin.jobs import kinds, services
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import Plan
+from tests.harness.guests import Disk, LibvirtGuest
+from tests.live.chains import chain_of, definition_of, done
+from tests.live.conftest import filesystem_image, scanned
+from tests.live.writer import acknowledged, check, wait_for_writes, writing
+from tests.working import OPERATOR, client_as, create, scan
+
+pytestmark = [
+    pytest.mark.guest,
+    pytest.mark.services,
+    pytest.mark.django_db,
+    pytest.mark.usefixtures("quiet", "libvirtd"),
+]
+
+
+def plan_of(kind: str, row: Guest, **options: object) -> Plan:
+    return services.plan(OPERATOR, kind, row.pk, options)
+
+
+def codes(plan: Plan) -> list[str]:
+    return [one.code for one in plan.refusals]
+
+
+def submit(kind: str, row: Guest, **options: object) -> Job:
+    return services.submit(OPERATOR, kind, row.pk, options)
+
+
+def test_a_snapshot_is_quiesced_listed_and_deleted_from_the_guests_page(
+    agent_guest: Callable[..., LibvirtGuest], shared_folder: Path
+) -> None:
+    guest = agent_guest(Disk(filesystem_image(shared_folder / "disk.qcow2")))
+    host, row = scanned(shared_folder, guest)
+    assert plan_of("snapshot", row, name="before").refusals == ()
+    done(submit("snapshot", row, name="before"))
+    assert chain_of(guest) == ["disk.before", "disk.qcow2"]
+    assert definition_of(guest) == "disk.before"
+    (found,) = snapshots.of(row.host, row.uid).found
+    assert (found.name, found.current, found.is_external) == ("before", True, True)
+    assert timezone.now() - found.created < timedelta(minutes=5)
+    page = client_as(role="operator").get(f"/guests/{row.pk}/snapshots/").content.decode()
+    assert "before" in page
+    assert "disk.before" in page
+    assert codes(plan_of("snapshot", row, name="before")) == ["target_exists"]
+    guest.console.run("echo written > /mnt/since; sync")
+    assert codes(plan_of("delete_snapshot", row, name="before")) == ["outside_pool"], "nobody has scanned the overlay"
+    scan(host)
+    done(submit("delete_snapshot", row, name="before"))
+    assert chain_of(guest) == ["disk.qcow2"]
+    assert not (shared_folder / "disk.before").exists()
+    assert guest.console.run("cat /mnt/since") == "written"
+    assert codes(plan_of("delete_snapshot", row, name="before")) == ["stale_plan"]
+
+
+def test_what_is_written_while_a_snapshot_is_made_and_deleted_is_there(
+    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
+) -> None:
+    image = create(shared_folder / "disk.qcow2", "96M")
+    guest = tcg_guest(Disk(image))
+    host, row = scanned(shared_folder, guest)
+    with writing(guest):
+        done(submit("snapshot", row, name="one", quiesce=False))
+        wait_for_writes(guest, 3)
+        done(submit("snapshot", row, name="two", quiesce=False))
+        wait_for_writes(guest, 3)
+        scan(host)
+        done(submit("delete_snapshot", row, name="one"))
+        wait_for_writes(guest, 3)
+        done(submit("delete_snapshot", row, name="two"))
+        wait_for_writes(guest, 3)
+    assert chain_of(guest) == ["disk.qcow2"]
+    last = acknowledged(guest)
+    guest.stop()
+    check(image, last)
+
+
+def test_without_an_agent_nothing_is_quiesced_and_the_plan_says_so(
+    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
+) -> None:
+    guest = tcg_guest(Disk(create(shared_folder / "disk.qcow2")))
+    __, row = scanned(shared_folder, guest)
+    assert codes(plan_of("snapshot", row, name="now")) == ["tool_missing"]
+    assert codes(plan_of("snapshot", row, name="now", quiesce=False)) == []
+    assert codes(plan_of("snapshot", row, name="now", quiesce=False, disks=["vdz"])) == ["invalid"]
+    guest.stop()
+    assert codes(plan_of("snapshot", row, name="now", quiesce=False)) == ["invalid"]
+
+
+def test_a_snapshot_is_not_merged_into_a_base_that_others_use(
+    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
+) -> None:
+    image = create(shared_folder / "disk.qcow2")
+    guest = tcg_guest(Disk(image))
+    host, row = scanned(shared_folder, guest)
+    done(submit("snapshot", row, name="golden", quiesce=False))
+    create(shared_folder / "clone.qcow2", base="disk.qcow2")
+    scan(host)
+    assert codes(plan_of("delete_snapshot", row, name="golden")) == ["shared_base"]
+    (shared_folder / "clone.qcow2").unlink()
+    scan(host)
+    assert codes(plan_of("delete_snapshot", row, name="golden")) == []
+    done(submit("delete_snapshot", row, name="golden"))
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a/b", "..", "a b", "x" * 61])
+def test_names_that_are_none_are_refused(name: str) -> None:
+    with pytest.raises(InvalidError):
+        kinds.get("snapshot").clean({"name": name})
