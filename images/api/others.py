@@ -1,6 +1,6 @@
 """Endpoints that read several things at once: guests with their images, a host's scan, the first page."""
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any, ClassVar
 
 from django.db.models import QuerySet
@@ -8,15 +8,18 @@ from django.shortcuts import get_object_or_404
 from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins, status
+from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from images.api.shapes import OverviewSerializer
+from images.api.shapes import OverviewSerializer, SnapshotsSerializer
 from images.filters import GuestFilters
 from images.selectors import guests_for, overview
 from images.serializers import GuestSerializer
 from storage_admin.accounts.models import Role
+from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import Guest
+from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.selectors import hosts_for
 from storage_admin.jobs import services
 from storage_admin.jobs.serializers import EmptyBody, JobSerializer
@@ -31,6 +34,20 @@ class GuestEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
 
     def get_queryset(self) -> QuerySet[Any]:
         return guests_for(self.actor)
+
+    @extend_schema(
+        summary=_("Snapshots of a libvirt guest"),
+        description="As libvirt on its host lists them now, the newest first.",
+        responses=SnapshotsSerializer,
+    )
+    @action(detail=True, methods=["get"], filter_backends=[], pagination_class=None)
+    def snapshots(self, _request: Request, **_where: Any) -> Response:
+        guest = self.get_object()
+        try:
+            known = snapshots.of(guest.host, guest.uid)
+        except (RefusedError, HostError) as error:
+            return Response({"snapshots": [], "unknown": error.detail})
+        return Response({"snapshots": [asdict(one) for one in known.found], "unknown": None})
 
 
 class HostScanEndpoint(Endpoint):

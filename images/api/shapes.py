@@ -168,3 +168,30 @@ class OverviewSerializer(serializers.Serializer[Any]):
     at_work = JobSerializer(many=True)
     queued_count = serializers.IntegerField()
     won_so_far = WonSerializer()
+
+
+class SnapshotPartSerializer(serializers.Serializer[Any]):
+    """What a snapshot has of one disk."""
+
+    target = serializers.CharField()
+    how = serializers.ChoiceField(choices=("external", "internal"))
+    path = serializers.CharField(allow_blank=True, help_text=_("The overlay that was created; empty if internal."))
+
+
+class SnapshotSerializer(serializers.Serializer[Any]):
+    """A snapshot of a guest."""
+
+    name = serializers.CharField()
+    created = serializers.DateTimeField()
+    description = serializers.CharField(allow_blank=True)
+    state = serializers.CharField(help_text=_("State of the guest then; disk-snapshot if its memory was not saved."))
+    parent = serializers.CharField(allow_blank=True)  # type: ignore[assignment]  # the name is also the base class's
+    current = serializers.BooleanField()
+    disks = SnapshotPartSerializer(many=True)
+
+
+class SnapshotsSerializer(serializers.Serializer[Any]):
+    """The snapshots of a guest."""
+
+    snapshots = SnapshotSerializer(many=True)
+    unknown = serializers.CharField(allow_null=True, help_text=_("Why they are not known; null if they are."))

@@ -64,6 +64,7 @@ CASES = [
     Case("delete", "pools/{spare}/", ADMIN, 204),
     Case("get", "guests/", VIEWER),
     Case("get", "guests/{guest}/", VIEWER),
+    Case("get", "guests/{guest}/snapshots/", VIEWER),
     Case("get", "images/", VIEWER),
     Case("get", "images/{image}/", VIEWER),
     Case("patch", "images/{image}/", ADMIN, body={"declared_format": "qcow2"}),

@@ -54,6 +54,9 @@ def test_a_snapshot_is_quiesced_listed_and_deleted_from_the_guests_page(
     page = client_as(role="operator").get(f"/guests/{row.pk}/snapshots/").content.decode()
     assert "before" in page
     assert "disk.before" in page
+    told = client_as(role="viewer").get(f"/api/v1/guests/{row.pk}/snapshots/").json()
+    overlay = {"target": "vda", "how": "external", "path": str(shared_folder / "disk.before")}
+    assert [(one["name"], one["disks"]) for one in told["snapshots"]] == [("before", [overlay])]
     assert codes(plan_of("snapshot", row, name="before")) == ["target_exists"]
     guest.console.run("echo written > /mnt/since; sync")
     assert codes(plan_of("delete_snapshot", row, name="before")) == ["outside_pool"], "nobody has scanned the overlay"

@@ -106,6 +106,12 @@ PAGES = [
     Page("get", "guest_io", VIEWER, 302),
     Page("post", "guest_io", VIEWER, 302),
     Page("get", "guest", VIEWER),
+    Page("get", "guest_snapshots", VIEWER),
+    *(
+        one
+        for name in ("live_flatten", "live_merge", "snapshot", "delete_snapshot")
+        for one in (Page("get", name, VIEWER), Page("post", name, OPERATOR, first=VIEWER))
+    ),
     Page("get", "move_disk", VIEWER),
     Page("post", "move_disk", OPERATOR, first=VIEWER),
     Page("get", "resize", VIEWER),
