@@ -37,7 +37,21 @@ def causes(
         devices: what lies below those that are block devices, likewise.
     """
     found = [*_of_agent(guest)]
+    mounted = {target for one in guest.filesystems for target in one.disks}
+    # What the agent cannot lead to a disk, as a ZFS, may be on any.
+    known = bool(guest.filesystems) and all(one.disks for one in guest.filesystems)
     for disk in guest.disks:
+        if known and disk.target not in mounted:
+            found.append(
+                Cause(
+                    "not_mounted",
+                    _("The guest agent reports no mounted filesystem on {disk}: nothing is trimmed there.").format(
+                        disk=disk.target
+                    ),
+                    _("Mount its filesystems in the guest, then trim."),
+                    disk.target,
+                )
+            )
         found += _of_disk(guest, disk, images.get(disk.target))
         found += _of_device(disk, (devices or {}).get(disk.target, DeviceNow()))
     return tuple(found)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from django.utils.translation import gettext
+from django.utils.translation import gettext, gettext_lazy
 
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, StoppedError
@@ -23,6 +23,10 @@ from storage_admin.jobs.plan_and_progress import Recorder
 
 #: The guest ended while its block job was at work.
 GUEST_ENDED = "guest_ended"
+_LOST = gettext_lazy(
+    "Cancelled while libvirt does not answer: the block job of {guest} may go on. When libvirt is back, look with "
+    "virsh blockjob."
+)
 
 
 def keep(job: Job, stage: str, wanted: Wanted, before: int | None) -> None:
@@ -74,7 +78,8 @@ class Follower:
                 )
                 until = time.monotonic() + block_jobs.AGAIN
                 while time.monotonic() < until:
-                    self._order("lost")
+                    if self._order("lost") == "abort":
+                        raise StoppedError(protocol.INTERRUPTED, _LOST.format(guest=self._guest.name)) from lost
                     time.sleep(block_jobs.AGAIN / 4)
 
     def _follow(self, *, start: bool) -> Ended:

@@ -4,7 +4,6 @@ A snapshot is of the disks alone: each is written to an overlay from then on. De
 into the images below, and removes them; libvirt goes on with that when whoever asked for it has gone.
 """
 
-import contextlib
 import shlex
 import time
 from typing import Any
@@ -32,6 +31,8 @@ from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refus
 
 #: The agent's command that holds filesystems still.
 _FREEZE = "guest-fsfreeze-freeze"
+#: What libvirt says while it is at work on the domain.
+_BUSY = ("state change lock", "block job", "did not answer")
 #: Seconds until it is tried again where libvirt is still busy with it.
 _AGAIN = 2.0
 _NAME = {
@@ -242,12 +243,9 @@ class DeleteSnapshot(SnapshotKind):
             try:
                 known = snapshots.delete(guest.host, guest.uid, name, tick)
                 break
-            except HostError:
-                # Whoever began it may have gone, and libvirt is still at it, or does not answer.
-                if not begun:
-                    with contextlib.suppress(HostError):
-                        if snapshots.of(guest.host, guest.uid).named(name) is None:
-                            continue
+            except HostError as error:
+                # Where a worker before has begun it, libvirt may still be at it.
+                if not begun or not any(word in error.detail for word in _BUSY):
                     raise
                 tick()
                 time.sleep(_AGAIN)

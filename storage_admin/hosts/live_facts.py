@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 #: The command of the guest agent that trims.
 FSTRIM = "guest-fstrim"
+#: Of what an agent tells, which is whatever the guest wants: filesystems, and characters of each text.
+MOST, LONGEST = 200, 1000
 
 
 @dataclass(frozen=True)
@@ -119,10 +121,10 @@ def trimmed(paths: object) -> tuple[Trimmed, ...]:
         raise ValueError(repr(paths)[:100])
     return tuple(
         Trimmed(
-            str(one.get("path") or ""),
+            str(one.get("path") or "")[:LONGEST],
             one["trimmed"] if isinstance(one.get("trimmed"), int) else None,
-            str(one.get("error") or ""),
+            str(one.get("error") or "")[:LONGEST],
         )
-        for one in paths
+        for one in paths[:MOST]
         if isinstance(one, dict)
     )

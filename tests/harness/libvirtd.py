@@ -121,8 +121,13 @@ def _speaks() -> bool:
     return True
 
 
+def stop() -> None:
+    """Ends libvirtd; guests go on running."""
+    _stop("libvirtd")
+
+
 def restart() -> None:
-    """Ends libvirtd and starts it again, as an update does; guests go on running."""
+    """Ends libvirtd, if it runs, and starts it again, as an update does; guests go on running."""
     _stop("libvirtd")
     _start("libvirtd", _SOCKET)
     wait_until(_speaks, 30, "libvirtd answers again")

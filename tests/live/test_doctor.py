@@ -4,7 +4,7 @@ import pytest
 
 from images.live import doctor
 from images.models import Image
-from storage_admin.hosts.live_facts import FSTRIM, AgentNow, DeviceNow, DiskNow, GuestNow
+from storage_admin.hosts.live_facts import FSTRIM, AgentNow, DeviceNow, DiskNow, Filesystem, GuestNow, trimmed
 from storage_admin.hosts.models import StoragePool
 
 AGENT = AgentNow(configured=True, answers=True, commands=frozenset({FSTRIM}))
@@ -102,3 +102,22 @@ def test_virtio_disks_pass_discards_since_machine_type_4(machine: str, passes: b
 def test_what_lies_below_a_device_tells(device: DeviceNow, codes: set[str]) -> None:
     guest = GuestNow("running", "", AGENT, (DiskNow(**GOOD | {"kind": "block", "chain": ("/dev/vg/lv",)}),))  # type: ignore[arg-type]
     assert {cause.code for cause in doctor.causes(guest, {}, {"vda": device})} == codes
+
+
+@pytest.mark.parametrize(
+    ("disks", "codes"), [((("vda",),), set()), ((("vdb",),), {"not_mounted"}), ((("vdb",), ()), set()), ((), set())]
+)
+def test_a_disk_without_a_mounted_filesystem_is_told_where_all_are_known(
+    disks: tuple[tuple[str, ...], ...], codes: set[str]
+) -> None:
+    mounted = tuple(Filesystem(f"/{number}", disks=targets) for number, targets in enumerate(disks))
+    guest = GuestNow("running", "", AGENT, (DiskNow(**GOOD),), mounted)  # type: ignore[arg-type]
+    assert {cause.code for cause in doctor.causes(guest, {"vda": image()})} == codes
+
+
+def test_what_a_hostile_agent_tells_is_kept_short() -> None:
+    told = trimmed([{"path": "/" * 10**6, "trimmed": "much", "error": 7}, "x", *({"path": "/"} for _ in range(10**4))])
+    assert (len(told) < 201, len(told[0].path), told[0].trimmed_bytes, told[0].error) == (True, 1000, None, "7")
+    for other in (None, "x", {"path": "/"}, 7):
+        with pytest.raises(ValueError, match=r"."):
+            trimmed(other)

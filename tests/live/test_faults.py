@@ -21,7 +21,8 @@ from storage_admin.jobs.models import Job
 from tests.chance import night
 from tests.harness import libvirtd as daemons
 from tests.harness.guests import Disk, Domains, LibvirtGuest
-from tests.live.chains import at_stage, chain_of, definition_of, submit, whole
+from tests.harness.processes import wait_until
+from tests.live.chains import PATTERNS, at_stage, chain_of, definition_of, patterns, submit, whole
 from tests.live.conftest import scanned
 from tests.live.writer import acknowledged, begin, wait_for_writes, writing
 from tests.working import OPERATOR, refused_as, run, said
@@ -187,6 +188,26 @@ def test_libvirtd_is_restarted_meanwhile(domains: Domains, chain: list[Path], op
         ended_well(job)
         domains.reconnect(guest)
     all_agree(guest, folder, after)
+
+
+def test_a_cancel_while_libvirtd_is_away_ends_the_job_and_says_that_qemu_may_go_on(
+    domains: Domains, chain: list[Path]
+) -> None:
+    guest, folder = domains.run([Disk(chain[0])]), chain[0].parent
+    __, row = scanned(folder, guest)
+    job, after = begun("pull", row, folder)
+
+    def goes_away() -> None:
+        daemons.stop()
+        services.cancel(OPERATOR, job)
+
+    with at_stage("mirroring", goes_away):
+        run(job)
+    daemons.restart()
+    domains.reconnect(guest)
+    assert (job.state, job.error_code) == ("interrupted", "interrupted")
+    wait_until(lambda: chain_of(guest) == after, 60, "QEMU has done it")
+    assert patterns(guest) == PATTERNS
 
 
 @times

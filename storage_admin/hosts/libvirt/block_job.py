@@ -49,7 +49,10 @@ def main(uri: str) -> None:
     except ContradictedError as error:
         helper.say({"contradiction": str(error)})
     except libvirt.libvirtError as error:
-        helper.say({"error": str(error)})
+        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN and not request["start"]:
+            helper.say({"ended": True, "active": False, "chain": [], "later": None})  # the guest was removed
+        else:
+            helper.say({"error": str(error)})
 
 
 def look(domain: Any, disk: str) -> dict[str, Any]:
