@@ -31,7 +31,7 @@ class Benchmark(models.Model):
         """What stood between the figures and the disk, as the agent says it."""
 
         DROPPED = "dropped", _("caches dropped")
-        DIRECT = "direct", _("direct, past the caches")
+        DIRECT = "direct", _("direct, bypassing the page cache")
         NOT_DROPPED = "not dropped", _("caches not dropped")
 
     job = models.OneToOneField(Job, on_delete=models.SET_NULL, null=True, related_name="benchmark")

@@ -217,7 +217,7 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
         help_text="Lower bound, by the fastest growth that fits the samples."
     )
     days_until_full_high = serializers.SerializerMethodField(
-        help_text=_("Upper bound, by the slowest growth that fits the samples.")
+        help_text=_("Upper bound, based on the slowest growth consistent with the samples.")
     )
 
     class Meta:

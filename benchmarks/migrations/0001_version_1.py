@@ -32,7 +32,7 @@ class Migration(migrations.Migration):
                 ('environment', models.JSONField(default=dict)),
                 ('environment_after', models.JSONField(default=dict)),
                 ('notes', models.JSONField(default=list)),
-                ('caches', models.CharField(blank=True, choices=[('dropped', 'caches dropped'), ('direct', 'direct, past the caches'), ('not dropped', 'caches not dropped')], max_length=12)),
+                ('caches', models.CharField(blank=True, choices=[('dropped', 'caches dropped'), ('direct', 'direct, bypassing the page cache'), ('not dropped', 'caches not dropped')], max_length=12)),
                 ('regressions', models.JSONField(default=list)),
                 ('created_by', models.CharField(max_length=150)),
                 ('created', models.DateTimeField(default=django.utils.timezone.now)),

@@ -32,7 +32,7 @@ class SettleLeftover(JobKind):
 
     name = "settle_leftover"
     title = _("Undo copy of another dashboard")
-    description = _("Restores or removes the undo copy of a job that this dashboard does not know (admin).")
+    description = _("Restores or removes the undo copy of a job that this dashboard has no record of (admins only).")
     target = "pool"
     role = Role.ADMIN
     rewrites = True

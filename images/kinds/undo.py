@@ -29,7 +29,7 @@ PUT_BACK = Unsuccessful(
     gettext_noop("This job did not restore the original, and removed nothing."),
 )
 REMOVED = Unsuccessful(
-    gettext_noop("The undo copy is either still there or removed. The image itself is not changed."),
+    gettext_noop("The undo copy may already have been removed. The image itself is unchanged."),
     gettext_noop("This job did not remove the undo copy, and did not change the image."),
     open_from="",
 )

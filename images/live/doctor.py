@@ -183,9 +183,9 @@ def _of_image(disk: DiskNow, image: Image) -> Iterator[Cause]:
     if disk.granularity is not None and disk.granularity > smallest:
         yield Cause(
             "coarse_granularity",
-            _("{disk} takes trim requests in pieces of {size:,} bytes, larger than the image's {smallest:,}.").format(
-                disk=disk.target, size=disk.granularity, smallest=smallest
-            ),
+            _(
+                "The discard granularity of {disk} is {size:,} bytes, larger than the image's {smallest:,} bytes."
+            ).format(disk=disk.target, size=disk.granularity, smallest=smallest),
             _("Remove discard_granularity from the disk's definition: smaller free ranges are never trimmed."),
             disk.target,
         )

@@ -151,7 +151,7 @@ class CreateSnapshot(SnapshotKind):
         reason = gettext(
             "{guest} writes to new overlays of {disks} from now on. Their chains become {depth} images deep at most."
         ).format(guest=guest.name, disks=", ".join(wanted) or gettext("no disk"), depth=depth + 1)
-        warnings = [gettext("A snapshot grows with all that the guest writes. Delete it when it is no longer needed.")]
+        warnings = [gettext("A snapshot grows as the guest writes data. Delete it when you no longer need it.")]
         if not options["quiesce"]:
             warnings.append(gettext("Filesystems are not quiesced: the snapshot is as after a power cut."))
         return reason, warnings, against
@@ -170,7 +170,9 @@ class CreateSnapshot(SnapshotKind):
         known = snapshots.create(guest.host, guest.uid, options["name"], described, disks, quiesce=options["quiesce"])
         made = known.named(options["name"])
         if made is None:
-            raise HostError(gettext("libvirt created a snapshot and does not list it. Look at the guest."))
+            raise HostError(
+                gettext("libvirt created a snapshot but does not list it. Check the guest's snapshots on the host.")
+            )
         words = f"{guest.name} has the snapshot {made.name} of {', '.join(part.target for part in made.disks)}."
         recorder.log(words)
         return {"name": made.name, "overlays": {part.target: part.path for part in made.disks}, "words": words}

@@ -74,7 +74,7 @@ class RewriteKind(ImageKind):
             gettext_noop("This job did not replace the image. It removed the files that it had written."),
         ),
         "in_place": Unsuccessful(
-            gettext_noop("The image still reads the same. Some of its blocks of zeros may have been freed."),
+            gettext_noop("The image's contents are unchanged. Some of its zero blocks may have been freed."),
             gettext_noop("This job did not change what is read from the image."),
         ),
         "check": Unsuccessful(

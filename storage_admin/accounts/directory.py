@@ -112,7 +112,7 @@ def _add(source: str, external_id: str, username: str, rights: Rights, email: st
     taken = User.objects.filter(username__iexact=username).exists()
     if taken or username.lower() in RESERVED:
         raise DeniedError(
-            _("Another account of this dashboard already has the name {username}. Ask one of its admins.").format(
+            _("The user name {username} is already taken on this dashboard. Ask one of its admins.").format(
                 username=username
             )
         )

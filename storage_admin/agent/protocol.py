@@ -68,10 +68,9 @@ REFUSALS = frozenset(
         "grace_period", "guest_locked", "guest_records_chain", "guest_running", "guests_unknown", "hard_linked",
         "has_internal_snapshots", "has_overlays", "hidden_lines", "host_unreachable", "image_in_use", "immutable",
         "in_snapshot_chain", "locks_missing", "not_confined", "not_enough_memory", "not_enough_space", "not_orphan",
-        "outside_pool", "pool_silent", "qemu_bug", "set_aside", "shared_base", "shared_pool", "stale_plan",
-        "target_exists", "tool_missing", "undo_kept", "undo_missing", "undo_written_to", "unsupported_pool",
-        "unsupported_subformat",
-        "folder_not_listed", "pool_changed",
+        "nothing_to_free", "outside_pool", "pool_silent", "qemu_bug", "set_aside", "shared_base", "shared_pool",
+        "stale_plan", "target_exists", "tool_missing", "undo_kept", "undo_missing", "undo_written_to",
+        "unsupported_pool", "unsupported_subformat", "folder_not_listed", "pool_changed",
     }
 )  # fmt: skip
 

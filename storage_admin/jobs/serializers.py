@@ -42,7 +42,7 @@ class CauseSerializer(serializers.Serializer[Any]):
     sentence = serializers.CharField()
     mend = serializers.CharField(help_text=_("What to do about it."))
     disk = serializers.CharField(allow_blank=True, help_text=_("Target of the disk; empty for the whole guest."))
-    stops = serializers.BooleanField(help_text=_("Whether nothing at all becomes free because of it."))
+    stops = serializers.BooleanField(help_text=_("Whether a trim frees no space at all because of this cause."))
 
 
 class PlanSerializer(serializers.Serializer[Any]):

@@ -175,7 +175,7 @@ def test_a_policys_errors_stand_beside_its_fields(chromium: Browser, live_server
     page = signed_in(chromium, live_server).new_page()
     page.goto(f"{live_server.url}/policies/add/")
     page.get_by_label("Opens (minute").fill("0 99 * * *")
-    page.get_by_label("Open for (minutes)").fill("")
+    page.get_by_label("Duration (minutes)").fill("")
     page.get_by_role("button", name="Create policy").click()
     expect(page.get_by_text("Not saved.")).to_be_visible()
     expect(page.locator("#window_minutes")).to_have_attribute("aria-invalid", "true")

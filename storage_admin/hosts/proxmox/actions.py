@@ -106,7 +106,7 @@ def check_resize(config: Config, target: str, size_bytes: int) -> Drive:
     where it would not be.
     """
     if config.guest.kind != VM:
-        raise RefusedError(INVALID, _("Only drives of VMs can be enlarged through the API."))
+        raise RefusedError(INVALID, _("Only disks of VMs can be enlarged through the API."))
     drive = config.drive(target)
     _refuse_path(config, target, drive)
     if drive.is_cdrom or not drives.is_drive(target, VM) or target.startswith("unused"):

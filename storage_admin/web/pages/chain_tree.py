@@ -107,4 +107,4 @@ def _needed(node: Node, overlays: int) -> str:
         return _("used by guest {name}").format(name=node.guests[0].name)
     if node.in_use:
         return _("in use")
-    return _("file has other names") if node.allocated_size else _("occupies no space")
+    return _("file has other hard links") if node.allocated_size else _("occupies no space")
