@@ -55,7 +55,7 @@ def test_one_page_plans_many_and_jobs_are_cancelled_from_the_list_and_one_is_und
     expect(page.locator("#refused")).to_contain_text("gone.qcow2 is missing")
     page.get_by_label("Reclaim heap-0.qcow2").uncheck()
     page.get_by_label("Method").select_option("compress")
-    page.get_by_role("button", name="Update plan").click()
+    page.get_by_role("button", name="Update plan", exact=True).click()
     expect(page.get_by_role("heading", name="Reclaim 4 images")).to_be_visible()
     expect(seen.fact("Jobs")).to_contain_text("3")
     expect(seen.fact("Jobs")).to_contain_text("1 image refused")
@@ -95,7 +95,7 @@ def test_undo_copies_stand_on_the_pools_page_until_they_are_discarded(
     page, copies = seen.page, seen.page.locator("#undo-copies")
     choose_all(seen, f"{shared_folder}/stack-")
     page.get_by_label("Method").select_option("compress")
-    page.get_by_role("button", name="Update plan").click()
+    page.get_by_role("button", name="Update plan", exact=True).click()
     page.get_by_role("button", name="Reclaim 2 images").click()
     expect(page.locator("main")).to_contain_text("2 queued")
     for path in paths:

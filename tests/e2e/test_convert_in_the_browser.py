@@ -38,7 +38,7 @@ def test_an_overlay_becomes_a_file_of_another_format_and_no_file_is_overwritten(
     expect(plan).to_contain_text("No plan.")
     expect(plan).to_contain_text("qcow2 has no such option")
     page.get_by_label("Target format").select_option("vmdk")
-    expect(plan).to_contain_text(f"is written in full as vmdk into {new}")
+    expect(plan).to_contain_text(f"are written in full as vmdk to {new}")
     expect(plan).to_contain_text("not needed: the image is not changed")
     page.get_by_text("Commands", exact=True).click()
     expect(plan).to_contain_text("-O vmdk -o subformat=streamOptimized")

@@ -154,8 +154,8 @@ def test_all_that_is_wrong_is_said_at_once_and_beside_its_fields(chromium: Brows
     expect(page.locator("#plan .say.bad [data-error-of]")).to_have_count(3)
     notes = page.locator(".field-error")
     expect(notes).to_have_count(3)
-    expect(page.locator("#format_options-wrong")).to_contain_text("cluster_size: a power of two")
-    expect(page.locator("#format_options-wrong")).to_contain_text("refcount_bits: a power of two")
+    expect(page.locator("#format_options-wrong")).to_contain_text("cluster_size: choose a power of two")
+    expect(page.locator("#format_options-wrong")).to_contain_text("refcount_bits: choose a power of two")
     for field, was in ((hours, "many"), (speed, "1e")):
         expect(field).to_have_attribute("aria-invalid", "true")
         expect(field).to_have_accessible_description(re.compile("Enter a number"))

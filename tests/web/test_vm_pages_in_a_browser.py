@@ -74,7 +74,7 @@ def test_a_disk_is_moved_by_hand_from_the_guests_page(
     assert (job.kind, job.target_id, job.options["storage"]) == ("move_disk", web.pk, "s2")
     assert job.options["accept_hidden_lines"] == web.digest
     page.goto(f"{live_server.url}/guests/{web.pk}/trim/")
-    page.get_by_text("discard is not enabled for scsi0").wait_for()
+    page.get_by_text("scsi0 has discard=ignore").wait_for()
     assert axe(page) == []
     assert said == []
     context.close()
