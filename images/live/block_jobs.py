@@ -123,7 +123,8 @@ class LiveKind(JobKind):
         after = self._allocated(guest, wanted)
         words = result["words"]
         recorder.log(words)
-        return result | {"before_bytes": before, "after_bytes": after}
+        freed = None if before is None or after is None else before - after
+        return result | {"before_bytes": before, "after_bytes": after, "freed_bytes": freed}
 
     def _begin(self, job: Job, guest: Guest) -> tuple[Wanted, int | None]:
         """Plans anew, and keeps what is begun before it is."""

@@ -7,11 +7,12 @@ import libvirt
 import pytest
 
 from storage_admin.jobs import services
+from storage_admin.jobs.models import Job
 from tests.harness.guests import Disk, LibvirtGuest
 from tests.live.chains import at_stage, chain_of, definition_of, done, submit, whole
 from tests.live.conftest import scanned
 from tests.live.writer import acknowledged, wait_for_writes, writing
-from tests.working import OPERATOR, create, image_at, run, said
+from tests.working import OPERATOR, client_as, create, image_at, run, said
 
 pytestmark = [
     pytest.mark.guest,
@@ -57,6 +58,7 @@ def test_overlays_are_merged_under_a_guest_that_writes(
         wait_for_writes(guest, 2)
         assert chain_of(guest) == left
     assert definition_of(guest) == left[0]
+    assert client_as(role="viewer").get(f"/jobs/{Job.objects.get(kind='live_merge').pk}/").status_code == 200
     whole(guest, folder / left[0], acknowledged(guest))
 
 

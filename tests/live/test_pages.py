@@ -45,6 +45,7 @@ def test_a_chain_is_flattened_from_the_guests_page_once_its_name_is_typed(
     operator_page.post(address, sent | {"confirm_name": guest.name})
     job = run(Job.objects.get(kind="live_flatten"))
     assert (job.state, chain_of(guest)) == ("succeeded", ["top.qcow2"])
+    assert operator_page.get(f"/jobs/{job.pk}/").status_code == 200
 
 
 def test_the_page_of_a_trim_names_the_causes(agent_guest: Callable[..., LibvirtGuest], shared_folder: Path) -> None:
