@@ -115,7 +115,7 @@ def test_a_format_that_keeps_its_own_accounts(tmp_path: Path, form: str) -> None
     path = tmp_path / f"vm.{form}"
     qemu_img("create", "-q", "-f", form, path, "8M")
     write(path, 0, "1M", "4M", form)
-    assert "convert" in refused("unsupported_subformat", lambda: reclaim(path, form=form), path)
+    assert "Convert it" in refused("unsupported_subformat", lambda: reclaim(path, form=form), path)
 
 
 def test_a_filesystem_without_holes(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def ended_by(done: Done) -> int | None:
 def _left(outcome: PrioritySet) -> str:
     if outcome.now == outcome.before:
         return _("{path} was not changed.").format(path=outcome.path)
-    return _("However, {path} now has {words}; before, it had {before_words}.").format(
+    return _("Nevertheless, {path} has {words} now, and had {before_words} before.").format(
         path=outcome.path, words=outcome.now.words, before_words=outcome.before.words
     )
 
