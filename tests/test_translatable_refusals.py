@@ -18,6 +18,7 @@ UNSEEN = {
     "SealError",
     "OperationalError",
     "AppendOnlyError",
+    "GoesOnError",
     "LostConnectionError",
     "ContradictedError",
 }
