@@ -59,10 +59,8 @@ class LiveKind(JobKind):
     op: ClassVar[str]
     unsuccessful = {
         "": Unsuccessful(
-            gettext_noop(
-                "The guest's data is whole; what its disk stands on now, the guest's page shows after a scan."
-            ),
-            gettext_noop("The guest's data is whole, and its disk stands on the same images as before."),
+            gettext_noop("The guest's data is whole; after a scan, its page shows the chain of its disk."),
+            gettext_noop("The guest's data is whole, and its disk has the same chain as before."),
         )
     }
 
@@ -197,7 +195,7 @@ class LiveFlatten(LiveKind):
         held = None if None in (known := [image.allocated_size for image in taken]) else sum(filter(None, known))
         most = None if before is None or held is None or len(taken) < len(layers.chain[1:base]) else before + held
         reason = gettext(
-            "QEMU copies what the {count} images below hold into {image}, which stands on {base} afterwards. {guest} "
+            "QEMU copies what the {count} images below hold into {image}, whose backing file is then: {base}. {guest} "
             "goes on running, and the images below stay as they are."
         ).format(
             count=len(layers.chain[1:base]), image=layers.names[0],
@@ -207,7 +205,7 @@ class LiveFlatten(LiveKind):
         command += [] if base is None else ["--base", layers.chain[base]]
         return Choice(
             reason, command, 0, base, own[0] if own else None, before, most, tuple(against),
-            (gettext("There is no undo: the image stands on its own data afterwards. The guest sees no difference."),),
+            (gettext("There is no undo: the image holds all data itself afterwards. The guest sees no difference."),),
         )  # fmt: skip
 
 
@@ -234,7 +232,7 @@ class LiveMerge(LiveKind):
         base = top + 1 if options["into"] is None else _place(layers, options["into"], against)
         if not against and not 0 <= top < base < len(chain):
             sentence = gettext(
-                "Nothing can be merged there: {disk} stands on {count} images, and the other must be below."
+                "Nothing can be merged there: {disk} has {count} images below, and the other must be below."
             )
             against.append(Refusal("stale_plan", sentence.format(disk=layers.disk, count=len(chain) - 1)))
         if against:
@@ -248,7 +246,7 @@ class LiveMerge(LiveKind):
         known = before is not None and len(held) == base - top and None not in held
         most = (before or 0) + sum(filter(None, held)) if known else None
         reason = gettext(
-            "QEMU writes what {layer} holds into {image}. {guest} goes on running; afterwards its disk stands on "
+            "QEMU writes what {layer} holds into {image}. {guest} goes on running; afterwards its chain has "
             "{count} images fewer."
         ).format(layer=layers.names[top], image=layers.names[base], guest=guest.name, count=base - top)
         command = ["virsh", "blockcommit", guest.name, layers.disk, "--base", chain[base], "--top", chain[top]]
@@ -270,7 +268,7 @@ class LiveMerge(LiveKind):
 def _place(layers: Layers, path: str, against: list[Refusal]) -> int:
     if path in layers.chain:
         return layers.chain.index(path)
-    sentence = gettext("{disk} does not stand on {path}.").format(disk=layers.disk, path=path)
+    sentence = gettext("{path} is not in the chain of {disk}.").format(disk=layers.disk, path=path)
     against.append(Refusal("stale_plan", sentence))
     return -1
 

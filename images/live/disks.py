@@ -56,7 +56,9 @@ def layers_of(guest: Guest, now: GuestNow, disk: DiskNow) -> Layers:
     images = Image.objects.filter(host=guest.host_id, path_key__in=list(keys)).select_related("host", "pool")
     found: list[Refusal] = []
     if "" in disk.chain or disk.kind not in {"file", "block", "volume"}:
-        sentence = gettext("{disk} stands on something that is neither file nor device.").format(disk=disk.target)
+        sentence = gettext("The chain of {disk} has something that is neither a file nor a device.").format(
+            disk=disk.target
+        )
         found.append(Refusal("unsupported_pool", sentence))
     if disk.format != "qcow2":
         sentence = gettext("{disk} is {format}: only qcow2 images have backing files.")

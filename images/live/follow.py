@@ -117,8 +117,8 @@ def settled(guest: Guest, wanted: Wanted, ended: Ended, *, cancelled: bool) -> d
     if not ended.active:
         raise HostError(
             gettext(
-                "{guest} ended while the block job was at work, and the job with it. No data of the guest is lost: its "
-                "disk stands on the images that its header names."
+                "{guest} ended while the block job was running, and the job with it. No data of the guest is lost: its "
+                "disk has the chain that the headers name."
             ).format(guest=guest.name),
             GUEST_ENDED,
         )
@@ -133,7 +133,7 @@ def settled(guest: Guest, wanted: Wanted, ended: Ended, *, cancelled: bool) -> d
                 )
             )
         words = (
-            f"{wanted.disk} of {guest.name} stood on {len(wanted.chain) - 1} images below its own, and stands on "
+            f"{wanted.disk} of {guest.name} had {len(wanted.chain) - 1} images below its own, and has "
             f"{len(ended.chain) - 1} now."
         )
         return told | {"words": words}
@@ -141,16 +141,16 @@ def settled(guest: Guest, wanted: Wanted, ended: Ended, *, cancelled: bool) -> d
         if cancelled:
             raise StoppedError(
                 protocol.CANCELLED,
-                gettext("Cancelled: QEMU gave the block job up, and the disk stands on the same images as before."),
+                gettext("Cancelled: QEMU gave the block job up, and the disk has the same chain as before."),
             )
         raise HostError(
             gettext(
                 "QEMU ended the block job before it was done: another program aborted it, or a read or a write failed "
-                "(see the guest's log on its host). The disk stands on the same images as before."
+                "(see the guest's log on its host). The disk has the same chain as before."
             )
         )
     raise HostError(
-        gettext("{disk} of {guest} stands on other images than planned now: {chain}. Scan the host and look.").format(
+        gettext("{disk} of {guest} has another chain than planned: {chain}. Scan the host and look.").format(
             disk=wanted.disk, guest=guest.name, chain=", ".join(ended.chain) or gettext("none")
         )
     )

@@ -139,7 +139,7 @@ def _draft(guest: Guest, now: GuestNow, command: list[str]) -> Draft:
                 ),
             )
         )
-    draft.warnings.append(gettext("A trim that has begun cannot be stopped: a cancel only ends the waiting for it."))
+    draft.warnings.append(gettext("A trim cannot be stopped once it runs: cancelling only ends the waiting for it."))
     return draft
 
 

@@ -291,7 +291,7 @@ def entry_says(folder: Path, script: str) -> None:
 
 def test_an_agent_of_before_without_the_relay_is_to_be_installed_again(host: Host, agent_folder: Path) -> None:
     entry_says(agent_folder, 'echo \'{"event":"hello","protocol":1,"hash":"old","uid":0}\'; cat >/dev/null')
-    with pytest.raises(HostError, match=r"earlier version.*agent_installer"):
+    with pytest.raises(HostError, match=r"too old.*agent_installer"):
         reader.read(host)
     entry_says(agent_folder, "echo hello")
     with pytest.raises(HostError, match=r"no agent.*agent_installer"):

@@ -92,9 +92,9 @@ def _start(domain: Any, request: dict[str, Any]) -> None:
     if not domain.isActive():
         raise ContradictedError(f"{name} does not run")
     if domain.blockJobInfo(disk, 0):
-        raise ContradictedError(f"another block job is at work on {disk} of {name}")
+        raise ContradictedError(f"another block job is running on {disk} of {name}")
     if (now := chain(domain, disk)) != planned:
-        raise ContradictedError(f"{disk} of {name} stands on other images by now: {', '.join(now) or 'none'}")
+        raise ContradictedError(f"{disk} of {name} has another chain by now: {', '.join(now) or 'none'}")
     refuse_memories(domain)
     if request["op"] == "pull":
         flags = libvirt.VIR_DOMAIN_BLOCK_REBASE_BANDWIDTH_BYTES
