@@ -12,7 +12,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from images.api.shapes import OverviewSerializer, SnapshotsSerializer
+from images.api.shapes import GuestSnapshotsSerializer, OverviewSerializer
 from images.filters import GuestFilters
 from images.selectors import guests_for, overview
 from images.serializers import GuestSerializer
@@ -38,7 +38,7 @@ class GuestEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
     @extend_schema(
         summary=_("Snapshots of a libvirt guest"),
         description="As libvirt on its host lists them now, the newest first.",
-        responses=SnapshotsSerializer,
+        responses=GuestSnapshotsSerializer,
     )
     @action(detail=True, methods=["get"], filter_backends=[], pagination_class=None)
     def snapshots(self, _request: Request, **_where: Any) -> Response:

@@ -170,7 +170,7 @@ class OverviewSerializer(serializers.Serializer[Any]):
     won_so_far = WonSerializer()
 
 
-class SnapshotPartSerializer(serializers.Serializer[Any]):
+class GuestSnapshotPartSerializer(serializers.Serializer[Any]):
     """What a snapshot has of one disk."""
 
     target = serializers.CharField()
@@ -178,7 +178,7 @@ class SnapshotPartSerializer(serializers.Serializer[Any]):
     path = serializers.CharField(allow_blank=True, help_text=_("The overlay that was created; empty if internal."))
 
 
-class SnapshotSerializer(serializers.Serializer[Any]):
+class GuestSnapshotSerializer(serializers.Serializer[Any]):
     """A snapshot of a guest."""
 
     name = serializers.CharField()
@@ -187,11 +187,11 @@ class SnapshotSerializer(serializers.Serializer[Any]):
     state = serializers.CharField(help_text=_("State of the guest then; disk-snapshot if its memory was not saved."))
     parent = serializers.CharField(allow_blank=True)  # type: ignore[assignment]  # the name is also the base class's
     current = serializers.BooleanField()
-    disks = SnapshotPartSerializer(many=True)
+    disks = GuestSnapshotPartSerializer(many=True)
 
 
-class SnapshotsSerializer(serializers.Serializer[Any]):
+class GuestSnapshotsSerializer(serializers.Serializer[Any]):
     """The snapshots of a guest."""
 
-    snapshots = SnapshotSerializer(many=True)
+    snapshots = GuestSnapshotSerializer(many=True)
     unknown = serializers.CharField(allow_null=True, help_text=_("Why they are not known; null if they are."))

@@ -294,7 +294,7 @@ def test_an_agent_of_before_without_the_relay_is_to_be_installed_again(host: Hos
     with pytest.raises(HostError, match=r"too old.*agent_installer"):
         reader.read(host)
     entry_says(agent_folder, "echo hello")
-    with pytest.raises(HostError, match=r"no agent.*agent_installer"):
+    with pytest.raises(HostError, match=r"did not come from the agent.*agent_installer"):
         reader.read(host)
     entry_says(agent_folder, "echo broken >&2; exit 3")
     with pytest.raises(HostError, match="broken"):
