@@ -277,7 +277,7 @@ def test_a_console_that_never_shows_the_words_is_told_of_with_what_it_showed(tmp
     threading.Event().wait(0.3)
     with pytest.raises(
         HostError,
-        match=r"did not show 'login:' .* last output of one of them: 'Kernel panic. - not syncing'\) within 0 s",
+        match=r"did not show 'login:' .*last output of one of them: 'Kernel panic. - not syncing'\) within 0 s",
     ):
         consoles.look()
     consoles.close()
