@@ -5,6 +5,7 @@ QEMU when dashboard, worker or libvirtd end: the next worker finds it by what th
 counts as done before the chain, read again from the running guest, is the planned one.
 """
 
+import os
 import shlex
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from images.live.disks import Layers, layers_of
 from images.live.follow import Follower, keep, kept, settled
+from images.live.kind import LiveGuestKind, running_guest
 from images.models import Image
 from images.rewrite import neighbours, record, refusals
 from storage_admin.accounts.models import Actor
@@ -25,9 +27,8 @@ from storage_admin.guests.models import Guest
 from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.libvirt import running
 from storage_admin.hosts.libvirt.block_jobs import Wanted
-from storage_admin.hosts.libvirt.relay import why_read_only
-from storage_admin.hosts.models import Host
-from storage_admin.jobs.kinds import BEGUN, JobKind, Lock, Target, Unsuccessful
+from storage_admin.hosts.names import path_key
+from storage_admin.jobs.kinds import BEGUN, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
 
@@ -51,10 +52,9 @@ class Choice:
     warnings: tuple[str, ...] = ()
 
 
-class LiveKind(JobKind):
+class LiveKind(LiveGuestKind):
     """A kind that has QEMU change what a running libvirt guest's disk stands on."""
 
-    target = "guest"
     goes_on = no_way_back = True
     op: ClassVar[str]
     unsuccessful = {
@@ -68,25 +68,9 @@ class LiveKind(JobKind):
     def options_schema(self) -> dict[str, Any]:
         return super().options_schema | {"required": ["disk"]}
 
-    def resolve(self, target_id: int) -> Target:
-        guest = find(target_id)
-        return Target(kind="guest", id=guest.pk, host=guest.host, label=guest.name)
-
-    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
-        found = [Lock(f"guest:{target.id}", exclusive=True)]
-        for disk in find(target.id).disks.filter(target=options["disk"], only_in="").select_related("use__image"):
-            if (use := getattr(disk, "use", None)) is not None:
-                for image in (use.image, *neighbours.ancestors(use.image)):
-                    found += neighbours.locks_on(image, exclusive=True)
-        return list({lock.key: lock for lock in found}.values())
-
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         guest = find(target_id)
-        layers, against = _looked(guest, options["disk"])
-        choice = Choice(gettext("{title}: {guest}.").format(title=self.title, guest=guest.name), [])
-        if layers is not None:
-            choice = self.choose(guest, layers, options)
-            against = [*layers.refusals, *choice.refusals, *_room(choice)]
+        layers, choice, against = self._chosen(guest, options)
         by_hand = [Refusal("qemu_bug", one) for one in qemu_bugs.against(guest.host, self.name)]
         grown = None if choice.most is None or choice.before is None else choice.most - choice.before
         return Plan(
@@ -108,6 +92,16 @@ class LiveKind(JobKind):
             options=options,
         )
 
+    def _chosen(self, guest: Guest, options: dict[str, Any]) -> tuple[Layers | None, Choice, list[Refusal]]:
+        """The chain as the running guest has it now, what would be done to it, and all that stands against it."""
+        nothing = Choice(gettext("{title}: {guest}.").format(title=self.title, guest=guest.name), [])
+        try:
+            layers = _layers(guest, options["disk"])
+        except (RefusedError, HostError) as error:
+            return None, nothing, [Refusal(error.code, error.detail)]
+        choice = self.choose(guest, layers, options)
+        return layers, choice, [*layers.refusals, *choice.refusals, *_room(choice)]
+
     @abstractmethod
     def choose(self, guest: Guest, layers: Layers, options: dict[str, Any]) -> Choice:
         """What would be done to a disk's chain as it is now."""
@@ -126,17 +120,12 @@ class LiveKind(JobKind):
 
     def _begin(self, job: Job, guest: Guest) -> tuple[Wanted, int | None]:
         """Plans anew, and keeps what is begun before it is."""
-        layers, against = _looked(guest, job.options["disk"])
-        choice = None if layers is None else self.choose(guest, layers, job.options)
-        for refusal in [*against, *(layers.refusals if layers else ()), *(choice.refusals if choice else ())]:
+        layers, choice, against = self._chosen(guest, job.options)
+        for refusal in against:
             raise RefusedError(refusal.code, refusal.detail)
-        if layers is None or choice is None:
-            raise HostError(gettext("libvirt told nothing of the disk."))
-        given = job.options["bandwidth_bytes_sec"]
-        speed = guest.host.bandwidth_bytes_sec if given is None else given
-        wanted = Wanted(
-            guest.uid, job.options["disk"], self.op, layers.chain, choice.top, choice.base, speed or 0
-        )  # fmt: skip
+        chain = [] if layers is None else layers.chain
+        speed = self.at_most(job) or 0
+        wanted = Wanted(guest.uid, job.options["disk"], self.op, chain, choice.top, choice.base, speed)
         keep(job, "planned", wanted, choice.before)
         return wanted, choice.before
 
@@ -150,12 +139,9 @@ class LiveKind(JobKind):
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         if result["before_bytes"] is not None and result["after_bytes"] is not None:
-            image = Image.objects.filter(path=result["chain"][0], host=job.host).select_related("pool").first()
+            image = Image.objects.filter(host=job.host, path_key=path_key(os.fsencode(result["chain"][0]))).first()
             record.write_line(job, image.pool if image else None, result["before_bytes"], result["after_bytes"])
         return result
-
-    def ended(self, job: Job) -> None:
-        record.rescan(job)
 
 
 class LiveFlatten(LiveKind):
@@ -288,10 +274,8 @@ def needed_by_others(layers: Layers, top: int, base: int) -> list[Refusal]:
     for place, image in layers.found(range(top, base + 1)):
         near = neighbours.of(image)
         # One overlay is the layer above, one guest's disk the disk itself.
-        above, own = (
-            (0 if place == 0 else 1),
-            [disk for disk in near.own_disks if disk.target != layers.disk or disk.guest_id != layers.guest_id],
-        )
+        above, itself = min(place, 1), (layers.guest_id, layers.disk)
+        own = [disk for disk in near.own_disks if (disk.guest_id, disk.target) != itself]
         others = [
             *near.needed_by,
             *(gettext("Guest {guest} uses it as a disk.").format(guest=disk.guest.name) for disk in own),
@@ -312,28 +296,16 @@ def needed_by_others(layers: Layers, top: int, base: int) -> list[Refusal]:
     return found
 
 
-def _looked(guest: Guest, disk: str) -> tuple[Layers | None, list[Refusal]]:
-    """A disk's chain as the running guest has it now, or why it is not known."""
-    host: Host = guest.host
-    if guest.kind != Guest.Kind.DOMAIN:
-        sentence = gettext("{guest} is no guest of libvirt: only those are changed while they run.")
-        return None, [Refusal(protocol.INVALID, sentence.format(guest=guest.name))]
-    if why := why_read_only(host):
-        return None, [Refusal("tool_missing", why)]
-    try:
-        now = running.look(host, guest.uid)
-    except (RefusedError, HostError) as error:
-        return None, [Refusal(error.code, error.detail)]
-    if not now.runs:
-        sentence = gettext("{guest} is not running ({state}): use the jobs of its images instead.")
-        return None, [Refusal(protocol.INVALID, sentence.format(guest=guest.name, state=now.state))]
+def _layers(guest: Guest, disk: str) -> Layers:
+    """A disk's chain as the running guest has it now; raises RefusedError or HostError."""
+    now = running_guest(guest)
     found = next((one for one in now.disks if one.target == disk), None)
     if found is None:
         sentence = gettext("{guest} has no disk {disk} that can be written to; it has {targets}.").format(
             guest=guest.name, disk=disk, targets=", ".join(one.target for one in now.disks) or "none"
         )
-        return None, [Refusal(protocol.INVALID, sentence)]
-    return layers_of(guest, now, found), []
+        raise RefusedError(protocol.INVALID, sentence)
+    return layers_of(guest, now, found)
 
 
 def _room(choice: Choice) -> list[Refusal]:

@@ -6,6 +6,7 @@ into the images below, and removes them; libvirt goes on with that when whoever 
 
 import shlex
 import time
+from abc import abstractmethod
 from typing import Any
 
 from django.utils.translation import gettext, gettext_noop
@@ -13,19 +14,18 @@ from django.utils.translation import gettext_lazy as _
 
 from images.live import block_jobs
 from images.live.disks import layers_of
-from images.rewrite import neighbours, record
+from images.live.kind import LiveGuestKind, running_guest
 from storage_admin.accounts.models import Actor
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import qemu_bugs
-from storage_admin.hosts.libvirt import running, snapshots
-from storage_admin.hosts.libvirt.relay import why_read_only
+from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.libvirt.snapshots import Snapshots
 from storage_admin.hosts.live_facts import GuestNow
 from storage_admin.jobs import runner
-from storage_admin.jobs.kinds import BEGUN, GoesOnError, JobKind, Lock, Target, Unsuccessful
+from storage_admin.jobs.kinds import BEGUN, GoesOnError, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
 
@@ -42,32 +42,18 @@ _NAME = {
 }
 
 
-class SnapshotKind(JobKind):
+class SnapshotKind(LiveGuestKind):
     """A kind that has libvirt do something with snapshots of a guest."""
-
-    target = "guest"
 
     @property
     def options_schema(self) -> dict[str, Any]:
         return super().options_schema | {"required": ["name"]}
 
-    def resolve(self, target_id: int) -> Target:
-        guest = find(target_id)
-        return Target(kind="guest", id=guest.pk, host=guest.host, label=guest.name)
-
-    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
-        found = [Lock(f"guest:{target.id}", exclusive=True)]
-        for disk in find(target.id).disks.filter(only_in="", device="disk").select_related("use__image"):
-            if (use := getattr(disk, "use", None)) is not None:
-                for image in (use.image, *neighbours.ancestors(use.image)):
-                    found += neighbours.locks_on(image, exclusive=True)
-        return list({lock.key: lock for lock in found}.values())
-
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         guest = find(target_id)
         reason, warnings, against = f"{self.title}: {guest.name}.", list[str](), list[Refusal]()
         try:
-            now, known = _asked(guest)
+            now, known = _asked(guest, options)
             reason, warnings, against = self.choose(guest, now, known, options)
         except (RefusedError, HostError) as error:
             against = [Refusal(error.code, error.detail)]
@@ -79,28 +65,25 @@ class SnapshotKind(JobKind):
             affected_guests=(Affected(guest.pk, guest.name, guest.state),), options=options,
         )  # fmt: skip
 
+    @abstractmethod
     def choose(
         self, guest: Guest, now: GuestNow, known: Snapshots, options: dict[str, Any]
     ) -> tuple[str, list[str], list[Refusal]]:
         """What would be done, what to know before, and what stands against it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def command(self, guest: Guest, options: dict[str, Any]) -> list[str]:
         """What is done, as an admin would type it."""
-        raise NotImplementedError
 
     def check(self, guest: Guest, options: dict[str, Any]) -> GuestNow:
         """The guest as it is now, provided that it can be done; raises RefusedError or HostError."""
-        now, known = _asked(guest)
+        now, known = _asked(guest, options)
         for refusal in self.choose(guest, now, known, options)[2]:
             raise RefusedError(refusal.code, refusal.detail)
         return now
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 (the scan writes the rows)
         return result
-
-    def ended(self, job: Job) -> None:
-        record.rescan(job)
 
 
 class CreateSnapshot(SnapshotKind):
@@ -207,8 +190,12 @@ class DeleteSnapshot(SnapshotKind):
             version = f"{known.version // 1_000_000}.{known.version // 1000 % 1000}"
             against.append(Refusal("tool_missing", sentence.format(version=version, host=guest.host.name)))
         for part in chosen.disks:
+            if part.how != "external":
+                continue
             disk = next((one for one in now.disks if one.target == part.target), None)
-            if part.how != "external" or disk is None or part.path not in disk.chain[:-1]:
+            if disk is None or part.path not in disk.chain[:-1]:
+                sentence = gettext("{path} is not in the chain of {disk}.")
+                against.append(Refusal("stale_plan", sentence.format(path=part.path, disk=part.target)))
                 continue
             layers = layers_of(guest, now, disk)
             top = layers.chain.index(part.path)
@@ -258,15 +245,7 @@ class DeleteSnapshot(SnapshotKind):
         return {"name": name, "words": words}
 
 
-def _asked(guest: Guest) -> tuple[GuestNow, Snapshots]:
+def _asked(guest: Guest, options: dict[str, Any]) -> tuple[GuestNow, Snapshots]:
     """A guest and its snapshots as they are now; raises RefusedError or HostError."""
-    if guest.kind != Guest.Kind.DOMAIN:
-        sentence = gettext("{guest} is no guest of libvirt: only snapshots of those are made here.")
-        raise RefusedError(INVALID, sentence.format(guest=guest.name))
-    if why := why_read_only(guest.host):
-        raise RefusedError("tool_missing", why)
-    now = running.look(guest.host, guest.uid)
-    if not now.runs:
-        sentence = gettext("{guest} is not running ({state}): only snapshots of running guests are made here.")
-        raise RefusedError(INVALID, sentence.format(guest=guest.name, state=now.state))
+    now = running_guest(guest, agent=bool(options.get("quiesce")))
     return now, snapshots.of(guest.host, guest.uid)

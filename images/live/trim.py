@@ -53,7 +53,9 @@ class Trim(VmKind):
         draft = Draft(f"{self.title}: {guest.name}.", [], _offline(guest))
         if not draft.refusals:
             try:
-                draft = _draft(guest, running.look(guest.host, guest.uid), ["virsh", "domfstrim", guest.name])
+                draft = _draft(
+                    guest, running.look(guest.host, guest.uid, agent=True), ["virsh", "domfstrim", guest.name]
+                )
             except (RefusedError, HostError) as error:
                 draft.refusals = [Refusal(error.code, error.detail)]
         qcow2 = guest.disks.filter(format="qcow2", device="disk").exists()
@@ -71,7 +73,7 @@ class Trim(VmKind):
             return super().work(job, recorder)
         for refusal in _offline(guest):
             raise RefusedError(refusal.code, refusal.detail)
-        now = running.look(guest.host, guest.uid)
+        now = running.look(guest.host, guest.uid, agent=True)
         for refusal in _draft(guest, now, []).refusals:
             raise RefusedError(refusal.code, refusal.detail)
 

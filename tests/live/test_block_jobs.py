@@ -11,7 +11,7 @@ from storage_admin.jobs.models import Job
 from tests.harness.guests import Disk, LibvirtGuest
 from tests.live.chains import at_stage, chain_of, definition_of, done, submit, whole
 from tests.live.conftest import scanned
-from tests.live.writer import acknowledged, wait_for_writes, writing
+from tests.live.writer import PLACES, acknowledged, wait_for_writes, writing
 from tests.working import OPERATOR, client_as, create, image_at, run, said
 
 pytestmark = [
@@ -29,6 +29,7 @@ def test_a_chain_is_flattened_under_a_guest_that_writes(
     guest = tcg_guest(Disk(chain[0]))
     __, row = scanned(chain[0].parent, guest)
     with writing(guest):
+        wait_for_writes(guest, PLACES)  # from here on the guest's writes allocate nothing more
         job = done(submit("live_flatten", row, down_to=down_to and str(chain[0].parent / down_to)))
         wait_for_writes(guest, 2)
         assert chain_of(guest) == left

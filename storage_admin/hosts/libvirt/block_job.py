@@ -24,16 +24,13 @@ from xml.etree import ElementTree as ET
 import libvirt
 
 from storage_admin.hosts.libvirt import helper
-from storage_admin.hosts.libvirt.domains import disk_paths
+from storage_admin.hosts.libvirt.disks import ContradictedError
+from storage_admin.hosts.libvirt.domains import chain_of, disk_paths, keeps_names
 
 #: Seconds between two looks.
 _POLL = 0.25
 _PIVOTS = (libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_ACTIVE_COMMIT, libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_COPY)
 _GONE = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN)
-
-
-class ContradictedError(Exception):
-    """The domain is not what the request takes it for; the argument says in what."""
 
 
 def main(uri: str) -> None:
@@ -71,11 +68,7 @@ def chain(domain: Any, disk: str) -> list[str]:
     element = _element(ET.fromstring(xml), disk)  # noqa: S314 (libvirt wrote it)
     if element is None:
         return []
-    found, below = [disk_paths(domain.connect(), xml).get(disk, "")], element.find("backingStore")
-    while below is not None and (source := below.find("source")) is not None:
-        found.append(source.get("file") or source.get("dev") or "")
-        below = below.find("backingStore")
-    return found
+    return chain_of(element, disk_paths(domain.connect(), xml).get(disk, ""))
 
 
 def _element(root: ET.Element, disk: str) -> ET.Element | None:
@@ -95,7 +88,7 @@ def _start(domain: Any, request: dict[str, Any]) -> None:
         raise ContradictedError(f"another block job is running on {disk} of {name}")
     if (now := chain(domain, disk)) != planned:
         raise ContradictedError(f"{disk} of {name} has another chain by now: {', '.join(now) or 'none'}")
-    refuse_memories(domain)
+    _refuse_memories(domain)
     if request["op"] == "pull":
         flags = libvirt.VIR_DOMAIN_BLOCK_REBASE_BANDWIDTH_BYTES
         domain.blockRebase(disk, None if base is None else planned[base], request["bytes_per_second"], flags)
@@ -106,18 +99,15 @@ def _start(domain: Any, request: dict[str, Any]) -> None:
     helper.say({"stage": "started"})
 
 
-def refuse_memories(domain: Any) -> None:
-    """What libvirt keeps beside a definition, and what would not agree with a changed chain any more."""
-    name = domain.name()
-    if domain.snapshotNum():
-        raise ContradictedError(f"{name} has snapshots in libvirt, which name the images: delete them first")
-    if domain.listAllCheckpoints():
-        raise ContradictedError(f"{name} has checkpoints in libvirt, which belong to the images: delete them first")
+def _refuse_memories(domain: Any) -> None:
+    """What would not agree with a changed chain any more."""
+    if why := keeps_names(domain):
+        raise ContradictedError(why)
     try:
         domain.backupGetXMLDesc()
     except libvirt.libvirtError:
         return  # no backup is running
-    raise ContradictedError(f"a backup of {name} is running: wait for its end")
+    raise ContradictedError(f"a backup of {domain.name()} is running: wait for its end")
 
 
 def _follow(domain: Any, disk: str, orders: IO[bytes]) -> None:

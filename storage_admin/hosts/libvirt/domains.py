@@ -121,6 +121,31 @@ def disk_paths(connection: Any, xml: str) -> dict[str, str]:
     return {disk.target: disk.path for disk in _disks(connection, root, [])}
 
 
+def chain_of(disk: ET.Element, first: str) -> list[str]:
+    """The paths that a running domain's disk goes through, from above; empty for what is no path.
+
+    Args:
+        first: of the disk's own image.
+    """
+    found, below = [first], disk.find("backingStore")
+    while below is not None and (source := below.find("source")) is not None:
+        found.append(source.get("file") or source.get("dev") or "")
+        below = below.find("backingStore")
+    return found
+
+
+def keeps_names(domain: Any) -> str:
+    """What libvirt keeps beside a definition that names its images, and what to do about it; empty for nothing."""
+    name = domain.name()
+    if domain.hasManagedSaveImage():
+        return f"{name} was saved with its memory (virsh managedsave); start it and shut it down first"
+    if domain.snapshotNum():
+        return f"{name} has snapshots in libvirt, which name the file; delete them first"
+    if domain.listAllCheckpoints():
+        return f"{name} has checkpoints in libvirt, which name the file; delete them first"
+    return ""
+
+
 def _source(connection: Any, kind: str, source: ET.Element | None) -> tuple[str, str]:
     """The path that a disk leads to, and what its storage calls it."""
     if source is None:

@@ -1,8 +1,8 @@
 """One domain at this moment, and what its guest agent is asked: ``guest URI``; how that went is one JSON document.
 
-The request is JSON on standard input: ``uid``, and ``do``: ``look`` or ``trim``. The agent is asked by libvirt's
-``virDomainQemuAgentCommand``, as libvirt's own calls say neither what the agent can do nor what it has trimmed; libvirt
-notes that in the domain's log (``custom-ga-command``), and nothing else comes of it.
+The request is JSON on standard input: ``uid``, and ``do``: ``look``, ``look with agent`` or ``trim``. The agent is
+asked by ``virDomainQemuAgentCommand``, as libvirt's own calls say neither what it can do nor what it has trimmed;
+libvirt notes that in the domain's log (``custom-ga-command``), and nothing else comes of it.
 """
 
 import json
@@ -15,7 +15,7 @@ import libvirt
 import libvirt_qemu
 
 from storage_admin.hosts.libvirt import helper
-from storage_admin.hosts.libvirt.domains import STATES, disk_paths
+from storage_admin.hosts.libvirt.domains import STATES, chain_of, disk_paths
 
 #: Seconds that an agent may take to say what it can do, and to trim.
 _ASK_SECONDS, _TRIM_SECONDS = 3, 3600
@@ -25,21 +25,24 @@ _QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
 
 def main(uri: str) -> None:
     request = json.load(sys.stdin)
-    helper.answer(lambda: {"look": _look, "trim": _trim}[request["do"]](libvirt.open(uri), request["uid"]))
+    helper.answer(lambda: _answer(libvirt.open(uri).lookupByUUIDString(request["uid"]), request["do"]))
 
 
-def _look(connection: Any, uid: str) -> dict[str, Any]:
-    domain = connection.lookupByUUIDString(uid)
+def _answer(domain: Any, wish: str) -> dict[str, Any]:
+    return _trim(domain) if wish == "trim" else _look(domain, agent=wish == "look with agent")
+
+
+def _look(domain: Any, *, agent: bool) -> dict[str, Any]:
     xml = domain.XMLDesc()
     root = ET.fromstring(xml)  # noqa: S314 (libvirt wrote it)
-    machine, agent = root.find("os/type"), _agent(domain, root)
-    paths = disk_paths(connection, xml)
+    machine, told = root.find("os/type"), _agent(domain, root, ask=agent)
+    paths = disk_paths(domain.connect(), xml)
     return {
         "state": STATES.get(domain.state()[0], "unknown"),
         "machine": "" if machine is None else machine.get("machine", ""),
-        "agent": agent,
+        "agent": told,
         "disks": [_disk(domain, root, disk, paths) for disk in root.findall("devices/disk") if _is_written(disk)],
-        "filesystems": list(_filesystems(domain)) if agent["answers"] else [],
+        "filesystems": list(_filesystems(domain)) if told["answers"] else [],
         "snapshots": domain.snapshotListNames(),
     }
 
@@ -48,18 +51,20 @@ def _is_written(disk: ET.Element) -> bool:
     return disk.get("device", "disk") == "disk" and disk.find("readonly") is None
 
 
-def _agent(domain: Any, root: ET.Element) -> dict[str, Any]:
+def _agent(domain: Any, root: ET.Element, *, ask: bool) -> dict[str, Any]:
     line = root.find(f"devices/channel/target[@name='{_AGENT}']")
     found: dict[str, Any] = {"configured": line is not None, "answers": None, "commands": None, "said": ""}
-    if line is None or not domain.isActive():
+    if line is None or not ask or not domain.isActive():
         return found
     if line.get("state") == "disconnected":
         return found | {"answers": False, "said": "it is not connected"}
     try:
         told = _ask(domain, "guest-info", _ASK_SECONDS)
+        commands = [str(one["name"]) for one in told["supported_commands"] if one["enabled"] is True]
     except libvirt.libvirtError as error:
         return found | {"answers": False, "said": str(error)}
-    commands = [one["name"] for one in told["supported_commands"] if one.get("enabled")]
+    except (ValueError, TypeError, KeyError):  # it says what the guest wants
+        return found | {"answers": False, "said": "it sent an unexpected response"}
     return found | {"answers": True, "commands": commands}
 
 
@@ -71,17 +76,13 @@ def _disk(domain: Any, root: ET.Element, disk: ET.Element, paths: dict[str, str]
     target, driver = disk.find("target"), disk.find("driver")
     name, bus = ("", "") if target is None else (target.get("dev", ""), target.get("bus", ""))
     settings = {} if driver is None else driver.attrib
-    chain = [paths.get(name, "")]
-    below = disk.find("backingStore")
-    while below is not None and (source := below.find("source")) is not None:
-        chain.append(source.get("file") or source.get("dev") or "")
-        below = below.find("backingStore")
     try:
         allocated = domain.blockInfo(name)[1]
     except libvirt.libvirtError:
         allocated = None
     return {
-        "target": name, "bus": bus, "kind": disk.get("type", ""), "format": settings.get("type", ""), "chain": chain,
+        "target": name, "bus": bus, "kind": disk.get("type", ""), "format": settings.get("type", ""),
+        "chain": chain_of(disk, paths.get(name, "")),
         "discard": settings.get("discard", ""), "detect_zeroes": settings.get("detect_zeroes", ""),
         "keeps_clusters": settings.get("discard_no_unref") == "on",
         "granularity": _granularity(root, disk), "allocated_bytes": allocated,
@@ -114,8 +115,8 @@ def _filesystems(domain: Any) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _trim(connection: Any, uid: str) -> dict[str, Any]:
-    return {"trimmed": _ask(connection.lookupByUUIDString(uid), "guest-fstrim", _TRIM_SECONDS)["paths"]}
+def _trim(domain: Any) -> dict[str, Any]:
+    return {"trimmed": _ask(domain, "guest-fstrim", _TRIM_SECONDS)["paths"]}
 
 
 if __name__ == "__main__":

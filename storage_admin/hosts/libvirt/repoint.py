@@ -16,7 +16,7 @@ import libvirt
 
 from storage_admin.hosts.libvirt import helper
 from storage_admin.hosts.libvirt.disks import ContradictedError, Edit, edited
-from storage_admin.hosts.libvirt.domains import disk_paths
+from storage_admin.hosts.libvirt.domains import disk_paths, keeps_names
 
 
 def main(uri: str) -> None:
@@ -39,25 +39,13 @@ def _repoint(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
     xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE)
     edits = [Edit(**fields) for fields in request["edits"]]
     new, changed = edited(xml, edits, disk_paths(connection, xml))
-    if changed and request["forward"]:
-        _refuse_memories(domain, name)
+    if changed and request["forward"] and (why := keeps_names(domain)):
+        raise ContradictedError(why)
     if changed and request["write"]:
         if time.time() > request["until"]:
             raise ContradictedError("libvirt took too long to respond")
         connection.defineXML(new)
     return {"name": name, "disks": [asdict(disk) for disk in changed]}
-
-
-def _refuse_memories(domain: Any, name: str) -> None:
-    """What libvirt keeps of a domain from an earlier time names the file that its disk was then."""
-    if domain.hasManagedSaveImage():
-        raise ContradictedError(
-            f"{name} was saved with its memory (virsh managedsave); start it and shut it down first"
-        )
-    if domain.snapshotNum():
-        raise ContradictedError(f"{name} has snapshots in libvirt that refer to the file; delete them first")
-    if domain.listAllCheckpoints():
-        raise ContradictedError(f"{name} has checkpoints in libvirt that refer to the file; delete them first")
 
 
 if __name__ == "__main__":

@@ -17,19 +17,22 @@ from storage_admin.hosts.models import Host
 LOOK_TIMEOUT, TRIM_TIMEOUT = 10.0, 3660.0
 
 
-def look(host: Host, uid: str) -> GuestNow:
+def look(host: Host, uid: str, *, agent: bool = False) -> GuestNow:
     """A domain as it is now.
+
+    Args:
+        agent: ask its guest agent as well: what it can do, and its filesystems.
 
     Raises:
         RefusedError: ``tool_missing``: libvirt there can only be read, which does not let anybody ask an agent.
         HostError: libvirt does not answer, or knows no such domain.
     """
-    told = _asked(host, uid, "look", LOOK_TIMEOUT)
-    agent, commands = told["agent"], told["agent"]["commands"]
+    told = _asked(host, uid, "look with agent" if agent else "look", LOOK_TIMEOUT)
+    commands = told["agent"]["commands"]
     return GuestNow(
         state=told["state"],
         machine=told["machine"],
-        agent=AgentNow(**agent | {"commands": None if commands is None else frozenset(commands)}),
+        agent=AgentNow(**told["agent"] | {"commands": None if commands is None else frozenset(commands)}),
         disks=tuple(DiskNow(**disk | {"chain": tuple(disk["chain"])}) for disk in told["disks"]),
         filesystems=tuple(Filesystem(**one | {"disks": tuple(one["disks"])}) for one in told["filesystems"]),
         snapshots=tuple(told["snapshots"]),

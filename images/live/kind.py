@@ -1,0 +1,60 @@
+"""What job kinds on running libvirt guests share: the guest as it is now, its locks, the scan that follows."""
+
+from typing import Any
+
+from django.utils.translation import gettext
+
+from images.rewrite import neighbours, record
+from storage_admin.agent.protocol import INVALID, RefusedError
+from storage_admin.guests.kinds.vm_disks import find
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.libvirt import running
+from storage_admin.hosts.libvirt.relay import refuse_to_write
+from storage_admin.hosts.live_facts import GuestNow
+from storage_admin.jobs.kinds import JobKind, Lock, Target
+from storage_admin.jobs.models import Job
+
+
+class LiveGuestKind(JobKind):
+    """A kind that has libvirt change the disks of a running guest."""
+
+    target = "guest"
+
+    def resolve(self, target_id: int) -> Target:
+        guest = find(target_id)
+        return Target(kind="guest", id=guest.pk, host=guest.host, label=guest.name)
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
+        """The guest, and the chain of its disk: of all its disks where the options name none."""
+        found = [Lock(f"guest:{target.id}", exclusive=True)]
+        disks = find(target.id).disks.filter(only_in="", device="disk").select_related("use__image")
+        for disk in disks.filter(target=options["disk"]) if "disk" in options else disks:
+            if (use := getattr(disk, "use", None)) is not None:
+                for image in (use.image, *neighbours.ancestors(use.image)):
+                    found += neighbours.locks_on(image, exclusive=True)
+        return list({lock.key: lock for lock in found}.values())
+
+    def ended(self, job: Job) -> None:
+        record.rescan(job)
+
+
+def running_guest(guest: Guest, *, agent: bool = False) -> GuestNow:
+    """A libvirt guest as it is now.
+
+    Args:
+        agent: ask its guest agent as well, which may take seconds.
+
+    Raises:
+        RefusedError: ``invalid``: it is no guest of libvirt, or does not run; ``tool_missing``: libvirt there can only
+            be read.
+        HostError: libvirt does not answer.
+    """
+    if guest.kind != Guest.Kind.DOMAIN:
+        sentence = gettext("{guest} is no guest of libvirt: only those are changed while they run.")
+        raise RefusedError(INVALID, sentence.format(guest=guest.name))
+    refuse_to_write(guest.host)
+    now = running.look(guest.host, guest.uid, agent=agent)
+    if not now.runs:
+        sentence = gettext("{guest} is not running ({state}): use the jobs of its images instead.")
+        raise RefusedError(INVALID, sentence.format(guest=guest.name, state=now.state))
+    return now
