@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 from tests.chance import RUN, night
+from tests.passed import KEEP, Keeper, passed
 
 os.environ.setdefault(RUN, f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}")
 
@@ -45,8 +46,12 @@ class _SaysAtOnce:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if night() and not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        return
+    if night():
         config.pluginmanager.register(_SaysAtOnce(config))
+    if kept := os.environ.get(KEEP):
+        config.pluginmanager.register(Keeper(Path(kept)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,9 +71,9 @@ def _uses_database(item: pytest.Item) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
     """Marks what is tried at random, touches the database, waits for the night, or shares machines or a libvirt. The
-    longest files come first.
+    longest files come first; what passed before is left out.
     """
     cases: Counter[str] = Counter()
     for item in items:
@@ -84,6 +89,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in ("machines", "guest"):
             if item.get_closest_marker(name) is not None:
                 item.add_marker(pytest.mark.xdist_group(name))
+    # All processes of this run begin with the same tests, however late.
+    if before := passed(Path(os.environ[KEEP]), but=os.environ[RUN]) if KEEP in os.environ else {}:
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in before])
+        items[:] = [item for item in items if item.nodeid not in before]
     places = {name: place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 

@@ -17,6 +17,7 @@ from xml.etree import ElementTree as ET
 from tests import postgres
 from tests.chance import RUN
 from tests.faults.figures import NIGHTLY
+from tests.passed import KEEP, keep, passed
 
 ROOT = Path(__file__).resolve().parent.parent
 #: pytest's exit code where it found no test.
@@ -26,6 +27,7 @@ _LOOKS = 0.1
 FOREIGN = (
     NIGHTLY,
     RUN,
+    KEEP,
     "DATABASE_URL",
     "REDIS_URL",
     "SECRET_KEY",
@@ -58,6 +60,7 @@ class Stage:
 
     Args:
         beside: stages that follow each other and have the same word here run at once, each with a libvirt of its own.
+        passed: the file that keeps what passed, which is not run again.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Stage:
     database: str = "sqlite"
     limit_seconds: float = 3600.0
     beside: str = ""
+    passed: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,7 @@ class _Running:
         self._stack = contextlib.ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         self._outcome: Outcome | None = None
+        self._before = {} if stage.passed is None else passed(stage.passed)
 
     def __enter__(self) -> Self:
         self._folder.mkdir()
@@ -113,6 +118,9 @@ class _Running:
     def begin(self, *, quiet: bool) -> None:
         """Starts it; with ``quiet`` its output waits for :meth:`show`."""
         stage, self._started = self._stage, time.monotonic()
+        if self._before and not stage.pytest:
+            self._end(1, 0)
+            return
         output = self._stack.enter_context((self._folder / "output").open("wb")) if quiet else None
         print(f"\n=== {stage.name}: {' '.join(stage.argv)}{' (its output follows)' if quiet else ''}", flush=True)
         report = [f"--junitxml={self._report}"] if stage.pytest else []
@@ -158,7 +166,11 @@ class _Running:
     def _count(self, code: int) -> None:
         """Reads pytest's own report. A skipped test has shown nothing, so it counts as failed; so does no test."""
         if not self._stage.pytest:
+            if code == 0 and self._stage.passed is not None:
+                keep(self._stage.passed, self._stage.name, time.monotonic() - self._started)
             self._end(int(code == 0), int(code != 0))
+        elif code == NOTHING_COLLECTED and self._before:
+            self._end(len(self._before), 0)
         elif code == NOTHING_COLLECTED or not self._report.is_file():
             self._end(0, 1, "no test was found" if code == NOTHING_COLLECTED else f"pytest ended with exit code {code}")
         else:
@@ -168,10 +180,12 @@ class _Running:
             note = f"{skipped} skipped" if skipped else ""
             if code != 0 and not bad:
                 bad, note = 1, f"pytest ended with exit code {code}"
-            self._end(sum(_good(case) for case in cases), bad, note)
+            self._end(sum(_good(case) for case in cases) + len(self._before), bad, note)
 
-    def _end(self, passed: int, failed: int, note: str = "") -> None:
-        self._outcome = Outcome(self._stage.name, passed, failed, time.monotonic() - self._started, note)
+    def _end(self, good: int, bad: int, note: str = "") -> None:
+        if self._before:
+            note = f"{note} {len(self._before)} of them passed before, in {sum(self._before.values()):.0f} s".lstrip()
+        self._outcome = Outcome(self._stage.name, good, bad, time.monotonic() - self._started, note)
         self._stack.close()
 
     @staticmethod
@@ -188,6 +202,8 @@ def _good(case: ET.Element) -> bool:
 @contextlib.contextmanager
 def _environment(stage: Stage) -> Iterator[Mapping[str, str]]:
     environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    if stage.passed is not None:
+        environment[KEEP] = str(stage.passed)
     if stage.database == "sqlite":
         yield environment
         return

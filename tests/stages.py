@@ -1,17 +1,15 @@
 """What `make check`, `make test` and `make night` run: every stage, also after one that failed, then one table.
 
 `python -m tests.stages` runs what a merge has to pass; with names (`check`, `night`, or those of the table) these.
-A night takes hours: with `--go-on`, stages that passed before at the same commit are not run again, so that one that
+A night takes hours: with `--go-on`, tests that passed before at the same commit are not run again, so that one that
 was cut off comes to its end, and its table is of one state of the code.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 
 from tests.faults.figures import NIGHTLY
@@ -22,6 +20,10 @@ BIN = Path(sys.executable).parent
 WORKERS = 3
 #: Of the figures, which wait most of their time: for databases that are away, and for agents that are killed.
 WAITING = 5
+#: Stands in files of which the night does more than a merge: tests/night.md lists them.
+MORE_AT_NIGHT = (
+    r"pytest\.mark\.night|\b(Trials|trials_of)\((?!.*points=)|\b(night\(\)|WHEN|TRIED|steps\()|mark\.sampled"
+)
 #: Only the night sees these.
 NIGHT = "not (night or machines)"
 #: What has a stage of its own, in one process: a test there is alone with its libvirt or its browser.
@@ -47,21 +49,24 @@ def _tests(
     return Stage(name, argv, pytest=True, database=database, beside=beside)
 
 
-def _with(marker: str) -> tuple[str, ...]:
-    """pytest's argument that leaves out files without this marker."""
-    return ("--files-with", rf"mark\.{marker}\b")
+def _with(marker: str, *, more_at_night: bool = False) -> tuple[str, ...]:
+    """pytest's argument that leaves out files without this marker, and those that do the same before a merge."""
+    more = rf"[\s\S]*?({MORE_AT_NIGHT})" if more_at_night else ""
+    return ("--files-with", rf"\A(?=[\s\S]*mark\.{marker}\b){more}")
 
 
 def _at_night(stage: Stage) -> Stage:
     return replace(stage, argv=("env", f"{NIGHTLY}=1", *stage.argv), limit_seconds=24 * 3600.0)
 
 
-def _clicked(*more: str, prefix: str = "") -> tuple[Stage, ...]:
+def _clicked(*more: str, night: bool = False) -> tuple[Stage, ...]:
     """Whole dashboards in a browser, single pages, and guests: beside each other."""
+    prefix = "all " if night else ""
+    browser, guest = (_with(marker, more_at_night=night) for marker in ("browser", "guest"))
     return (
-        _tests(f"{prefix}browser", "browser", *more, beside="guests", at=("tests/e2e",)),
-        _tests(f"{prefix}pages", "browser", *more, beside="guests", at=("--ignore=tests/e2e", *_with("browser"))),
-        _tests(f"{prefix}guests", "guest and not browser", *more, beside="guests", at=_with("guest")),
+        _tests(f"{prefix}browser", "browser", *more, beside="guests", at=("tests/e2e", *(browser if night else ()))),
+        _tests(f"{prefix}pages", "browser", *more, beside="guests", at=("--ignore=tests/e2e", *browser)),
+        _tests(f"{prefix}guests", "guest and not browser", *more, beside="guests", at=guest),
     )
 
 
@@ -87,8 +92,14 @@ TIERS = {
         *map(
             _at_night,
             (
-                _tests("every test", ALONE, "not (faults or fuzz or machines)", workers=WORKERS),
-                *_clicked("not (faults or fuzz or machines)", prefix="all "),
+                _tests(
+                    "all cases",
+                    ALONE,
+                    "not (faults or fuzz or machines)",
+                    workers=WORKERS,
+                    at=("--files-with", MORE_AT_NIGHT),
+                ),
+                *_clicked("not (faults or fuzz or machines)", night=True),
                 _tests("all on postgresql", "database", ALONE, "not faults", workers=WORKERS, database="postgresql"),
                 _tests("figures", "faults or fuzz or machines", workers=WAITING, dist="loadgroup"),
                 Stage("nights", (sys.executable, "-m", "tests.nights")),
@@ -98,7 +109,7 @@ TIERS = {
 }
 
 
-#: What passed, a file for each commit.
+#: What passed: of each commit a folder, in it a file for each stage.
 PASSED = ROOT / "var" / "passed"
 
 
@@ -120,12 +131,9 @@ def main(wanted: Sequence[str], *, go_on: bool = False) -> int:
     tiers = {stage.name for name in named & TIERS.keys() for stage in TIERS[name]}
     chosen = [stage for name, stage in every.items() if name in named | tiers or stage.group in named]
     commit = _commit() if go_on else ""
-    before = _passed(commit)
-    outcomes = [before[stage.name] for stage in chosen if stage.name in before]
-    for together in _together([stage for stage in chosen if stage.name not in before]):
-        ended = run(together)
-        outcomes += ended
-        _keep(commit, ended)
+    if commit:
+        chosen = [replace(stage, passed=PASSED / commit / stage.name) for stage in chosen]
+    outcomes = [outcome for together in _together(chosen) for outcome in run(together)]
     _print_table(outcomes)
     return 1 if any(outcome.failed for outcome in outcomes) else 0
 
@@ -137,25 +145,6 @@ def _commit() -> str:
         for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
     ]
     return "" if told[1] else told[0]
-
-
-def _passed(commit: str) -> dict[str, Outcome]:
-    """What passed before at a commit, by stage."""
-    file = PASSED / f"{commit}.jsonl"
-    if not commit or not file.exists():
-        return {}
-    found = [Outcome(**json.loads(line)) for line in file.read_text().splitlines()]
-    return {outcome.name: outcome for outcome in found}
-
-
-def _keep(commit: str, outcomes: Sequence[Outcome]) -> None:
-    if not commit:
-        return
-    PASSED.mkdir(parents=True, exist_ok=True)
-    at = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    good = [replace(outcome, note=f"passed {at}") for outcome in outcomes if not outcome.failed]
-    with (PASSED / f"{commit}.jsonl").open("a") as file:
-        file.writelines(json.dumps(asdict(outcome)) + "\n" for outcome in good)
 
 
 def _together(stages: Sequence[Stage]) -> list[list[Stage]]:
@@ -182,6 +171,6 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Runs the checks and tests of Storage Admin, and prints one table.")
     parser.add_argument("stage", nargs="*", help="check, test, night, lint, or stages of the table")
-    parser.add_argument("--go-on", action="store_true", help="leave out what passed before at this commit")
+    parser.add_argument("--go-on", action="store_true", help="leave out tests that passed before at this commit")
     given = parser.parse_args()
     sys.exit(main(given.stage, go_on=given.go_on))

@@ -1,7 +1,9 @@
 """How the tiers of tests count, that none calls a failure a success, and that the night leaves nothing out."""
 
 import re
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -101,6 +103,34 @@ def test_a_night_that_was_cut_off_goes_on_where_it_was_at_the_same_commit(
     assert (stages.main(["night"], go_on=True), runs()) == (1, 11)
 
 
+def test_of_a_stage_that_was_cut_off_only_those_tests_are_run_that_have_not_passed(tmp_path: Path) -> None:
+    """Real pytest with the project's own hooks, in processes beside each other; the second test kills the first run."""
+    tests = Path(tempfile.mkdtemp(dir=ROOT / "tests", prefix="cut_off_"))
+    broken = tmp_path / "broken"
+    broken.touch()
+    (tests / "test_cut_off.py").write_text(f"""
+import os, pathlib, signal, time
+def test_a(): pathlib.Path("{tmp_path}/ran").open("a").write("a")
+def test_b():
+    pathlib.Path("{tmp_path}/ran").open("a").write("b")
+    if pathlib.Path("{broken}").exists():
+        while not pathlib.Path("{tmp_path}/passed/it").exists(): time.sleep(0.05)
+        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+""")
+    argv = (str(stages.BIN / "pytest"), "-n", "1", "-p", "no:cacheprovider", str(tests))
+    stage = Stage("it", argv, pytest=True, passed=tmp_path / "passed" / "it")
+    try:
+        assert run_one(stage).failed
+        broken.unlink()
+        assert counts(run_one(stage)) == (2, 0)
+        assert (tmp_path / "ran").read_text() == "abb"
+        assert counts(run_one(stage)) == (2, 0)
+        assert (tmp_path / "ran").read_text() == "abb"
+    finally:
+        shutil.rmtree(tests)
+
+
 def test_stages_beside_each_other_run_at_once_with_a_libvirt_each_and_are_told_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,14 +203,9 @@ def runs(stage: Stage, markers: list[str]) -> bool:
     return bool(eval(expression, {"__builtins__": {}}, {name: name in markers for name in MARKERS}))
 
 
-NIGHT_WORDS = re.compile(
-    r"pytest\.mark\.night|\b(Trials|trials_of)\((?!.*points=)|\b(night\(\)|WHEN|TRIED|steps\()|mark\.sampled"
-)
-
-
 def test_what_only_the_night_sees_is_listed() -> None:
     """Files that mark something with `night`, or have more trials in a night, are those of tests/night.md."""
     listed = re.findall(r"^\| `(\S+\.py)` \|", (ROOT / "tests/night.md").read_text(), re.MULTILINE)
     ours = {Path(__file__), ROOT / "tests/faults/test_figures.py"}
-    found = [path for path in (ROOT / "tests").rglob("test_*.py") if NIGHT_WORDS.search(path.read_text())]
+    found = [path for path in (ROOT / "tests").rglob("test_*.py") if re.search(stages.MORE_AT_NIGHT, path.read_text())]
     assert listed == sorted(str(path.relative_to(ROOT / "tests")) for path in found if path not in ours)
