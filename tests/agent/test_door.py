@@ -18,15 +18,15 @@ from storage_admin.agent.host import open_gate as door_module
 from storage_admin.agent.host.open_gate import Door, shut_alone
 from tests.agent.harness import ROOT
 
-OPENER = "import os, sys; os.open(sys.argv[1], eval(sys.argv[2])); print('in', flush=True); sys.stdin.read()"
+OPENER = "import os, sys; os.open(sys.argv[-2], eval(sys.argv[-1])); print('in', flush=True); sys.stdin.read()"
 
 
 class Opener:
     """Another process that opens a file and holds it until it is left."""
 
-    def __init__(self, path: Path, flags: str) -> None:
+    def __init__(self, path: Path, flags: str, *words: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", OPENER, path, flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", OPENER, *words, path, flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
     def wait_until_in(self) -> None:
@@ -131,6 +131,33 @@ def test_other_files_have_no_door(path: Path, fd: int) -> None:
         assert not door.knocked()
     finally:
         door.open()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words", "stranger"),
+    [
+        ("os.O_RDONLY", ["/somewhere/agent-0.pyz"], False),
+        ("os.O_RDWR", ["/somewhere/agent-0.pyz"], True),
+        ("os.O_RDONLY", [], True),
+    ],
+    ids=["another agent reads", "another agent writes", "a stranger reads"],
+)
+@pytest.mark.parametrize("let_in", [True, False])
+def test_another_agent_that_only_reads_is_no_stranger_and_waits_like_everybody(
+    path: Path, fd: int, monkeypatch: pytest.MonkeyPatch, flags: str, words: list[str], stranger: bool, let_in: bool
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/agent-0.pyz"])
+    door = shut_alone(fd)
+    assert door is not None
+    with Opener(path, flags, *words) as opener:
+        assert door.knocked(20)
+        assert door.stranger_knocked(0.3) is stranger
+        assert not door.knocked(), "it was heard"
+        if not let_in:
+            door.turn_away(0.1)
+        door.open()
+        assert opener.process.stdout is not None
+        assert opener.process.stdout.readline() == (b"in\n" if let_in else b"")
 
 
 def test_idle_work_is_idle_and_then_as_before() -> None:

@@ -291,3 +291,21 @@ def only_reads(pid: str, descriptor: str) -> bool:
     except (OSError, ValueError, IndexError):
         return False
     return False
+
+
+def only_opens_to_read(pid: str) -> bool:
+    """Whether a process that waits in ``open`` wants to read alone, as far as the kernel tells what it is called with.
+
+    proc_pid_syscall(5): the call's number, then its arguments in hex. ``openat`` is 257 on x86-64 and 56 on ARM, and
+    its third argument is the flags.
+    """
+    wanted = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/syscall", encoding="ascii") as file:
+                words = file.read().split()
+            if words and words[0] == {"x86_64": "257", "aarch64": "56"}.get(os.uname().machine):
+                wanted.append(int(words[3], 16) & os.O_ACCMODE)
+    except (OSError, ValueError, IndexError):
+        return False
+    return bool(wanted) and set(wanted) == {os.O_RDONLY}

@@ -18,6 +18,7 @@ import time
 from types import TracebackType
 
 from storage_admin.agent.host import locking
+from storage_admin.agent.host.in_use import is_fellow, only_opens_to_read
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.protocol import RefusedError
 
@@ -43,6 +44,8 @@ class Door:
     """
 
     def __init__(self, fd: int) -> None:
+        #: Descriptors that came with events which were read and not answered yet.
+        self._waiting: list[int] = []
         self._group = _call("fanotify_init", _CLASS_CONTENT | _CLOEXEC | _NONBLOCK, os.O_RDONLY | os.O_CLOEXEC)
         try:
             _call("fanotify_mark", self._group, _MARK_ADD, ctypes.c_uint64(_OPEN_PERM), fd, None)
@@ -56,22 +59,46 @@ class Door:
         """Whether somebody waits to open the file; looks for at most so many seconds."""
         return bool(self._poll.poll(max(seconds, 0.0) * 1000))
 
+    def stranger_knocked(self, seconds: float) -> bool:
+        """The same, but for other agents of ours that only read, such as a scan: they do no harm, and go on waiting."""
+        deadline = time.monotonic() + seconds
+        while self.knocked(deadline - time.monotonic()):
+            known = [is_fellow(pid) and only_opens_to_read(pid) for pid in self._heard()]
+            if not all(known):
+                return True
+        return False
+
     def turn_away(self, seconds: float) -> None:
         """Whoever waits, or comes within so many seconds, is not let in: his ``open`` fails with ``EPERM``."""
         deadline = time.monotonic() + seconds
+        self._deny()
         while self.knocked(deadline - time.monotonic()):
-            events = os.read(self._group, 4096)
-            while len(events) >= _EVENT.size:
-                length, _, _, _, _, fd, _ = _EVENT.unpack_from(events)
-                events = events[length:]
-                os.write(self._group, _ANSWER.pack(fd, _DENY))
-                os.close(fd)
+            self._heard()
+            self._deny()
 
     def open(self) -> None:
         """Let in who waits. The end of the group is the kernel's leave for all of them."""
         if self._group >= 0:
             group, self._group = self._group, -1
             os.close(group)
+        while self._waiting:
+            os.close(self._waiting.pop())
+
+    def _heard(self) -> list[str]:
+        """The processes of some that wait, whose events are read."""
+        events, pids = os.read(self._group, 4096), []
+        while len(events) >= _EVENT.size:
+            length, _, _, _, _, fd, pid = _EVENT.unpack_from(events)
+            events = events[length:]
+            self._waiting.append(fd)
+            pids.append(str(pid))
+        return pids
+
+    def _deny(self) -> None:
+        while self._waiting:
+            fd = self._waiting.pop()
+            os.write(self._group, _ANSWER.pack(fd, _DENY))
+            os.close(fd)
 
 
 def holds_everybody(fd: int) -> bool:
@@ -110,6 +137,10 @@ class Doors:
     def knocked(self, seconds: float = 0.0) -> bool:
         """Whether somebody waits to open the file that loses its name; looks for at most so many seconds."""
         return self._going is not None and self._going.knocked(seconds)
+
+    def stranger_knocked(self, seconds: float) -> bool:
+        """The same, but for agents of ours that only read."""
+        return self._going is not None and self._going.stranger_knocked(seconds)
 
     def take_back(self, seconds: float) -> None:
         """The first file has its name again: who waits for it is let in, who waits for the other one has to ask again.

@@ -279,8 +279,9 @@ def late(doors: Doors, going: int, before: Stamp) -> str | None:
     Also who only reads: that may be the first half of somebody who writes. QEMU as libvirt starts it
     (``auto-read-only``) opens an image for reading, and then once more, by its name, for writing; libvirt itself has
     read the headers of the chain before. Let in to the old file, it would go on in the new one with what it read there.
+    An agent of ours that reads is no such somebody: what it tells of the old file, the scan that follows mends.
     """
-    if doors.knocked(GRACE):
+    if doors.stranger_knocked(GRACE):
         return _KNOCKED
     who = user(going) if doors.shut else outlast_late_openers(going)
     if who is None and not same_content(stamp_now(going), before):
