@@ -16,8 +16,8 @@ test:
 	@setup/prepare test
 	@exec $(VENV_PYTHON) -m tests.stages test
 
-# What a merge does not run, with the figures of docs/reliability.md. It takes hours; `make machines` comes first. One that
-# was cut off goes on where it was, as long as the commit is the same.
+# Everything, with the figures of docs/reliability.md. It takes hours; `make machines` comes first. One that was cut off
+# goes on at the test where it was, as long as the commit is the same.
 night:
 	@setup/prepare test
 	@exec $(VENV_PYTHON) -m tests.stages night --go-on

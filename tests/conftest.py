@@ -11,6 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests import long
 from tests.chance import RUN, night
 from tests.passed import KEEP, Keeper, passed
 
@@ -76,12 +77,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
     longest files come first; what passed before is left out.
     """
     cases: Counter[str] = Counter()
+    only_at_night = long.listed()
     for item in items:
+        file, __, test = item.nodeid.removeprefix("tests/").partition("::")
+        if test.rpartition("::")[2].partition("[")[0] in only_at_night.get(file, ()):
+            item.add_marker("night")
         if (sampled := item.get_closest_marker("sampled")) is not None:
-            test = item.nodeid.partition("[")[0]
-            if cases[test] % sampled.args[0]:
+            name = item.nodeid.partition("[")[0]
+            if cases[name] % sampled.args[0]:
                 item.add_marker("night")
-            cases[test] += 1
+            cases[name] += 1
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("fuzz")
         if _uses_database(item):

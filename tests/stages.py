@@ -20,10 +20,6 @@ BIN = Path(sys.executable).parent
 WORKERS = 3
 #: Of the figures, which wait most of their time: for databases that are away, and for agents that are killed.
 WAITING = 5
-#: Stands in files of which the night does more than a merge: tests/night.md lists them.
-MORE_AT_NIGHT = (
-    r"pytest\.mark\.night|\b(Trials|trials_of)\((?!.*points=)|\b(night\(\)|WHEN|TRIED|steps\()|mark\.sampled"
-)
 #: Only the night sees these.
 NIGHT = "not (night or machines)"
 #: What has a stage of its own, in one process: a test there is alone with its libvirt or its browser.
@@ -49,24 +45,21 @@ def _tests(
     return Stage(name, argv, pytest=True, database=database, beside=beside)
 
 
-def _with(marker: str, *, more_at_night: bool = False) -> tuple[str, ...]:
-    """pytest's argument that leaves out files without this marker, and those that do the same before a merge."""
-    more = rf"[\s\S]*?({MORE_AT_NIGHT})" if more_at_night else ""
-    return ("--files-with", rf"\A(?=[\s\S]*mark\.{marker}\b){more}")
+def _with(marker: str) -> tuple[str, ...]:
+    """pytest's argument that leaves out files without this marker."""
+    return ("--files-with", rf"mark\.{marker}\b")
 
 
 def _at_night(stage: Stage) -> Stage:
     return replace(stage, argv=("env", f"{NIGHTLY}=1", *stage.argv), limit_seconds=24 * 3600.0)
 
 
-def _clicked(*more: str, night: bool = False) -> tuple[Stage, ...]:
+def _clicked(*more: str, prefix: str = "") -> tuple[Stage, ...]:
     """Whole dashboards in a browser, single pages, and guests: beside each other."""
-    prefix = "all " if night else ""
-    browser, guest = (_with(marker, more_at_night=night) for marker in ("browser", "guest"))
     return (
-        _tests(f"{prefix}browser", "browser", *more, beside="guests", at=("tests/e2e", *(browser if night else ()))),
-        _tests(f"{prefix}pages", "browser", *more, beside="guests", at=("--ignore=tests/e2e", *browser)),
-        _tests(f"{prefix}guests", "guest and not browser", *more, beside="guests", at=guest),
+        _tests(f"{prefix}browser", "browser", *more, beside="guests", at=("tests/e2e",)),
+        _tests(f"{prefix}pages", "browser", *more, beside="guests", at=("--ignore=tests/e2e", *_with("browser"))),
+        _tests(f"{prefix}guests", "guest and not browser", *more, beside="guests", at=_with("guest")),
     )
 
 
@@ -92,14 +85,8 @@ TIERS = {
         *map(
             _at_night,
             (
-                _tests(
-                    "all cases",
-                    ALONE,
-                    "not (faults or fuzz or machines)",
-                    workers=WORKERS,
-                    at=("--files-with", MORE_AT_NIGHT),
-                ),
-                *_clicked("not (faults or fuzz or machines)", night=True),
+                _tests("every test", ALONE, "not (faults or fuzz or machines)", workers=WORKERS),
+                *_clicked("not (faults or fuzz or machines)", prefix="all "),
                 _tests("all on postgresql", "database", ALONE, "not faults", workers=WORKERS, database="postgresql"),
                 _tests("figures", "faults or fuzz or machines", workers=WAITING, dist="loadgroup"),
                 Stage("nights", (sys.executable, "-m", "tests.nights")),

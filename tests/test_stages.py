@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import stage_runs, stages
+from tests import long, stage_runs, stages
 from tests.faults.figures import NIGHTLY
 from tests.stage_runs import ROOT, Outcome, Stage, run
 
@@ -203,9 +203,29 @@ def runs(stage: Stage, markers: list[str]) -> bool:
     return bool(eval(expression, {"__builtins__": {}}, {name: name in markers for name in MARKERS}))
 
 
+NIGHT_WORDS = re.compile(
+    r"pytest\.mark\.night|\b(Trials|trials_of)\((?!.*points=)|\b(night\(\)|WHEN|TRIED|steps\()|mark\.sampled"
+)
+
+
 def test_what_only_the_night_sees_is_listed() -> None:
     """Files that mark something with `night`, or have more trials in a night, are those of tests/night.md."""
     listed = re.findall(r"^\| `(\S+\.py)` \|", (ROOT / "tests/night.md").read_text(), re.MULTILINE)
     ours = {Path(__file__), ROOT / "tests/faults/test_figures.py"}
-    found = [path for path in (ROOT / "tests").rglob("test_*.py") if re.search(stages.MORE_AT_NIGHT, path.read_text())]
+    found = [path for path in (ROOT / "tests").rglob("test_*.py") if NIGHT_WORDS.search(path.read_text())]
     assert listed == sorted(str(path.relative_to(ROOT / "tests")) for path in found if path not in ours)
+
+
+def test_the_list_of_long_tests_names_tests_that_are_there_and_leaves_some_to_each_file() -> None:
+    for file, names in long.listed().items():
+        there = set(
+            re.findall(r"^(?:    )?def (test_\w+|runTest)\(", (ROOT / "tests" / file).read_text(), re.MULTILINE)
+        )
+        assert names <= there, file
+        assert names < there or "TestCase" in (ROOT / "tests" / file).read_text(), file
+
+
+def test_of_the_long_tests_of_a_file_the_first_one_stays_before_a_merge() -> None:
+    seconds = {"a.py": {"short": 0.2, "far_too_long": 80.0, "first": 4.0, "second": 3.0}, "b.py": {"only": 70.0}}
+    assert long.chosen(seconds | {"c.py": {"short": 1.0}}) == {"a.py": ["far_too_long", "second"]}
+    assert long.chosen({file: {"one": 9.0, "two": 9.0} for file in long.WHOLE}) == {}
