@@ -129,6 +129,8 @@ JOB_KINDS = [
     "images.live.trim.Trim",
     "images.live.block_jobs.LiveFlatten",
     "images.live.block_jobs.LiveMerge",
+    "images.live.copying.LiveCopy",
+    "images.live.copying.SwitchBack",
     "images.live.snapshots.CreateSnapshot",
     "images.live.snapshots.DeleteSnapshot",
 ]

@@ -123,10 +123,8 @@ class Convert(Rewriting):
             fields["repoint_guest"] = gettext(
                 "libvirt has no driver for {form}, so its guests could not use the image."
             ).format(form=form)
-        name = cleaned["target_name"]
-        raw = os.fsencode(name) if name is not None and name.isprintable() else b""
-        if name is not None and (why := wrong_name(raw) or wrong_name_for(raw, form)):
-            fields["target_name"] = f"{why}."
+        if why := wrong_target(cleaned["target_name"], form):
+            fields["target_name"] = why
         if fields:
             raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
         return cleaned
@@ -313,6 +311,19 @@ def words(options: dict[str, Any]) -> dict[str, str]:
         name: {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
         for name, value in options.items()
     }
+
+
+def wrong_target(name: str | None, form: str) -> str:
+    """What is wrong with the name of a new file, as a sentence; empty where nothing is.
+
+    Args:
+        form: the format, which the name must not contradict; empty where it is not known yet.
+    """
+    if name is None:
+        return ""
+    raw = os.fsencode(name) if name.isprintable() else b""
+    why = wrong_name(raw) or (wrong_name_for(raw, form) if form else "")
+    return f"{why}." if why else ""
 
 
 def target_of(image: Image, options: dict[str, Any]) -> tuple[StoragePool, bytes]:

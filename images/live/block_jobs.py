@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from images.live.disks import Layers, layers_of
+from images.live.disks import Layers, layers_of, occupied
 from images.live.follow import Follower, keep, kept, settled
 from images.live.kind import LiveGuestKind, running_guest
 from images.models import Image
@@ -27,12 +27,13 @@ from storage_admin.guests.models import Guest
 from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.libvirt import running
 from storage_admin.hosts.libvirt.block_jobs import Wanted
+from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.kinds import BEGUN, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
 
-_DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": _("The disk (its target), such as vda.")}
+DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": _("The disk (its target), such as vda.")}
 _PATH: dict[str, Any] = {"type": ["string", "null"], "maxLength": 4096, "default": None}
 
 
@@ -44,8 +45,10 @@ class Choice:
     command: list[str]
     top: int = 0
     base: int | None = None
-    #: Of the image that grows: bytes that it has, and may have at most afterwards; ``None`` where nobody knows.
-    grows: Image | None = None
+    #: What a copy is written to: ``path`` and ``format``.
+    target: dict[str, str] | None = None
+    #: Where an image grows: bytes that it has, and may have at most afterwards; ``None`` where nobody knows.
+    pool: StoragePool | None = None
     before: int | None = None
     most: int | None = None
     refusals: tuple[Refusal, ...] = ()
@@ -57,6 +60,8 @@ class LiveKind(LiveGuestKind):
 
     goes_on = no_way_back = True
     op: ClassVar[str]
+    #: Refusals that do not concern it.
+    bears: ClassVar[frozenset[str]] = frozenset()
     unsuccessful = {
         "": Unsuccessful(
             gettext_noop("The guest's data is whole; after a scan, its page shows the chain of its disk."),
@@ -82,7 +87,7 @@ class LiveKind(LiveGuestKind):
             predicted_low=choice.before,
             predicted_high=choice.most,
             scratch_bytes=grown,
-            scratch_pool=None if choice.grows is None else choice.grows.pool_id,
+            scratch_pool=None if choice.pool is None else choice.pool.pk,
             lasting_bytes=grown,
             refusals=tuple(against),
             by_hand=tuple(by_hand),
@@ -100,7 +105,8 @@ class LiveKind(LiveGuestKind):
         except (RefusedError, HostError) as error:
             return None, nothing, [Refusal(error.code, error.detail)]
         choice = self.choose(guest, layers, options)
-        return layers, choice, [*layers.refusals, *choice.refusals, *_room(choice)]
+        stands = [one for one in layers.refusals if one.code not in self.bears]
+        return layers, choice, [*stands, *choice.refusals, *_room(choice)]
 
     @abstractmethod
     def choose(self, guest: Guest, layers: Layers, options: dict[str, Any]) -> Choice:
@@ -110,13 +116,25 @@ class LiveKind(LiveGuestKind):
         guest = find(job.target_id)
         begun = BEGUN in job.kept
         wanted, before = kept(job) if begun else self._begin(job, guest)
-        ended = Follower(job, recorder, guest, wanted).run(taken_over=begun)
+        follower = Follower(job, recorder, guest, wanted, lambda: self.against_switching(guest, wanted))
+        ended = follower.run(taken_over=begun)
+        if ended.chain == wanted.chain or not ended.active:
+            self.came_to_nothing(job, guest, wanted, recorder)
+        if follower.refused and ended.chain == wanted.chain:
+            raise HostError(follower.refused)
         result = settled(guest, wanted, ended, cancelled=recorder.cancel_requested)
         after = self._allocated(guest, wanted)
         words = result["words"]
         recorder.log(words)
         freed = None if before is None or after is None else before - after
         return result | {"before_bytes": before, "after_bytes": after, "freed_bytes": freed}
+
+    def against_switching(self, guest: Guest, wanted: Wanted) -> str:  # noqa: ARG002 (for those that have a target)
+        """Why the guest must not be switched over now that all is copied; empty for nothing."""
+        return ""
+
+    def came_to_nothing(self, job: Job, guest: Guest, wanted: Wanted, recorder: Recorder) -> None:
+        """Removes what is left of a block job that has changed nothing; most leave nothing."""
 
     def _begin(self, job: Job, guest: Guest) -> tuple[Wanted, int | None]:
         """Plans anew, and keeps what is begun before it is."""
@@ -125,17 +143,16 @@ class LiveKind(LiveGuestKind):
             raise RefusedError(refusal.code, refusal.detail)
         chain = [] if layers is None else layers.chain
         speed = self.at_most(job) or 0
-        wanted = Wanted(guest.uid, job.options["disk"], self.op, chain, choice.top, choice.base, speed)
+        wanted = Wanted(guest.uid, job.options["disk"], self.op, chain, choice.top, choice.base, speed, choice.target)
         keep(job, "planned", wanted, choice.before)
         return wanted, choice.before
 
     def _allocated(self, guest: Guest, wanted: Wanted) -> int | None:
         """What the disk's image occupies now, where that is the one that has grown."""
         try:
-            disks = running.look(guest.host, guest.uid).disks
+            return occupied(guest, running.look(guest.host, guest.uid)).get(wanted.disk)
         except (RefusedError, HostError):
             return None
-        return next((disk.allocated_bytes for disk in disks if disk.target == wanted.disk), None)
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         if result["before_bytes"] is not None and result["after_bytes"] is not None:
@@ -155,7 +172,7 @@ class LiveFlatten(LiveKind):
     )
     op = "pull"
     properties = {
-        "disk": _DISK,
+        "disk": DISK,
         "down_to": _PATH | {"description": _("Path of the image below that stays its backing file; null for none.")},
         "bandwidth_bytes_sec": record.SPEED_OPTIONS["bandwidth_bytes_sec"],
     }
@@ -190,7 +207,7 @@ class LiveFlatten(LiveKind):
         command = ["virsh", "blockpull", guest.name, layers.disk]
         command += [] if base is None else ["--base", layers.chain[base]]
         return Choice(
-            reason, command, 0, base, own[0] if own else None, before, most, tuple(against),
+            reason, command, 0, base, None, own[0].pool if own else None, before, most, tuple(against),
             (gettext("There is no undo: the image holds all data itself afterwards. The guest sees no difference."),),
         )  # fmt: skip
 
@@ -206,7 +223,7 @@ class LiveMerge(LiveKind):
     )
     op = "commit"
     properties = {
-        "disk": _DISK,
+        "disk": DISK,
         "layer": _PATH | {"description": _("Path of the overlay to merge; null for the one that the guest writes to.")},
         "into": _PATH | {"description": _("Path of the image that it is merged into; null for the one right below.")},
         "bandwidth_bytes_sec": record.SPEED_OPTIONS["bandwidth_bytes_sec"],
@@ -238,7 +255,7 @@ class LiveMerge(LiveKind):
         command = ["virsh", "blockcommit", guest.name, layers.disk, "--base", chain[base], "--top", chain[top]]
         command += ["--active", "--pivot"] if top == 0 else []
         return Choice(
-            reason, command, top, base, grows[0] if grows else None, before, most, tuple(against),
+            reason, command, top, base, None, grows[0].pool if grows else None, before, most, tuple(against),
             (
                 gettext(
                     "There is no undo: {image} is written to. The files of the merged overlays stay, and must never be "
@@ -310,7 +327,6 @@ def _layers(guest: Guest, disk: str) -> Layers:
 
 def _room(choice: Choice) -> list[Refusal]:
     """Whether the pool of the image that grows has room for that."""
-    if choice.grows is None or choice.most is None or choice.before is None:
+    if choice.pool is None or choice.most is None or choice.before is None:
         return []
-    pool, more = choice.grows.pool, choice.most - choice.before
-    return refusals.for_space(pool, more)
+    return refusals.for_space(choice.pool, choice.most - choice.before)

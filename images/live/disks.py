@@ -1,13 +1,18 @@
 """What a running guest's disk stands on: as its hypervisor has it now, and as the last scan saw it."""
 
+import contextlib
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from django.utils.translation import gettext
 
 from images.models import Image
+from images.rewrite import refusals
+from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.guests.models import Guest
+from storage_admin.hosts import asking
+from storage_admin.hosts.libvirt import running
 from storage_admin.hosts.live_facts import DiskNow, GuestNow
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.plan_and_progress import Refusal
@@ -20,7 +25,8 @@ class Layers:
     Args:
         chain: the paths.
         rows: the images that these are, by place; not of those that no scan has seen.
-        allocated: what the topmost one occupies now, in bytes.
+        format: of the topmost one, as declared.
+        allocated: what that occupies now, in bytes; ``None`` where nobody tells.
         refusals: what stands against changing the chain.
     """
 
@@ -28,6 +34,7 @@ class Layers:
     disk: str
     chain: list[str]
     rows: dict[int, Image]
+    format: str
     allocated: int | None
     refusals: tuple[Refusal, ...]
 
@@ -50,6 +57,30 @@ class Layers:
         return ((place, self.rows[place]) for place in places if place in self.rows)
 
 
+def occupied(guest: Guest, now: GuestNow) -> dict[str, int | None]:
+    """What the images of a guest's disks occupy now, by target: as its host's agent tells, else as libvirt does."""
+    disks = [disk for disk in now.disks if disk.chain and disk.chain[0]]
+    told = files(guest, [disk.chain[0] for disk in disks])
+    return {
+        disk.target: disk.allocated_bytes if file is None else file["bytes"]
+        for disk, file in zip(disks, told, strict=True)
+    }
+
+
+def files(guest: Guest, paths: Sequence[str]) -> list[dict[str, int] | None]:
+    """What a host's agent tells of files: ``bytes`` that each occupies, and by what it is known again (the others).
+
+    Returns:
+        In their order; ``None`` for what is no file, and where there is no agent, or it does not answer in time.
+    """
+    if paths and not refusals.without_agent(guest.host):
+        asked = {"paths_b64": [b64(os.fsencode(path)) for path in paths]}
+        with contextlib.suppress(RefusedError, HostError):
+            answer = asking.ask(guest.host, "occupied", asked, seconds=running.LOOK_TIMEOUT)
+            return [None if one is None else dict(one) for one in answer["files"]]
+    return [None] * len(paths)
+
+
 def layers_of(guest: Guest, now: GuestNow, disk: DiskNow) -> Layers:
     """A disk's chain, with what stands against changing it."""
     keys = {path_key(os.fsencode(path)): place for place, path in enumerate(disk.chain) if path}
@@ -70,5 +101,5 @@ def layers_of(guest: Guest, now: GuestNow, disk: DiskNow) -> Layers:
         found.append(Refusal("in_snapshot_chain", sentence))
     return Layers(
         guest.pk, disk.target, list(disk.chain), {keys[image.path_key]: image for image in images},
-        disk.allocated_bytes, tuple(found),
+        disk.format, occupied(guest, replace(now, disks=(disk,))).get(disk.target), tuple(found),
     )  # fmt: skip

@@ -5,7 +5,7 @@ block job, in QEMU or by its effect on the chain, and goes on.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -42,15 +42,22 @@ def keep(job: Job, stage: str, wanted: Wanted, before: int | None) -> None:
 def kept(job: Job) -> tuple[Wanted, int | None]:
     """What was kept: the block job, and the size before."""
     begun: Mapping[str, Any] = job.kept[BEGUN]
-    fields = {name: begun[name] for name in ("uid", "disk", "op", "chain", "top", "base", "bytes_per_second")}
+    fields = {name: value for name, value in begun.items() if name not in {"stage", "before"}}
     return Wanted(**fields), begun["before"]
 
 
 class Follower:
     """Follows a block job to its end, whatever goes away meanwhile."""
 
-    def __init__(self, job: Job, recorder: Recorder, guest: Guest, wanted: Wanted) -> None:
+    def __init__(
+        self, job: Job, recorder: Recorder, guest: Guest, wanted: Wanted, against: Callable[[], str] = lambda: ""
+    ) -> None:
+        """Args:
+
+        against: asked before the guest is switched over: why that must not be; empty for nothing.
+        """
         self._job, self._recorder, self._guest, self._wanted = job, recorder, guest, wanted
+        self._against, self.refused = against, ""
 
     def run(self, *, taken_over: bool) -> Ended:
         """Starts it, or takes over what another worker has begun."""
@@ -103,7 +110,10 @@ class Follower:
             if not self._job.ours().exists():
                 raise GoesOnError("another worker has it")
             return "abort"
-        return "pivot" if stage == "ready" and self._job.ours().filter(cancel_requested=False).exists() else ""
+        if stage != "ready" or not self._job.ours().filter(cancel_requested=False).exists():
+            return ""
+        self.refused = self.refused or self._against()
+        return "abort" if self.refused else "pivot"
 
 
 def settled(guest: Guest, wanted: Wanted, ended: Ended, *, cancelled: bool) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.live import doctor
+from images.live.disks import occupied
 from images.models import Image
 from images.rewrite import record, refusals
 from images.scan import look
@@ -78,16 +79,14 @@ class Trim(VmKind):
             raise RefusedError(refusal.code, refusal.detail)
 
         def sizes() -> dict[str, int | None]:
-            seen = running.look(guest.host, guest.uid)
-            return {disk.target: disk.allocated_bytes for disk in seen.disks}
+            return occupied(guest, running.look(guest.host, guest.uid))
 
         def tick() -> None:
             recorder.tick()
             if recorder.cancel_requested or runner.stopping.is_set():
                 raise StoppedError(protocol.CANCELLED, gettext("Cancelled. The guest finishes what it is trimming."))
 
-        before = {disk.target: disk.allocated_bytes for disk in now.disks}
-        result = _done(guest, before, sizes, lambda: running.trim(guest.host, guest.uid, tick), recorder)
+        result = _done(guest, occupied(guest, now), sizes, lambda: running.trim(guest.host, guest.uid, tick), recorder)
         recorder.log(result["words"])
         return result
 

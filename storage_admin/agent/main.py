@@ -142,11 +142,13 @@ VERBS = {
     "recover": ("recover", "run"),
     "users": ("users", "run"),
     "beneath": ("beneath", "run"),
+    "occupied": ("beneath", "occupied"),
     "pve": ("pve", "run"),
     "benchmark": ("benchmark", "run"),
     "set_aside": ("aside", "set_aside"),
     "restore_aside": ("aside", "restore"),
     "delete_aside": ("aside", "delete"),
+    "drop": ("aside", "drop"),
 }
 
 

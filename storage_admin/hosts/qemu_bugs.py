@@ -149,7 +149,7 @@ BUGS = (
             Mended("proxmox", "pve-qemu-kvm", "10.2.1-1"),
             Mended("rhel", "qemu-kvm", "10.1.0-15", release=10),
         ),
-        kinds=frozenset({"move_disk", "live_merge"}),
+        kinds=frozenset({"move_disk", "live_merge", "live_copy"}),
         instead=_MOVED_OFF,
     ),
     Bug(
@@ -158,7 +158,7 @@ BUGS = (
         since=(10, 1),
         upstream=((11, 0, 0),),
         packages=(Mended("proxmox", "pve-qemu-kvm", "10.1.2-7"),),
-        kinds=frozenset({"move_disk", "live_merge"}),
+        kinds=frozenset({"move_disk", "live_merge", "live_copy"}),
         instead=_MOVED_OFF,
     ),
 )

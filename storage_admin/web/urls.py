@@ -83,7 +83,17 @@ urlpatterns = [
     path("guests/<int:guest_id>/snapshots/", guest.guest_snapshots, name="guest_snapshots"),
     *(
         path(f"guests/<int:guest_id>/{kind.replace('_', '-')}/", guest.guest_job, {"kind_name": kind}, name=kind)
-        for kind in ("move_disk", "resize", "trim", "live_flatten", "live_merge", "snapshot", "delete_snapshot")
+        for kind in (
+            "move_disk",
+            "resize",
+            "trim",
+            "live_flatten",
+            "live_merge",
+            "live_copy",
+            "switch_back",
+            "snapshot",
+            "delete_snapshot",
+        )
     ),
     path("views/", saved_views.view_save, name="view_save"),
     path("views/<int:view_id>/", saved_views.view_change, name="view_change"),

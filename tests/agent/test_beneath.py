@@ -46,6 +46,18 @@ def test_nothing_is_told_of_what_is_no_device_or_not_there(tmp_path: Path) -> No
     assert look(os.fsencode(tmp_path / "file"), b"/dev/nothing-there", b"/dev/null", b"/dev/\0") == [unknown] * 4
 
 
+def test_files_say_what_they_occupy(tmp_path: Path) -> None:
+    sparse = tmp_path / "sparse"
+    with sparse.open("wb") as file:
+        file.truncate(1 << 30)
+        file.write(bytes(4096))
+    paths = [os.fsencode(sparse), os.fsencode(tmp_path), b"/dev/null", b"relative", os.fsencode(tmp_path / "gone")]
+    told = beneath.occupied(request("occupied", paths_b64=[b64(path) for path in paths]), RecordingIO())
+    known = sparse.stat()
+    told_of = {"dev": known.st_dev, "inode": known.st_ino, "file_size": 1 << 30, "mtime_ns": known.st_mtime_ns}
+    assert told == {"files": [told_of | {"bytes": known.st_blocks * 512}, None, None, None, None]}
+
+
 @pytest.mark.parametrize(
     ("minor", "discards", "expected"),
     [

@@ -131,3 +131,15 @@ def restart() -> None:
     _stop("libvirtd")
     _start("libvirtd", _SOCKET)
     wait_until(_speaks, 30, "libvirtd answers again")
+
+
+@contextlib.contextmanager
+def sees(place: Path) -> Iterator[None]:
+    """What is mounted there is mounted in the daemon's own mount namespace as well, which is older."""
+    found = subprocess.run(["findmnt", "-no", "SOURCE", place], capture_output=True, text=True, check=True)
+    inside = ["nsenter", "--mount", "--target", _pid_file("libvirtd").read_text().strip()]
+    subprocess.run([*inside, "mount", found.stdout.strip(), place], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*inside, "umount", "--lazy", place], check=True)

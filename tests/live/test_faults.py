@@ -41,6 +41,7 @@ OPERATIONS = {
     "pull": ("live_flatten", {}, ["top.qcow2"]),
     "commit": ("live_merge", {"layer": "middle.qcow2"}, ["top.qcow2", "base.qcow2"]),
     "active commit": ("live_merge", {}, ["middle.qcow2", "base.qcow2"]),
+    "copy": ("live_copy", {}, ["top-copy.qcow2"]),
 }
 AS_BEFORE = ["top.qcow2", "middle.qcow2", "base.qcow2"]
 
@@ -229,6 +230,7 @@ def test_a_guest_that_is_killed_meanwhile_keeps_what_was_acknowledged(
         run(job)
     assert (job.state, job.error_code) == ("failed", follow.GUEST_ENDED)
     assert definition_of(guest) == "top.qcow2"
+    assert not (folder / "top-copy.qcow2").exists()
     whole(guest, chain[0], last[0])
 
 

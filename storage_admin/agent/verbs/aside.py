@@ -14,12 +14,13 @@ from storage_admin.agent import formats
 from storage_admin.agent.folders.pools import is_job, is_ours, open_parent
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.host import attributes, locking, space, special_mounts
+from storage_admin.agent.host.open_gate import Doors
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, b64, display
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
+from storage_admin.agent.swap import moment, settle, swap
 from storage_admin.agent.swap import set_aside as aside
-from storage_admin.agent.swap import settle, swap
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, file_name
 from storage_admin.agent.swap.outcome import stamp_now
 from storage_admin.agent.swap.settle_aside import AsideStory
@@ -200,6 +201,42 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
             "aside_of": one.job,
             "seconds": round(time.monotonic() - started, 3),
         }
+
+
+def drop(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Delete an unfinished file that libvirt made for a copy and left where it was.
+
+    Args:
+        request: ``args``: ``path_b64``, ``pool_path_b64``; ``since``: seconds since the epoch, before which the copy
+            had not begun.
+        io: the controller.
+
+    Returns:
+        ``freed_bytes``: what it occupied.
+
+    Raises:
+        RefusedError: ``stale_plan``: it is older, or not there; ``image_in_use``, ``hard_linked``, ``outside_pool``.
+        HostError: the host failed; it is there.
+    """
+    args = Arguments(request.args, _WHERE | {"since"})
+    since = args.take("since", int)
+    io.progress("checking", 0, None)
+    with _host_errors(), _opened(args) as image:
+
+        def look(_doors: Doors) -> None:
+            status = os.fstat(image.fd)
+            if min(status.st_mtime, status.st_ctime) < since:
+                raise RefusedError("stale_plan", f"{image.shown} is older than the copy; it is left as it is")
+            if status.st_nlink != 1:
+                raise RefusedError("hard_linked", f"{image.shown} has {status.st_nlink} names; it is left as it is")
+            _refuse_used(image.fd, image.shown)
+
+        with moment.shut(look, image.fd) as (doors, before):
+            named = settle.stat_in(image.folder, image.name)
+            if named is None or not named.same_file(before):
+                raise RefusedError("stale_plan", f"another file has the name of {image.shown} by now; it is left")
+            moment.remove(doors, image.fd, image.folder, image.name)
+            return {"freed_bytes": os.fstat(image.fd).st_blocks * 512}
 
 
 @contextlib.contextmanager

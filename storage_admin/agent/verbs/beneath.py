@@ -1,4 +1,5 @@
-"""The verb ``beneath``: what lies below block devices that are disks of guests, and whether it frees what is discarded.
+"""The verbs ``beneath`` and ``occupied``: of disks of guests what lies below devices, and whether it frees what is
+discarded; and what files occupy.
 
 The target of a device that LVM made stands in the kernel's own table (``dmsetup table``), whether a thin pool passes
 discards on in its status (the kernel's Documentation/admin-guide/device-mapper/thin-provisioning.rst).
@@ -10,6 +11,8 @@ import os
 import stat
 from typing import Any
 
+from storage_admin.agent.host import special_mounts
+from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, display, unb64
@@ -32,12 +35,48 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     Raises:
         RefusedError: ``invalid``.
     """
+    return {"devices": [_device(path, io) for path in _paths(request)]}
+
+
+def occupied(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Look what some files occupy; nothing of them is opened.
+
+    Args:
+        request: ``args``: ``paths_b64``, a list of absolute paths.
+        io: the controller.
+
+    Returns:
+        ``files``, in their order, each ``bytes`` that it occupies, and ``dev``, ``inode``, ``file_size``, ``mtime_ns``;
+        null for what is no regular file, or lies where nobody answers.
+
+    Raises:
+        RefusedError: ``invalid``.
+    """
+    paths = _paths(request)
+    folders = sorted({os.path.dirname(path) for path in paths if path.startswith(b"/") and b"\0" not in path})
+    away = special_mounts.trusted(folders, Mounts.of_this_machine(), io.check)
+    return {"files": [_file(path) if os.path.dirname(path) in {*folders} - away else None for path in paths]}
+
+
+def _paths(request: Request) -> list[bytes]:
     args = Arguments(request.args, frozenset({"paths_b64"}))
     try:
-        paths = [unb64(one) for one in args.take("paths_b64", list)]
+        return [unb64(one) for one in args.take("paths_b64", list)]
     except (AttributeError, TypeError, ValueError) as error:
         raise RefusedError(INVALID, "paths_b64 is no list of paths") from error
-    return {"devices": [_device(path, io) for path in paths]}
+
+
+def _file(path: bytes) -> dict[str, int] | None:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return {
+        "bytes": status.st_blocks * 512, "dev": status.st_dev, "inode": status.st_ino,
+        "file_size": status.st_size, "mtime_ns": status.st_mtime_ns,
+    }  # fmt: skip
 
 
 def _device(path: bytes, io: AgentIO) -> dict[str, Any]:

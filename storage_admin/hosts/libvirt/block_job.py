@@ -2,10 +2,11 @@
 
 It reads lines and writes lines, each a JSON document. The first line that it reads is the request:
 
-- ``uid``, ``disk`` (its target), ``op``: ``pull`` or ``commit``;
+- ``uid``, ``disk`` (its target), ``op``: ``pull``, ``commit`` or ``copy``;
 - ``chain``: paths of the disk's images from above, as they were planned; ``top``, ``base``: places in it, of a commit
   the layers from ``top`` to right above ``base`` go into ``base``, of a pull all between the first one and ``base``
   (``null`` for the whole chain) move up;
+- ``target``: of a copy ``path`` and ``format`` of the file that libvirt makes, and no other file may have that name;
 - ``bytes_per_second``: at most, 0 for no limit;
 - ``start``: else it only takes over what is at work.
 
@@ -92,11 +93,23 @@ def _start(domain: Any, request: dict[str, Any]) -> None:
     if request["op"] == "pull":
         flags = libvirt.VIR_DOMAIN_BLOCK_REBASE_BANDWIDTH_BYTES
         domain.blockRebase(disk, None if base is None else planned[base], request["bytes_per_second"], flags)
+    elif request["op"] == "copy":
+        # Without the flag libvirt only copies disks of guests that have no definition: QEMU cannot start with a mirror.
+        speed = {libvirt.VIR_DOMAIN_BLOCK_COPY_BANDWIDTH: request["bytes_per_second"]}
+        flags = libvirt.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB
+        domain.blockCopy(disk, _target(request["target"]), speed if request["bytes_per_second"] else {}, flags)
     else:
         flags = libvirt.VIR_DOMAIN_BLOCK_COMMIT_BANDWIDTH_BYTES
         flags |= libvirt.VIR_DOMAIN_BLOCK_COMMIT_ACTIVE if top == 0 else 0
         domain.blockCommit(disk, planned[base], planned[top], request["bytes_per_second"], flags)
     helper.say({"stage": "started"})
+
+
+def _target(target: dict[str, str]) -> str:
+    root = ET.Element("disk", {"type": "file"})
+    ET.SubElement(root, "source", {"file": target["path"]})
+    ET.SubElement(root, "driver", {"type": target["format"]})
+    return ET.tostring(root, encoding="unicode")
 
 
 def _refuse_memories(domain: Any) -> None:

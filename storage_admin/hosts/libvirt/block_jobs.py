@@ -36,10 +36,13 @@ class Wanted:
     top: int
     base: int | None
     bytes_per_second: int = 0
+    target: dict[str, str] | None = None
 
     @property
     def result(self) -> list[str]:
         """The chain that there is afterwards."""
+        if self.target is not None:
+            return [self.target["path"]]
         if self.op == "pull":
             return [self.chain[0], *([] if self.base is None else self.chain[self.base :])]
         return [*self.chain[: self.top], *self.chain[self.base or 0 :]]

@@ -77,7 +77,8 @@ def _disk(domain: Any, root: ET.Element, disk: ET.Element, paths: dict[str, str]
     name, bus = ("", "") if target is None else (target.get("dev", ""), target.get("bus", ""))
     settings = {} if driver is None else driver.attrib
     try:
-        allocated = domain.blockInfo(name)[1]
+        # Of a raw file libvirt gives its length, whatever it occupies.
+        allocated = None if settings.get("type") == "raw" else domain.blockInfo(name)[1]
     except libvirt.libvirtError:
         allocated = None
     return {

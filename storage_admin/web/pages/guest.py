@@ -32,7 +32,9 @@ from storage_admin.web.pages.guests import cache_advice, discard_advice
 GIB = 1 << 30
 MIB = 1 << 20
 #: Options that are texts.
-TEXTS = ("disk", "storage", "format", "accept_hidden_lines", "down_to", "layer", "into", "name")
+TEXTS = ("disk", "storage", "format", "accept_hidden_lines", "down_to", "layer", "into", "name", "target_name")
+#: Options that are ids.
+IDS = ("target_pool", "job")
 #: A size is a whole number of these.
 BLOCK = 1024
 
@@ -62,6 +64,19 @@ def _layers(guest: Guest, target: str) -> list[str]:
         return []
 
 
+def _copied(guest: Guest) -> dict[str, int]:
+    """Ids of the live copies that the disks of a guest are, by target: those that it can be switched back from."""
+    jobs = Job.objects.filter(kind="live_copy", target_kind="guest", target_id=guest.pk, state=Job.State.SUCCEEDED)
+    paths = {disk.target: disk.path for disk in _own_disks(guest)}
+    found = {}
+    for job in jobs.order_by("pk"):
+        result = job.result or {}
+        disk = result.get("disk", "")
+        if result.get("left") and paths.get(disk) == result["now"]["chain"][0]:
+            found[disk] = job.pk
+    return found
+
+
 @require_safe
 @page()
 def guest(request: PageRequest, guest_id: int) -> HttpResponseBase:
@@ -77,7 +92,7 @@ def guest(request: PageRequest, guest_id: int) -> HttpResponseBase:
         "disks": [(disk, cache_advice(disk), discard_advice(disk)) for disk in shown.disks.all()],
         "chained": {use.disk.target for use in ImageUse.objects.filter(disk__guest=shown, image__chain_depth__gt=1)
                     .select_related("disk")},
-        "own": {disk.target for disk in _own_disks(shown)},
+        "own": {disk.target for disk in _own_disks(shown)}, "copied": _copied(shown),
         "jobs": jobs[:10], "job_now": jobs.filter(state__in=Job.ACTIVE).last(),
     }  # fmt: skip
     return render(request, "guests/guest.html", context)
@@ -103,6 +118,9 @@ def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
     """
     options: dict[str, Any] = {name: text for name in TEXTS if (text := str(form.get(name, "")).strip())}
     options |= {name: form[name] == "true" for name in ("delete_source", "quiesce") if name in form}
+    for name in IDS:
+        if text := str(form.get(name, "")).strip():
+            options[name] = _number(text, name, 1)
     size = _number(form.get("size_gib", ""), "size_gib", GIB)
     if size is not None:
         options["size_bytes"] = -(-size // BLOCK) * BLOCK
@@ -175,7 +193,7 @@ def _start(request: PageRequest, shown: Guest, kind_name: str, options: dict[str
 def _context(
     shown: Guest, given: QueryDict, kind: JobKind, plan: Plan | None, error: InvalidError | None
 ) -> dict[str, Any]:
-    names = (*TEXTS, "size_gib", "bandwidth_mib", "delete_source", "quiesce", "confirm_name")
+    names = (*TEXTS, *IDS, "size_gib", "bandwidth_mib", "delete_source", "quiesce", "confirm_name")
     pools = StoragePool.objects.filter(host=shown.host_id, source=StoragePool.Source.PROXMOX)
     return {
         "section": "guests", "guest": shown, "title": kind.title, "plan": plan, "error": error,
@@ -184,4 +202,5 @@ def _context(
         "storages": sorted(set(pools.values_list("name", flat=True))), "formats": ("raw", "qcow2", "vmdk"),
         "address": reverse(kind.name, args=[shown.pk]), "layers": _layers(shown, given.get("disk", "")),
         "confirm_name": shown.name if kind.no_way_back else "",
+        "pools": StoragePool.objects.filter(host=shown.host_id).order_by("name"),
     }  # fmt: skip

@@ -1,0 +1,257 @@
+"""The job kinds ``live_copy`` and ``switch_back``: a running guest goes on in a copy of its disk, and the way back.
+
+QEMU copies the disk to a new file, in whatever pool and format, while the guest writes to both; when they are equal the
+guest is switched over. The image that it leaves keeps its name, as it was in that moment: that is the undo copy, until
+somebody deletes it. A guest that is off is led back to it by its definition; the copy stays beside it then, so that
+nothing is lost on the way back either.
+"""
+
+import os
+from typing import Any
+
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
+
+from images.kinds.convert import target_of, wrong_target
+from images.live.block_jobs import DISK, Choice, LiveKind
+from images.live.disks import Layers, files
+from images.live.kind import LiveGuestKind
+from images.models import Image
+from images.rewrite import forecasts, neighbours, record, refusals
+from storage_admin.accounts.models import Actor
+from storage_admin.agent.protocol import HostError, RefusedError, b64
+from storage_admin.errors import InvalidError, NotFoundError
+from storage_admin.guests.kinds.vm_disks import find
+from storage_admin.guests.models import Guest
+from storage_admin.hosts import asking
+from storage_admin.hosts.libvirt import control, running
+from storage_admin.hosts.libvirt.block_jobs import Wanted
+from storage_admin.hosts.libvirt.disks import Edit
+from storage_admin.hosts.libvirt.relay import why_read_only
+from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.names import display, path_key
+from storage_admin.jobs.kinds import BEGUN, Lock, Target, Unsuccessful
+from storage_admin.jobs.models import Job, JobLog
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
+
+#: Formats of what a copy is written to, which QEMU can mirror into.
+FORMATS = ("qcow2", "raw")
+
+
+class LiveCopy(LiveKind):
+    """Block copy with a switch at its end: a copy, a conversion or a move, whatever the options say."""
+
+    name = "live_copy"
+    title = _("Copy and switch while the guest runs")
+    description = _(
+        "Copies a disk of a running guest to a new file, in another pool or format if wanted, and switches the guest "
+        "over to it (block copy). The image that it leaves stays as it was in that moment."
+    )
+    op = "copy"
+    no_way_back = False
+    bears = frozenset({"unsupported_subformat"})
+    properties = {
+        "disk": DISK,
+        "target_pool": {
+            "type": ["integer", "null"],
+            "default": None,
+            "description": _("Id of a pool on the same host; null for the folder of the image."),
+        },
+        "target_name": {
+            "type": ["string", "null"],
+            "default": None,
+            "description": _(
+                "Name of the new file; null for the name of the image with another extension, or with -copy."
+            ),
+        },
+        "format": {
+            "type": ["string", "null"],
+            "enum": [None, *FORMATS],
+            "default": None,
+            "description": _("Format of the new file; null for the format of the image."),
+        },
+        "bandwidth_bytes_sec": record.SPEED_OPTIONS["bandwidth_bytes_sec"],
+    }
+
+    def clean(self, options: Any) -> dict[str, Any]:
+        cleaned = super().clean(options)
+        if why := wrong_target(cleaned["target_name"], cleaned["format"] or ""):
+            raise InvalidError(f"target_name: {why}", {"target_name": why})
+        return cleaned
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
+        found = super().locks(target, options)
+        image = Image.objects.filter(uses__disk__guest=target.id, uses__disk__target=options["disk"]).first()
+        if image is not None:
+            __, path = _target(image, options, image.declared_format)
+            found.append(Lock(f"path:{image.host_id}:{path_key(path)}", exclusive=True))
+        return found
+
+    def choose(self, guest: Guest, layers: Layers, options: dict[str, Any]) -> Choice:
+        own = layers.rows.get(0)
+        if own is None or len(layers.rows) != len(layers.chain):
+            sentence = gettext("Not all images of {disk} are known: scan the host, or register their folders.")
+            return Choice(
+                gettext("{title}: {guest}.").format(title=self.title, guest=guest.name), [],
+                refusals=(Refusal("outside_pool", sentence.format(disk=layers.disk)),),
+            )  # fmt: skip
+        try:
+            pool, raw = _target(own, options, layers.format)
+        except NotFoundError as error:
+            return Choice(
+                gettext("{title}: {guest}.").format(title=self.title, guest=guest.name), [],
+                refusals=(Refusal("outside_pool", error.detail),),
+            )  # fmt: skip
+        form, path = options["format"] or _format(layers.format), display(raw)
+        against = refusals.for_pool(pool)
+        if Image.objects.filter(host=guest.host_id, path_key=path_key(raw), missing_since=None).exists():
+            sentence = gettext("{path} already exists. Choose another name.")
+            against.append(Refusal("target_exists", sentence.format(path=path)))
+        for disk in neighbours.of(own).own_disks:
+            if (disk.guest_id, disk.target) != (guest.pk, layers.disk):
+                sentence = gettext("Guest {other} uses {image} as well, and would be left behind on it.")
+                against.append(Refusal("image_in_use", sentence.format(other=disk.guest.name, image=own.name)))
+        size = forecasts.converted(own, layers.images_at(range(1, len(layers.chain))), form, {})
+        reason = gettext(
+            "QEMU copies {disk} to {path} ({form}) while {guest} runs, then switches it over. {image} stays as it is "
+            "in that moment."
+        ).format(disk=layers.disk, path=path, form=form, guest=guest.name, image=own.name)
+        command = ["virsh", "blockcopy", guest.name, layers.disk, path, "--format", form]
+        return Choice(
+            reason, [*command, "--transient-job", "--wait", "--pivot"], 0, None, {"path": path, "format": form}, pool,
+            0, size.high or own.virtual_size, tuple(against),
+            (
+                gettext(
+                    "The space of {image} becomes free only when you delete it. Until then {guest} can be switched "
+                    "back to it once it is off: what it has written since the switch is then only in the copy."
+                ).format(image=own.name, guest=guest.name),
+            ),
+        )  # fmt: skip
+
+    def against_switching(self, guest: Guest, wanted: Wanted) -> str:
+        if wanted.target is None or refusals.without_agent(guest.host) or files(guest, [wanted.target["path"]])[0]:
+            return ""
+        return gettext(
+            "QEMU writes to {path}, and {host} has no such file: libvirt sees other mounts than the host does. The "
+            "guest was not switched over. Restart libvirt once the filesystem is mounted."
+        ).format(path=wanted.target["path"], host=guest.host.name)
+
+    def came_to_nothing(self, job: Job, guest: Guest, wanted: Wanted, recorder: Recorder) -> None:
+        """Deletes the unfinished copy, which libvirt leaves where it is."""
+        if wanted.target is None or job.kept[BEGUN]["stage"] == "planned" or refusals.without_agent(guest.host):
+            return
+        path, pool = wanted.target["path"], _pool_of(job, wanted)
+        try:
+            if pool is None:
+                raise RefusedError("outside_pool", gettext("its pool is gone"))
+            since = int(job.created.timestamp())
+            args = {"path_b64": b64(os.fsencode(path)), "pool_path_b64": b64(bytes(pool.path_bytes)), "since": since}
+            asking.ask(guest.host, "drop", args)
+            recorder.log(f"removed the unfinished copy {path}")
+        except (RefusedError, HostError) as error:
+            recorder.log(f"the unfinished copy {path} is left, delete it: {error.detail}", JobLog.Level.WARNING)
+
+    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
+        result = super().work(job, recorder)
+        # What the guest has left, for whoever leads it back: nobody writes to it from now on.
+        [left] = files(find(job.target_id), result["before"]["chain"][:1])
+        held = None if left is None else left["bytes"]
+        return result | {"left": left, "before_bytes": held, "held_bytes": 0, "freed_bytes": 0}
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        if result["after_bytes"] is not None:
+            record.write_line_beside(job, _pool_of(job, None), result["after_bytes"])
+        return result
+
+
+class SwitchBack(LiveGuestKind):
+    """Leads a guest that is off back to the image that it had before a live copy."""
+
+    name = "switch_back"
+    title = _("Switch back to the image before a copy")
+    description = _(
+        "Has the definition of a guest that is off name the image again that the guest had before a live copy. Both "
+        "files stay: what the guest has written since the copy is in the copy alone."
+    )
+    unsuccessful = {"": Unsuccessful(gettext_noop("The guest's definition names either the copy or the image before."))}
+    properties = {
+        "job": {"type": "integer", "minimum": 1, "description": _("Id of the live copy that is to be undone.")}
+    }
+
+    @property
+    def options_schema(self) -> dict[str, Any]:
+        return super().options_schema | {"required": ["job"]}
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        guest = find(target_id)
+        reason, edit, against = f"{self.title}: {guest.name}.", None, list[Refusal]()
+        try:
+            edit, image = self._edit(guest, options)
+            reason = gettext(
+                "The definition of {guest} names {image} for {disk} again, as it was when the copy took over. What "
+                "{guest} has written since is in {copy} alone, which stays."
+            ).format(guest=guest.name, image=image.name, disk=edit.target, copy=edit.path)
+            control.repoint(guest.host, guest.uid, [edit], write=False)
+        except (RefusedError, HostError) as error:
+            against = [Refusal(error.code, error.detail)]
+        return Plan(
+            method=self.name, reason=reason, commands=(f"virsh edit {guest.name}",) if edit else (),
+            facts_at=guest.last_seen, refusals=tuple(against),
+            affected_guests=(Affected(guest.pk, guest.name, guest.state),), options=options,
+        )  # fmt: skip
+
+    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
+        guest = find(job.target_id)
+        edit, image = self._edit(guest, job.options)
+        changed = control.repoint(guest.host, guest.uid, [edit], write=True)
+        words = f"{edit.target} of {guest.name} is {edit.new_path} again; {edit.path} stays."
+        recorder.log(words)
+        return {"disk": edit.target, "image": image.pk, "changed": len(changed), "words": words}
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 (the scan writes the rows)
+        return result
+
+    @staticmethod
+    def _edit(guest: Guest, options: dict[str, Any]) -> tuple[Edit, Image]:
+        """What is changed in the definition, and the image before; raises RefusedError or HostError."""
+        if why := why_read_only(guest.host):
+            raise RefusedError("tool_missing", why)
+        copied = Job.objects.filter(pk=options["job"], kind=LiveCopy.name, state=Job.State.SUCCEEDED)
+        job = copied.filter(target_kind="guest", target_id=guest.pk).first()
+        result = {} if job is None else job.result or {}
+        if job is None or not result.get("left"):
+            sentence = gettext("Job {job} is no finished live copy of a disk of {guest}.")
+            raise RefusedError("undo_missing", sentence.format(job=options["job"], guest=guest.name))
+        now = running.look(guest.host, guest.uid)
+        if now.state != "shut off":
+            sentence = gettext("{guest} is not off ({state}): shut it down first.")
+            raise RefusedError("image_in_use", sentence.format(guest=guest.name, state=now.state))
+        before = result["before"]["chain"][0]
+        [left] = files(guest, [before])
+        image = Image.objects.filter(host=job.host_id, path_key=path_key(os.fsencode(before))).first()
+        if left is None or image is None:
+            raise RefusedError("undo_missing", gettext("{path} no longer exists.").format(path=before))
+        if left != result["left"]:
+            sentence = gettext("{image} was changed since the copy: it is not what the guest had any more.")
+            raise RefusedError("stale_plan", sentence.format(image=image.name))
+        form = image.declared_format
+        return Edit(result["disk"], result["now"]["chain"][0], before, form), image
+
+
+def _format(declared: str) -> str:
+    return declared if declared in FORMATS else "qcow2"
+
+
+def _target(image: Image, options: dict[str, Any], declared: str) -> tuple[StoragePool, bytes]:
+    """The pool and the path of the copy; raises NotFoundError."""
+    return target_of(image, options | {"format": options["format"] or _format(declared), "replace": False})
+
+
+def _pool_of(job: Job, wanted: Wanted | None) -> StoragePool | None:
+    """The pool of a copy: the one that was asked for, else that of the image."""
+    if job.options["target_pool"] is not None:
+        return StoragePool.objects.filter(pk=job.options["target_pool"], host=job.host_id).first()
+    chain = (job.kept[BEGUN]["chain"] if wanted is None else wanted.chain)[:1]
+    image = Image.every.filter(host=job.host_id, path_key__in=[path_key(os.fsencode(path)) for path in chain])
+    found = image.select_related("pool").first()
+    return None if found is None else found.pool

@@ -1,0 +1,49 @@
+"""The unfinished file of a copy that came to nothing: it goes, and no other file does."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_admin.agent.protocol import b64
+from tests.agent.harness import Writer, ask, make_image
+
+pytestmark = pytest.mark.qemu
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    path = tmp_path / "copy.qcow2"
+    make_image(path)
+    return path
+
+
+def drop(path: Path, since: float = 0) -> dict[str, Any]:
+    args = {"path_b64": b64(bytes(path)), "pool_path_b64": b64(bytes(path.parent)), "since": int(since)}
+    return ask("drop", args)
+
+
+def test_it_is_deleted_and_what_it_occupied_is_told(copy: Path) -> None:
+    occupied = copy.stat().st_blocks * 512
+    assert drop(copy, time.time() - 60) == {"freed_bytes": occupied}
+    assert not copy.exists()
+    assert drop(copy)["code"] == "stale_plan"
+
+
+def test_what_is_older_than_the_copy_stays(copy: Path) -> None:
+    os.utime(copy, (time.time() - 3600, time.time() - 3600))
+    assert drop(copy, time.time() - 60)["code"] == "stale_plan"
+    assert copy.exists()
+
+
+def test_what_somebody_uses_or_has_named_stays(copy: Path) -> None:
+    with Writer(copy, "qcow2"):
+        assert drop(copy)["code"] == "image_in_use"
+    os.link(copy, copy.with_name("other"))
+    assert drop(copy)["code"] == "hard_linked"
+    copy.unlink()
+    copy.symlink_to("other")
+    assert drop(copy)["code"] == "outside_pool"
+    assert (copy.parent / "other").exists()

@@ -1,0 +1,167 @@
+"""Disks copied under guests that write all the time, to another pool and format, and the way back."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs import services
+from storage_admin.jobs.models import Job
+from tests.harness import libvirtd as daemons
+from tests.harness.filesystems import loop_filesystem
+from tests.harness.guests import Disk, LibvirtGuest, write_pattern
+from tests.live.chains import PATTERNS, at_stage, chain_of, definition_of, done, patterns, submit, whole
+from tests.live.conftest import scanned
+from tests.live.writer import acknowledged, check, wait_for_writes, writing
+from tests.working import OPERATOR, client_as, create, register, run, said, scan, work
+
+pytestmark = [
+    pytest.mark.guest,
+    pytest.mark.services,
+    pytest.mark.django_db,
+    pytest.mark.usefixtures("quiet", "libvirtd"),
+]
+AS_BEFORE = ["top.qcow2", "middle.qcow2", "base.qcow2"]
+
+
+def pool_at(folder: Path) -> int:
+    return StoragePool.objects.get(path_bytes=bytes(folder)).pk
+
+
+def codes(kind: str, row: Guest, **options: object) -> list[str]:
+    return [one.code for one in services.plan(OPERATOR, kind, row.pk, options).refusals]
+
+
+def test_a_disk_is_moved_to_another_pool_and_format_under_a_guest_that_writes_and_switched_back(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    other = folder / "other"
+    other.mkdir()
+    host, row = scanned(folder, guest)
+    register(host, other)
+    scan(host)
+    with writing(guest):
+        wait_for_writes(guest, 2)
+        copied: list[int] = []
+        with at_stage("pivoting", lambda: copied.append(acknowledged(guest))):
+            job = done(submit("live_copy", row, target_pool=pool_at(other), format="raw"))
+        wait_for_writes(guest, 2)
+        assert chain_of(guest) == ["top.raw"]
+    copy = other / "top.raw"
+    assert definition_of(guest) == "top.raw"
+    assert 18 << 20 <= (job.after_bytes or 0) <= copy.stat().st_blocks * 512
+    assert codes("switch_back", row, job=job.pk) == ["image_in_use"], "it runs"
+    last = acknowledged(guest)
+    assert patterns(guest) == PATTERNS
+    guest.stop()
+    check(copy, last, "raw")
+    scan(host)
+    page = client_as(role="operator").get(f"/guests/{row.pk}/").content.decode()
+    assert f"switch-back/?job={job.pk}" in page
+    done(services.submit(OPERATOR, "switch_back", row.pk, {"job": job.pk}))
+    assert definition_of(guest) == "top.qcow2"
+    check(chain[0], copied[0])
+    assert copy.exists()
+
+
+def test_what_was_written_to_since_is_not_switched_back_to(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    __, row = scanned(folder, guest)
+    job = done(submit("live_copy", row))
+    assert chain_of(guest) == ["top-copy.qcow2"]
+    guest.stop()
+    with chain[0].open("r+b") as file:
+        file.seek(1 << 20)
+        file.write(b"x")
+    assert codes("switch_back", row, job=job.pk) == ["stale_plan"]
+    chain[0].unlink()
+    assert codes("switch_back", row, job=job.pk) == ["undo_missing"]
+    assert codes("switch_back", row, job=job.pk + 1000) == ["undo_missing"]
+
+
+@pytest.mark.parametrize("stage", ["mirroring", "ready"])
+def test_a_cancel_leaves_the_guest_where_it_was_and_nothing_of_the_copy(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], stage: str
+) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    __, row = scanned(folder, guest)
+    before = {path.name for path in folder.iterdir()}
+    with writing(guest):
+        job = submit("live_copy", row, bandwidth_bytes_sec=2 << 20 if stage == "mirroring" else None)
+        with at_stage(stage, lambda: services.cancel(OPERATOR, job)):
+            run(job)
+        assert job.state == "cancelled", (job.error_code, job.error_detail, said(job))
+        assert chain_of(guest) == AS_BEFORE
+    assert {path.name for path in folder.iterdir()} == before
+    whole(guest, chain[0], acknowledged(guest))
+
+
+def test_a_destination_that_fills_up_leaves_the_guest_where_it_was(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+) -> None:
+    folder = chain[0].parent
+    write_pattern(chain[0], "qcow2", (20, 60, 0x11))  # QEMU copies 16 MiB at once, whatever the limit
+    with loop_filesystem(folder, 128) as small, daemons.sees(small):
+        guest = tcg_guest(Disk(chain[0]))
+        host, row = scanned(folder, guest)
+        small.chmod(0o755)
+        register(host, small)
+        scan(host)
+        StoragePool.objects.filter(path_bytes=bytes(small)).update(available_bytes=1 << 40, capacity_bytes=1 << 40)
+        with writing(guest):
+            job = submit("live_copy", row, target_pool=pool_at(small), bandwidth_bytes_sec=4 << 20)
+
+            def fill() -> None:
+                with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as file:
+                    while True:
+                        file.write(bytes(1 << 20))
+
+            with at_stage("mirroring", fill):
+                run(job)
+            assert (job.state, job.error_code) == ("failed", "tool_failed"), said(job)
+            wait_for_writes(guest, 2)
+            assert chain_of(guest) == AS_BEFORE
+        assert {path.name for path in small.iterdir()} == {"lost+found", "filler"}
+        whole(guest, chain[0], acknowledged(guest))
+
+
+def test_a_copy_that_its_host_does_not_see_is_not_switched_over_to(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+) -> None:
+    """libvirt, and QEMU with it, has another mount namespace here than the agent, and does not see what is mounted."""
+    folder = chain[0].parent
+    with loop_filesystem(folder, 128) as hidden:
+        guest = tcg_guest(Disk(chain[0]))
+        host, row = scanned(folder, guest)
+        register(host, hidden)
+        scan(host)
+        StoragePool.objects.filter(path_bytes=bytes(hidden)).update(available_bytes=1 << 40, capacity_bytes=1 << 40)
+        job = run(submit("live_copy", row, target_pool=pool_at(hidden)))
+        assert (job.state, job.error_code) == ("failed", "tool_failed"), said(job)
+        assert chain_of(guest) == AS_BEFORE
+        assert patterns(guest) == PATTERNS
+
+
+def test_what_is_there_and_what_another_guest_uses_stand_against_a_copy(
+    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
+) -> None:
+    image = create(shared_folder / "disk.raw", form="raw")
+    create(shared_folder / "there.raw", form="raw")
+    guest = tcg_guest(Disk(image, "raw"))
+    __, row = scanned(shared_folder, guest)
+    assert codes("live_copy", row, disk="vda") == [], "raw is copied like any other"
+    assert codes("live_copy", row, disk="vda", target_name="there.raw") == ["target_exists"]
+    assert codes("live_copy", row, disk="vda", target_pool=pool_at(shared_folder) + 1000) == ["outside_pool"]
+    other = tcg_guest(Disk(create(shared_folder / "other.qcow2")))
+    other.stop()
+    xml = other.domain.XMLDesc().replace("other.qcow2", "disk.raw").replace("type='qcow2'", "type='raw'")
+    other.domain.connect().defineXML(xml)
+    work("scan", row.host_id)
+    assert codes("live_copy", row, disk="vda") == ["image_in_use"]
+    assert Job.objects.filter(kind="live_copy").count() == 0
