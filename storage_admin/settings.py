@@ -133,6 +133,7 @@ JOB_KINDS = [
     "images.live.copying.SwitchBack",
     "images.live.snapshots.CreateSnapshot",
     "images.live.snapshots.DeleteSnapshot",
+    "images.live.snapshots.RevertSnapshot",
 ]
 
 #: Every list whose filters can be kept under a name, by what it says of itself (storage_admin/accounts/saved_views.py).

@@ -14,6 +14,7 @@ from storage_admin.guests.models import Guest
 from storage_admin.hosts import asking
 from storage_admin.hosts.libvirt import running
 from storage_admin.hosts.live_facts import DiskNow, GuestNow
+from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.plan_and_progress import Refusal
 
@@ -79,6 +80,13 @@ def files(guest: Guest, paths: Sequence[str]) -> list[dict[str, int] | None]:
             answer = asking.ask(guest.host, "occupied", asked, seconds=running.LOOK_TIMEOUT)
             return [None if one is None else dict(one) for one in answer["files"]]
     return [None] * len(paths)
+
+
+def pool_of(guest: Guest) -> StoragePool | None:
+    """The pool that all images of a guest are in; ``None`` where they are in several."""
+    images = Image.objects.filter(uses__disk__guest=guest).select_related("pool")
+    pools = {image.pool_id: image.pool for image in images}
+    return next(iter(pools.values())) if len(pools) == 1 else None
 
 
 def layers_of(guest: Guest, now: GuestNow, disk: DiskNow) -> Layers:

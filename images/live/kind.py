@@ -38,22 +38,26 @@ class LiveGuestKind(JobKind):
         record.rescan(job)
 
 
-def running_guest(guest: Guest, *, agent: bool = False) -> GuestNow:
+def libvirt_guest(guest: Guest, *, agent: bool = False) -> GuestNow:
     """A libvirt guest as it is now.
 
     Args:
         agent: ask its guest agent as well, which may take seconds.
 
     Raises:
-        RefusedError: ``invalid``: it is no guest of libvirt, or does not run; ``tool_missing``: libvirt there can only
-            be read.
+        RefusedError: ``invalid``: it is no guest of libvirt; ``tool_missing``: libvirt there can only be read.
         HostError: libvirt does not answer.
     """
     if guest.kind != Guest.Kind.DOMAIN:
-        sentence = gettext("{guest} is no guest of libvirt: only those are changed while they run.")
+        sentence = gettext("{guest} is no guest of libvirt: only those can be changed this way.")
         raise RefusedError(INVALID, sentence.format(guest=guest.name))
     refuse_to_write(guest.host)
-    now = running.look(guest.host, guest.uid, agent=agent)
+    return running.look(guest.host, guest.uid, agent=agent)
+
+
+def running_guest(guest: Guest) -> GuestNow:
+    """One that runs; raises as :func:`libvirt_guest`, also ``invalid`` where it does not."""
+    now = libvirt_guest(guest)
     if not now.runs:
         sentence = gettext("{guest} is not running ({state}): use the jobs of its images instead.")
         raise RefusedError(INVALID, sentence.format(guest=guest.name, state=now.state))

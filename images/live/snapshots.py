@@ -1,27 +1,31 @@
-"""The job kinds ``snapshot`` and ``delete_snapshot``: of running libvirt guests, by libvirt's own calls.
+"""The job kinds ``snapshot``, ``delete_snapshot`` and ``revert_snapshot``: of libvirt guests, by libvirt's own calls.
 
-A snapshot is of the disks alone: each is written to an overlay from then on. Deleting it writes what the overlays hold
-into the images below, and removes them; libvirt goes on with that when whoever asked for it has gone.
+Of a guest that runs a snapshot is of the disks alone: each is written to an overlay from then on. Deleting it writes
+what the overlays hold into the images below, and removes them; libvirt goes on with that when whoever asked for it has
+gone. Of a guest that is off a snapshot is internal: it stands in the images themselves, which must be qcow2. Only a
+guest that is off goes back to one.
 """
 
 import shlex
 import time
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any
 
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images.live import block_jobs
-from images.live.disks import layers_of
-from images.live.kind import LiveGuestKind, running_guest
+from images.live.disks import layers_of, occupied, pool_of
+from images.live.kind import LiveGuestKind, libvirt_guest
+from images.rewrite import record
 from storage_admin.accounts.models import Actor
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import qemu_bugs
-from storage_admin.hosts.libvirt import snapshots
+from storage_admin.hosts.libvirt import running, snapshots
 from storage_admin.hosts.libvirt.snapshots import Snapshots
 from storage_admin.hosts.live_facts import GuestNow
 from storage_admin.jobs import runner
@@ -29,6 +33,8 @@ from storage_admin.jobs.kinds import BEGUN, GoesOnError, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
 
+#: The state of a guest that is off.
+OFF = "shut off"
 #: The agent's command that holds filesystems still.
 _FREEZE = "guest-fsfreeze-freeze"
 #: What libvirt says while it is at work on the domain.
@@ -82,7 +88,18 @@ class SnapshotKind(LiveGuestKind):
             raise RefusedError(refusal.code, refusal.detail)
         return now
 
-    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 (the scan writes the rows)
+    def compared(self, guest: Guest, before: dict[str, int | None]) -> dict[str, Any]:
+        """What the images of a guest that is off occupied before, and occupy now, in bytes; nothing where unknown."""
+        after = occupied(guest, running.look(guest.host, guest.uid))
+        known = {disk: (was, after[disk]) for disk, was in before.items() if was is not None and after.get(disk)}
+        if not known or len(known) != len(before):
+            return {}
+        sums = [sum(sizes[place] or 0 for sizes in known.values()) for place in (0, 1)]
+        return {"before_bytes": sums[0], "after_bytes": sums[1], "freed_bytes": sums[0] - sums[1]}
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        if "before_bytes" in result:
+            record.write_line(job, pool_of(find(job.target_id)), result["before_bytes"], result["after_bytes"])
         return result
 
 
@@ -91,7 +108,10 @@ class CreateSnapshot(SnapshotKind):
 
     name = "snapshot"
     title = _("Create a snapshot")
-    description = _("Creates a snapshot of a running guest's disks. From then on, the guest writes to new overlays.")
+    description = _(
+        "Creates a snapshot of a guest's disks. A guest that runs writes to new overlays from then on; of one that is "
+        "off the snapshot is kept in its images (internal)."
+    )
     unsuccessful = {"": Unsuccessful(gettext_noop("The guest's page shows whether the snapshot was created."))}
     properties = {
         "name": _NAME,
@@ -124,6 +144,8 @@ class CreateSnapshot(SnapshotKind):
                 targets=", ".join(targets) or "none",
             )
             against.append(Refusal(INVALID, sentence))
+        if now.state == OFF:
+            return self._internal(guest, now, wanted, against)
         if options["quiesce"] and (now.agent.commands is None or _FREEZE not in now.agent.commands):
             sentence = gettext(
                 "The guest agent of {guest} does not answer, or cannot freeze filesystems. Start it in the guest, or "
@@ -139,6 +161,20 @@ class CreateSnapshot(SnapshotKind):
             warnings.append(gettext("Filesystems are not quiesced: the snapshot is as after a power cut."))
         return reason, warnings, against
 
+    @staticmethod
+    def _internal(
+        guest: Guest, now: GuestNow, wanted: list[str], against: list[Refusal]
+    ) -> tuple[str, list[str], list[Refusal]]:
+        for disk in now.disks:
+            if disk.target in wanted and disk.format != "qcow2":
+                sentence = gettext("{disk} is {format}: only qcow2 images hold snapshots. Start the guest first.")
+                told = sentence.format(disk=disk.target, format=disk.format or "?")
+                against.append(Refusal("unsupported_subformat", told))
+        reason = gettext(
+            "The images of {disks} keep their present content as a snapshot of their own (internal). {guest} is off."
+        ).format(guest=guest.name, disks=", ".join(wanted) or gettext("no disk"))
+        return reason, [gettext("Each image grows by what is overwritten in it from now on.")], against
+
     def command(self, guest: Guest, options: dict[str, Any]) -> list[str]:
         quiesce = ["--quiesce"] if options["quiesce"] else []
         return ["virsh", "snapshot-create-as", guest.name, options["name"], "--disk-only", "--atomic", *quiesce]
@@ -149,6 +185,7 @@ class CreateSnapshot(SnapshotKind):
         disks = options["disks"] or [disk.target for disk in now.disks]
         recorder.progress({"stage": "creating"})
         recorder.flush()
+        before = occupied(guest, now)
         described = gettext("Created by {user} (job {job}).").format(user=job.created_by, job=job.pk)
         known = snapshots.create(guest.host, guest.uid, options["name"], described, disks, quiesce=options["quiesce"])
         made = known.named(options["name"])
@@ -158,7 +195,9 @@ class CreateSnapshot(SnapshotKind):
             )
         words = f"{guest.name} has the snapshot {made.name} of {', '.join(part.target for part in made.disks)}."
         recorder.log(words)
-        return {"name": made.name, "overlays": {part.target: part.path for part in made.disks}, "words": words}
+        overlays = {part.target: part.path for part in made.disks if part.how == "external"}
+        sizes = self.compared(guest, before) if now.state == OFF else {}
+        return {"name": made.name, "overlays": overlays, "words": words, **sizes}
 
 
 class DeleteSnapshot(SnapshotKind):
@@ -187,11 +226,14 @@ class DeleteSnapshot(SnapshotKind):
             sentence = gettext(
                 "libvirt {version} on {host} cannot delete snapshots that have files of their own; 9.0 and later can."
             )
-            version = f"{known.version // 1_000_000}.{known.version // 1000 % 1000}"
-            against.append(Refusal("tool_missing", sentence.format(version=version, host=guest.host.name)))
+            against.append(Refusal("tool_missing", sentence.format(version=known.version_words, host=guest.host.name)))
         for part in chosen.disks:
             if part.how != "external":
                 continue
+            if now.state == OFF:
+                sentence = gettext("The overlays of {name} are merged by QEMU: start {guest} first.")
+                against.append(Refusal(INVALID, sentence.format(name=chosen.name, guest=guest.name)))
+                break
             disk = next((one for one in now.disks if one.target == part.target), None)
             if disk is None or part.path not in disk.chain[:-1]:
                 sentence = gettext("{path} is not in the chain of {disk}.")
@@ -204,6 +246,10 @@ class DeleteSnapshot(SnapshotKind):
             "What {guest} has written since the snapshot {name} stays, and goes into the images below. Nobody can go "
             "back to {name} any more."
         ).format(guest=guest.name, name=chosen.name)
+        if not chosen.is_external:
+            reason = gettext("{name} is removed from the images of {guest}. The present content stays.").format(
+                guest=guest.name, name=chosen.name
+            )
         return reason, [gettext("libvirt cannot be stopped in it: a cancel only ends the waiting.")], against
 
     def command(self, guest: Guest, options: dict[str, Any]) -> list[str]:
@@ -213,8 +259,9 @@ class DeleteSnapshot(SnapshotKind):
         guest, name = find(job.target_id), job.options["name"]
         begun = BEGUN in job.kept
         if not begun:
-            self.check(guest, job.options)
-            job.kept = job.kept | {BEGUN: {"name": name}}
+            now = self.check(guest, job.options)
+            before = occupied(guest, now) if now.state == OFF else {}
+            job.kept = job.kept | {BEGUN: {"name": name, "before": before}}
             job.ours().update(kept=job.kept)
 
         def tick() -> None:
@@ -240,12 +287,73 @@ class DeleteSnapshot(SnapshotKind):
                 time.sleep(_AGAIN)
         if known.named(name) is not None:
             raise HostError(gettext("libvirt deleted the snapshot {name} and still lists it.").format(name=name))
-        words = f"The snapshot {name} of {guest.name} is deleted; what was written since is in the images below."
+        words = f"The snapshot {name} of {guest.name} is deleted; what was written since stays."
         recorder.log(words)
-        return {"name": name, "words": words}
+        before = job.kept[BEGUN]["before"]
+        return {"name": name, "words": words, **(self.compared(guest, before) if before else {})}
+
+
+class RevertSnapshot(SnapshotKind):
+    """Gives a guest that is off the content of a snapshot again; what was written since is lost."""
+
+    name = "revert_snapshot"
+    title = _("Go back to a snapshot")
+    description = _(
+        "Gives the disks of a guest that is off the content again that they had at a snapshot. What was written since "
+        "is lost."
+    )
+    no_way_back = True
+    unsuccessful = {
+        "": Unsuccessful(gettext_noop("The guest's disks have either the content of the snapshot, or that before."))
+    }
+    properties = {"name": _NAME}
+
+    def choose(
+        self, guest: Guest, now: GuestNow, known: Snapshots, options: dict[str, Any]
+    ) -> tuple[str, list[str], list[Refusal]]:
+        chosen, against, warnings = known.named(options["name"]), list[Refusal](), list[str]()
+        if chosen is None:
+            sentence = gettext("{guest} has no snapshot {name}.").format(guest=guest.name, name=options["name"])
+            return sentence, [], [Refusal("stale_plan", sentence)]
+        if now.state != OFF:
+            sentence = gettext("{guest} is not off ({state}): shut it down first.")
+            against.append(Refusal("image_in_use", sentence.format(guest=guest.name, state=now.state)))
+        if chosen.is_external and known.version < snapshots.REVERTS_EXTERNAL:
+            sentence = gettext(
+                "libvirt {version} on {host} cannot go back to snapshots that have files of their own; 9.9 and later "
+                "can."
+            )
+            against.append(Refusal("tool_missing", sentence.format(version=known.version_words, host=guest.host.name)))
+        concerned = {part.target for part in chosen.disks}
+        for disk in now.disks:
+            if disk.target in concerned:
+                layers = layers_of(guest, replace(now, snapshots=()), disk)
+                against += [*layers.refusals, *block_jobs.needed_by_others(layers, 0, 0)]
+        if chosen.state not in {"shutoff", "disk-snapshot"}:
+            warnings.append(gettext("The snapshot has the guest's memory: the guest runs afterwards."))
+        reason = gettext(
+            "The disks of {guest} have the content of {name} again. What was written since is lost; the snapshot stays."
+        ).format(guest=guest.name, name=chosen.name)
+        return reason, warnings, against
+
+    def command(self, guest: Guest, options: dict[str, Any]) -> list[str]:
+        return ["virsh", "snapshot-revert", guest.name, options["name"]]
+
+    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
+        guest, name = find(job.target_id), job.options["name"]
+        before = occupied(guest, self.check(guest, job.options))
+        recorder.progress({"stage": "reverting"})
+        recorder.flush()
+        snapshots.revert(guest.host, guest.uid, name)
+        words = f"The disks of {guest.name} are as of the snapshot {name}."
+        recorder.log(words)
+        return {"name": name, "words": words, **self.compared(guest, before)}
 
 
 def _asked(guest: Guest, options: dict[str, Any]) -> tuple[GuestNow, Snapshots]:
     """A guest and its snapshots as they are now; raises RefusedError or HostError."""
-    now = running_guest(guest, agent=bool(options.get("quiesce")))
+    now = libvirt_guest(guest, agent=bool(options.get("quiesce")))
+    if not now.runs and now.state != OFF:
+        sentence = gettext("{guest} is neither running nor off ({state}).")
+        raise RefusedError(INVALID, sentence.format(guest=guest.name, state=now.state))
     return now, snapshots.of(guest.host, guest.uid)

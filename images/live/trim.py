@@ -9,7 +9,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.live import doctor
-from images.live.disks import occupied
+from images.live.disks import occupied, pool_of
 from images.models import Image
 from images.rewrite import record, refusals
 from images.scan import look
@@ -24,7 +24,7 @@ from storage_admin.hosts import asking, qemu_bugs
 from storage_admin.hosts.libvirt import running
 from storage_admin.hosts.libvirt.relay import why_read_only
 from storage_admin.hosts.live_facts import AgentNow, DeviceNow, DiskNow, GuestNow, Trimmed
-from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox import actions, drives, guests
 from storage_admin.hosts.proxmox.drives import Drive
 from storage_admin.jobs import runner
@@ -98,7 +98,7 @@ class Trim(VmKind):
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         if result.get("before_bytes") is not None:
-            record.write_line(job, _pool(find(job.target_id)), result["before_bytes"], result["after_bytes"])
+            record.write_line(job, pool_of(find(job.target_id)), result["before_bytes"], result["after_bytes"])
         return result
 
 
@@ -188,12 +188,6 @@ def _seen(guest: Guest) -> dict[str, int | None]:
     if guest.host_id not in look.at(images.values()):
         return {}
     return {target: image.allocated_size for target, image in _images(guest).items()}
-
-
-def _pool(guest: Guest) -> StoragePool | None:
-    """The pool that all images of a guest are in; ``None`` where they are in several."""
-    pools = {image.pool_id: image.pool for image in _images(guest).values()}
-    return next(iter(pools.values())) if len(pools) == 1 else None
 
 
 def _done(

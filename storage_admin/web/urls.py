@@ -93,6 +93,7 @@ urlpatterns = [
             "switch_back",
             "snapshot",
             "delete_snapshot",
+            "revert_snapshot",
         )
     ),
     path("views/", saved_views.view_save, name="view_save"),

@@ -241,7 +241,7 @@ class Domains:
             if domain.isActive():
                 domain.destroy()
             if domain.isPersistent():
-                domain.undefine()
+                domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA)
         self._connection.close()
 
     def reconnect(self, guest: "LibvirtGuest") -> None:

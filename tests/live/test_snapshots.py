@@ -1,5 +1,9 @@
 """Snapshots of running libvirt guests: created with the agent's help, listed, deleted while the guest writes."""
 
+import dataclasses
+import hashlib
+import json
+import subprocess
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,8 +17,8 @@ from storage_admin.hosts.libvirt import snapshots
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
-from tests.harness.guests import Disk, LibvirtGuest
-from tests.live.chains import chain_of, definition_of, done
+from tests.harness.guests import Disk, LibvirtGuest, write_pattern
+from tests.live.chains import PATTERNS, chain_of, definition_of, done
 from tests.live.conftest import filesystem_image, scanned
 from tests.live.writer import acknowledged, check, wait_for_writes, writing
 from tests.working import OPERATOR, client_as, create, scan
@@ -99,7 +103,7 @@ def test_without_an_agent_nothing_is_quiesced_and_the_plan_says_so(
     assert codes(plan_of("snapshot", row, name="now", quiesce=False)) == []
     assert codes(plan_of("snapshot", row, name="now", quiesce=False, disks=["vdz"])) == ["invalid"]
     guest.stop()
-    assert codes(plan_of("snapshot", row, name="now", quiesce=False)) == ["invalid"]
+    assert codes(plan_of("snapshot", row, name="now")) == [], "its image holds it"
 
 
 def test_a_snapshot_is_not_merged_into_a_base_that_others_use(
@@ -122,3 +126,83 @@ def test_a_snapshot_is_not_merged_into_a_base_that_others_use(
 def test_names_that_are_none_are_refused(name: str) -> None:
     with pytest.raises(InvalidError):
         kinds.get("snapshot").clean({"name": name})
+
+
+def test_a_guest_that_is_off_goes_back_to_a_snapshot_in_its_image(
+    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
+) -> None:
+    image = create(shared_folder / "disk.qcow2", "96M")
+    write_pattern(image, "qcow2", (0, 8, 0x5A))
+    guest = tcg_guest(Disk(image))
+    __, row = scanned(shared_folder, guest)
+    guest.stop()
+    assert codes(plan_of("revert_snapshot", row, name="before")) == ["stale_plan"]
+    done(submit("snapshot", row, name="before"))
+    assert snapshots_in(image) == ["before"]
+    (found,) = snapshots.of(row.host, row.uid).found
+    assert (found.is_external, found.state) == (False, "shutoff")
+    write_pattern(image, "qcow2", (0, 8, 0x11))
+    grown = image.stat().st_blocks * 512
+    scan(row.host)
+    assert plan_of("revert_snapshot", row, name="before").refusals == ()
+    job = done(submit("revert_snapshot", row, name="before"))
+    assert (job.before_bytes, job.after_bytes) == (grown, image.stat().st_blocks * 512)
+    assert digest_of(image) == PATTERNS[0]
+    job = done(submit("delete_snapshot", row, name="before"))
+    assert snapshots_in(image) == []
+    assert job.after_bytes == image.stat().st_blocks * 512
+    assert digest_of(image) == PATTERNS[0]
+
+
+def test_nobody_goes_back_under_a_running_guest_or_under_overlays_of_others(
+    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
+) -> None:
+    guest = tcg_guest(Disk(create(shared_folder / "disk.qcow2")))
+    host, row = scanned(shared_folder, guest)
+    guest.stop()
+    done(submit("snapshot", row, name="before"))
+    guest.domain.create()
+    assert codes(plan_of("revert_snapshot", row, name="before")) == ["image_in_use"]
+    guest.domain.destroy()
+    create(shared_folder / "overlay.qcow2", base="disk.qcow2")
+    scan(host)
+    assert codes(plan_of("revert_snapshot", row, name="before")) == ["shared_base"]
+
+
+def test_snapshots_with_files_of_their_own_are_gone_back_to_from_libvirt_9_9_on_alone(
+    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest = tcg_guest(Disk(create(shared_folder / "disk.qcow2")))
+    host, row = scanned(shared_folder, guest)
+    done(submit("snapshot", row, name="before", quiesce=False))
+    guest.stop()
+    scan(host)
+    known = snapshots.of(row.host, row.uid)
+    for version, refused in ((9_008_000, True), (9_009_000, False)):
+        told = dataclasses.replace(known, version=version)
+        monkeypatch.setattr(snapshots, "of", lambda *_, told=told: told)
+        assert ("tool_missing" in codes(plan_of("revert_snapshot", row, name="before"))) is refused
+    assert codes(plan_of("delete_snapshot", row, name="before")) == ["invalid"], "QEMU merges only while it runs"
+
+
+def test_only_qcow2_images_of_a_guest_that_is_off_hold_snapshots(
+    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
+) -> None:
+    guest = tcg_guest(Disk(create(shared_folder / "disk.raw", form="raw"), "raw"))
+    __, row = scanned(shared_folder, guest)
+    guest.stop()
+    assert codes(plan_of("snapshot", row, name="now")) == ["unsupported_subformat"]
+
+
+def snapshots_in(image: Path) -> list[str]:
+    told = subprocess.run(["qemu-img", "info", "--output=json", image], capture_output=True, check=True).stdout
+    return [one["name"] for one in json.loads(told).get("snapshots", [])]
+
+
+def digest_of(image: Path) -> str:
+    """Of its first 8 MiB."""
+    raw = image.with_suffix(".check")
+    subprocess.run(["qemu-img", "convert", "-O", "raw", image, raw], check=True)
+    content = raw.read_bytes()[: 8 << 20]
+    raw.unlink()
+    return hashlib.sha256(content).hexdigest()

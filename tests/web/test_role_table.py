@@ -109,7 +109,15 @@ PAGES = [
     Page("get", "guest_snapshots", VIEWER),
     *(
         one
-        for name in ("live_flatten", "live_merge", "live_copy", "switch_back", "snapshot", "delete_snapshot")
+        for name in (
+            "live_flatten",
+            "live_merge",
+            "live_copy",
+            "switch_back",
+            "snapshot",
+            "delete_snapshot",
+            "revert_snapshot",
+        )
         for one in (Page("get", name, VIEWER), Page("post", name, OPERATOR, first=VIEWER))
     ),
     Page("get", "move_disk", VIEWER),

@@ -1,7 +1,8 @@
 """Snapshots of one domain: ``snapshot URI``; the request is one JSON document on standard input, so is the answer.
 
 ``uid``, and ``do``: ``list``; ``create`` (``name``, ``description``, ``disks``: targets, ``quiesce``), a snapshot of
-the disks alone whose overlays libvirt names; ``delete`` (``name``), by which libvirt merges what was written since.
+the disks alone whose overlays libvirt names, of a domain that is off an internal one; ``delete`` (``name``), by which
+libvirt merges what was written since; ``revert`` (``name``), of a domain that is off.
 """
 
 import json
@@ -47,16 +48,18 @@ def _disks(root: ET.Element) -> Iterator[dict[str, str]]:
 
 def _create(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
     domain = connection.lookupByUUIDString(request["uid"])
+    active = bool(domain.isActive())
     root = ET.Element("domainsnapshot")
     ET.SubElement(root, "name").text = request["name"]
     ET.SubElement(root, "description").text = request["description"]
     disks = ET.SubElement(root, "disks")
     definition = ET.fromstring(domain.XMLDesc())  # noqa: S314 (libvirt wrote it)
     for target in definition.findall("devices/disk/target"):
-        how = "external" if target.get("dev") in request["disks"] else "no"
+        how = "no" if target.get("dev") not in request["disks"] else "external" if active else "internal"
         ET.SubElement(disks, "disk", {"name": target.get("dev", ""), "snapshot": how})
-    flags = libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_ATOMIC
-    flags |= libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_QUIESCE if request["quiesce"] else 0
+    flags = libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_ATOMIC
+    flags |= libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY if active else 0
+    flags |= libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_QUIESCE if active and request["quiesce"] else 0
     domain.snapshotCreateXML(ET.tostring(root, encoding="unicode"), flags)
     return _list(connection, request)
 
@@ -71,7 +74,15 @@ def _delete(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
     return _list(connection, request)
 
 
-_DOES = {"list": _list, "create": _create, "delete": _delete}
+def _revert(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
+    domain = connection.lookupByUUIDString(request["uid"])
+    if domain.isActive():
+        raise libvirt.libvirtError(f"{domain.name()} is running")
+    domain.revertToSnapshot(domain.snapshotLookupByName(request["name"]), 0)
+    return _list(connection, request)
+
+
+_DOES = {"list": _list, "create": _create, "delete": _delete, "revert": _revert}
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from storage_admin.hosts.models import Host
 LIST_TIMEOUT, CREATE_TIMEOUT, DELETE_TIMEOUT = 10.0, 120.0, 24 * 3600.0
 #: The first libvirt that deletes snapshots whose disks are files of their own, as it gives its version.
 DELETES_EXTERNAL = 9_000_000
+#: The first one that goes back to them.
+REVERTS_EXTERNAL = 9_009_000
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ class Snapshots:
     found: tuple[Snapshot, ...]
     version: int
 
+    @property
+    def version_words(self) -> str:
+        """libvirt's version as it is written."""
+        return f"{self.version // 1_000_000}.{self.version // 1000 % 1000}"
+
     def named(self, name: str) -> Snapshot | None:
         """The one of that name."""
         return next((one for one in self.found if one.name == name), None)
@@ -71,6 +78,8 @@ def of(host: Host, uid: str) -> Snapshots:
 
 def create(host: Host, uid: str, name: str, description: str, disks: Collection[str], *, quiesce: bool) -> Snapshots:
     """Has the disks of a running domain written to new overlays from now on; what was there is the snapshot.
+
+    Of a domain that is off the images keep it themselves (internal).
 
     Args:
         disks: targets.
@@ -93,6 +102,15 @@ def delete(host: Host, uid: str, name: str, tick: Callable[[], None]) -> Snapsho
         RefusedError, HostError: as of :func:`of`; or libvirt refuses it.
     """
     return _asked(host, {"uid": uid, "do": "delete", "name": name}, DELETE_TIMEOUT, tick)
+
+
+def revert(host: Host, uid: str, name: str) -> Snapshots:
+    """Gives the disks of a domain that is off the content of a snapshot again.
+
+    Raises:
+        RefusedError, HostError: as of :func:`of`; or libvirt refuses it.
+    """
+    return _asked(host, {"uid": uid, "do": "revert", "name": name}, CREATE_TIMEOUT)
 
 
 def _asked(host: Host, request: dict[str, Any], seconds: float, tick: Callable[[], None] | None = None) -> Snapshots:
