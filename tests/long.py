@@ -10,10 +10,11 @@ from xml.etree import ElementTree as ET
 
 #: A line for each file: its path, then the names of its tests that only the night runs.
 LIST = Path(__file__).with_name("long.txt")
-#: Seconds from which a test, with all of its cases, is long; and above which a file's first one does not stay either.
-LONG, TOO_LONG = 1.5, 20.0
-#: Whose every test is one of a kind: a pair of an operation and a fault, which a merge tries once each.
-WHOLE = frozenset({"live/test_faults.py"})
+#: Seconds from which a test, with all of its cases, is long; above which another one of its file stays instead of the
+#: first; and above which none does, unless it is one of faults, of which each is tried before a merge.
+LONG, TOO_LONG, FAR_TOO_LONG = 1.5, 20.0, 40.0
+#: Whose every test is one of a kind: pairs of an operation and a fault, each of which a merge tries once; who may do what.
+WHOLE = frozenset({"live/test_faults.py", "api/test_role_table.py", "web/test_role_table.py"})
 
 
 def listed() -> dict[str, frozenset[str]]:
@@ -30,6 +31,8 @@ def chosen(seconds: dict[str, dict[str, float]]) -> dict[str, list[str]]:
         if file in WHOLE or not long:
             continue
         stays = next((name for name in long if tests[name] <= TOO_LONG), min(long, key=tests.__getitem__))
+        if tests[stays] > FAR_TOO_LONG and not file.startswith("faults/"):
+            stays = ""
         if rest := [name for name in long if name != stays]:
             found[file] = rest
     return found

@@ -64,8 +64,12 @@ def test_a_filesystem_that_fills_up_is_an_alert_until_there_is_room_again(
         wait_until(lambda: "alert.closed" in [got.json["event"] for got in there.got], 30, "the webhook is told")
         told = [got.json["data"]["target"]["id"] for got in there.got if got.json["event"] != "test"]
         assert pool["id"] in told
-        hook = next(hook for hook in rest.get("webhooks/")["results"] if hook["name"] == "chat")
-        assert (hook["given_up"], hook["failing"]) == (0, 0)
+
+        def hook() -> tuple[int, int]:
+            told = next(hook for hook in rest.get("webhooks/")["results"] if hook["name"] == "chat")
+            return told["given_up"], told["failing"]
+
+        wait_until(lambda: hook() == (0, 0), 60, "what a busy machine delivered late is tried again")
         seen.open(f"/webhooks/{hook['id']}/")
         page.get_by_text("Delete…").click()
         page.get_by_role("button", name="Delete chat").click()
