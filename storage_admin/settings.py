@@ -131,6 +131,7 @@ JOB_KINDS = [
     "images.live.block_jobs.LiveMerge",
     "images.live.copying.LiveCopy",
     "images.live.copying.SwitchBack",
+    "storage_admin.guests.kinds.disk_settings.SetDisk",
     "images.live.snapshots.CreateSnapshot",
     "images.live.snapshots.DeleteSnapshot",
     "images.live.snapshots.RevertSnapshot",

@@ -91,6 +91,7 @@ urlpatterns = [
             "live_merge",
             "live_copy",
             "switch_back",
+            "set_disk",
             "snapshot",
             "delete_snapshot",
             "revert_snapshot",

@@ -81,7 +81,16 @@ FORMS: list[tuple[str, str, dict[str, Any]]] = [
     ("benchmark_unwatch", "benchmark watch ended", {}),
 ]
 
-_LIVE = ("live_flatten", "live_merge", "live_copy", "switch_back", "snapshot", "delete_snapshot", "revert_snapshot")
+_LIVE = (
+    "live_flatten",
+    "live_merge",
+    "live_copy",
+    "switch_back",
+    "set_disk",
+    "snapshot",
+    "delete_snapshot",
+    "revert_snapshot",
+)
 _A_JOB = "It submits a job: the one service for that writes the entry (tests/jobs, test_every_change_is_audited)."
 _ONES_OWN = "As an admin's form for others (user_sign_out, user_session_end): one service."
 #: What is not among them, and why.

@@ -114,6 +114,7 @@ PAGES = [
             "live_merge",
             "live_copy",
             "switch_back",
+            "set_disk",
             "snapshot",
             "delete_snapshot",
             "revert_snapshot",

@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -106,6 +106,47 @@ def set_io(
             "stale_plan", _("Nothing was set: {contradiction}.").format(contradiction=answer["contradiction"])
         )
     return outcome(answer, weight, limits, host.capabilities.get("weighing_disks"))
+
+
+@dataclass(frozen=True)
+class DiskSettings:
+    """How a disk is driven, by the names of :data:`disk_settings.NAMES`; empty for what is not said.
+
+    Args:
+        before, after: in the definition.
+        live: in the running guest; ``None`` where it does not run.
+        bus: that the disk is at.
+    """
+
+    before: dict[str, str]
+    after: dict[str, str]
+    live: dict[str, str] | None
+    bus: str
+    threads: int
+
+    @property
+    def thread(self) -> str:
+        """The number of the disk's own I/O thread: the one that it has, else the next one."""
+        return self.before["iothread"] or str(self.threads + 1)
+
+
+def disk_settings(host: Host, uid: str, disk: str, wanted: dict[str, str], *, write: bool) -> DiskSettings:
+    """Reads, and sets, how a disk of a domain is driven, in its definition.
+
+    Args:
+        wanted: settings by name, empty for what the definition shall not say.
+        write: define it; else only look what would be.
+
+    Raises:
+        RefusedError: ``stale_plan``: it has no such disk; ``tool_missing``: libvirt there can only be read.
+        HostError: libvirt does not answer, or refuses it.
+    """
+    refuse_to_write(host)
+    request = {"uid": uid, "disk": disk, "set": wanted, "write": write, "until": time.time() + DEFINE_TIMEOUT / 2}
+    answer = _run(host, ["disk_settings"], DEFINE_TIMEOUT, json.dumps(request).encode())
+    if "contradiction" in answer:
+        raise RefusedError("stale_plan", _("Nothing was set: {contradiction}.").format(**answer))
+    return DiskSettings(**answer)
 
 
 def _tune(host: Host, request: dict[str, Any]) -> dict[str, Any]:

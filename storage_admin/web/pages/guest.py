@@ -2,6 +2,7 @@
 
 from decimal import Decimal, InvalidOperation
 from typing import Any
+from urllib.parse import urlencode
 from uuid import uuid4
 
 from django.http import QueryDict
@@ -18,6 +19,7 @@ from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.guests import proxmox_vms
+from storage_admin.guests.kinds.disk_settings import VALUES, SetDisk, restore_options
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.models import StoragePool
@@ -31,8 +33,23 @@ from storage_admin.web.pages.guests import cache_advice, discard_advice
 
 GIB = 1 << 30
 MIB = 1 << 20
+#: Settings of a disk.
+SETTINGS = tuple(VALUES)
+#: Settings that do away with a cause for which a trim frees less, as the query of their form.
+MENDABLE = {"discard_ignored": "discard=unmap", "zeroes_kept": "discard=unmap&detect_zeroes=unmap"}
 #: Options that are texts.
-TEXTS = ("disk", "storage", "format", "accept_hidden_lines", "down_to", "layer", "into", "name", "target_name")
+TEXTS = (
+    *SETTINGS,
+    "disk",
+    "storage",
+    "format",
+    "accept_hidden_lines",
+    "down_to",
+    "layer",
+    "into",
+    "name",
+    "target_name",
+)
 #: Options that are ids.
 IDS = ("target_pool", "job")
 #: A size is a whole number of these.
@@ -62,6 +79,13 @@ def _layers(guest: Guest, target: str) -> list[str]:
         return [] if image is None else [image.path, *(base.path for base in ancestors(image))]
     except RefusedError:
         return []
+
+
+def _restore(guest: Guest, kind: JobKind) -> str:
+    """The query by which the form asks for what the last change of a disk's settings found there; empty without."""
+    jobs = Job.objects.filter(kind=SetDisk.name, target_kind="guest", target_id=guest.pk, state=Job.State.SUCCEEDED)
+    last = jobs.order_by("pk").last() if kind.name == SetDisk.name else None
+    return "" if last is None else urlencode({"disk": last.options["disk"], **restore_options(last.result or {})})
 
 
 def _copied(guest: Guest) -> dict[str, int]:
@@ -202,5 +226,7 @@ def _context(
         "storages": sorted(set(pools.values_list("name", flat=True))), "formats": ("raw", "qcow2", "vmdk"),
         "address": reverse(kind.name, args=[shown.pk]), "layers": _layers(shown, given.get("disk", "")),
         "confirm_name": shown.name if kind.no_way_back else "",
+        "settings": [(name, values.items(), given.get(name, "")) for name, values in VALUES.items()],
+        "restore": _restore(shown, kind), "mendable": MENDABLE,
         "pools": StoragePool.objects.filter(host=shown.host_id).order_by("name"),
     }  # fmt: skip
