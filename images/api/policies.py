@@ -204,7 +204,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
             Rules.of(policy), timezone.now(), limit=limit, chosen_from=offset, skipped_from=offset, code=code,
             hosts=hosts_of(self.actor),
         )  # fmt: skip
-        return Response(PreviewSerializer(preview_of(found, on_pools=Rules.of(policy).on_pools)).data)
+        return Response(PreviewSerializer(preview_of(found, Rules.of(policy).target_kind)).data)
 
 
 def _policies(policies: Sequence[Policy]) -> Any:

@@ -156,10 +156,11 @@ class PolicyPatch(PolicyBody):
 
 
 class PlannedSerializer(serializers.Serializer[Any]):
-    """An image (of a benchmark, a pool) whose job would be submitted."""
+    """An image (of other kinds, a pool or a guest) whose job would be submitted."""
 
     image = serializers.IntegerField(allow_null=True)
-    pool = serializers.IntegerField()
+    pool = serializers.IntegerField(allow_null=True)
+    guest = serializers.IntegerField(allow_null=True)
     host = serializers.IntegerField()
     label = serializers.CharField()  # type: ignore[assignment]  # a field of that name
     method = serializers.CharField(allow_blank=True)
@@ -174,7 +175,8 @@ class SkipSerializer(serializers.Serializer[Any]):
     """One that is left out."""
 
     image = serializers.IntegerField(allow_null=True)
-    pool = serializers.IntegerField()
+    pool = serializers.IntegerField(allow_null=True)
+    guest = serializers.IntegerField(allow_null=True)
     host = serializers.IntegerField()
     label = serializers.CharField()  # type: ignore[assignment]  # a field of that name
     code = serializers.CharField()
@@ -204,18 +206,18 @@ class PreviewSerializer(serializers.Serializer[Any]):
     left_out = LeftOutSerializer(many=True)
 
 
-def preview_of(found: Preview, *, on_pools: bool = False) -> dict[str, Any]:
+def preview_of(found: Preview, target_kind: str = "image") -> dict[str, Any]:
     """A preview as its serializer wants it."""
     refused = [
-        _target(one, on_pools) | {"code": one.refusal.code, "reason": one.refusal.detail}
+        _target(one, target_kind) | {"code": one.refusal.code, "reason": one.refusal.detail}
         for one in found.chosen
         if one.refusal is not None and found.code in {"", one.refusal.code}
     ]
-    skipped = [_target(skip, on_pools) | {"code": skip.code, "reason": skip.reason} for skip in found.skipped]
+    skipped = [_target(skip, target_kind) | {"code": skip.code, "reason": skip.reason} for skip in found.skipped]
     return {
         "windows": found.windows,
         "chosen": [
-            _target(one, on_pools)
+            _target(one, target_kind)
             | {
                 "method": one.plan.method if one.plan else "",
                 "waits": one.candidate.waits,
@@ -232,10 +234,10 @@ def preview_of(found: Preview, *, on_pools: bool = False) -> dict[str, Any]:
     }
 
 
-def _target(one: Planned | Skip, on_pools: bool) -> dict[str, Any]:
+def _target(one: Planned | Skip, target_kind: str) -> dict[str, Any]:
     what = one.candidate if isinstance(one, Planned) else one
-    image = None if on_pools else what.id
-    return {"image": image, "pool": what.pool_id, "host": what.host_id, "label": what.label}
+    ids = {"image": None, "pool": what.pool_id, "guest": None, target_kind: what.id}
+    return ids | {"host": what.host_id, "label": what.label}
 
 
 class PickSerializer(serializers.ModelSerializer[PolicyPick]):
@@ -243,6 +245,7 @@ class PickSerializer(serializers.ModelSerializer[PolicyPick]):
 
     image = serializers.IntegerField(source="image_id", read_only=True, allow_null=True)
     pool = serializers.IntegerField(source="pool_id", read_only=True, allow_null=True)
+    guest = serializers.IntegerField(source="guest_id", read_only=True, allow_null=True)
     host = serializers.IntegerField(source="host_id", read_only=True, allow_null=True)
     job = serializers.IntegerField(source="job_id", read_only=True, allow_null=True)
     freed_bytes = serializers.SerializerMethodField()
@@ -250,8 +253,8 @@ class PickSerializer(serializers.ModelSerializer[PolicyPick]):
     class Meta:
         model = PolicyPick
         fields = (
-            "id", "place", "image", "pool", "host", "label", "state", "code", "reason", "job", "predicted_bytes",
-            "freed_bytes",
+            "id", "place", "image", "pool", "guest", "host", "label", "state", "code", "reason", "job",
+            "predicted_bytes", "freed_bytes",
         )  # fmt: skip
         read_only_fields = fields
 

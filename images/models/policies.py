@@ -4,6 +4,7 @@ from django.db import models
 from django.utils.timezone import now
 
 from images.models.inventory import Image
+from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
 
@@ -93,7 +94,7 @@ class PolicyRun(models.Model):
 
 
 class PolicyPick(models.Model):
-    """An image (of a benchmark, a pool) that a run looked at: chosen and what became of it, or left out, and why."""
+    """An image (a pool, a guest) that a run looked at: chosen and what became of it, or left out, and why."""
 
     class State(models.TextChoices):
         CHOSEN = "chosen"
@@ -108,6 +109,7 @@ class PolicyPick(models.Model):
     host = models.ForeignKey(Host, null=True, on_delete=models.SET_NULL, related_name="+")
     image = models.ForeignKey(Image, null=True, on_delete=models.SET_NULL, related_name="policy_picks")
     pool = models.ForeignKey(StoragePool, null=True, on_delete=models.SET_NULL, related_name="+")
+    guest = models.ForeignKey(Guest, null=True, on_delete=models.SET_NULL, related_name="+")
     #: What it was called then.
     label = models.TextField()
     state = models.CharField(max_length=10, choices=State, default=State.CHOSEN)

@@ -28,7 +28,7 @@ def choose(rules: Rules, now: datetime, hosts: frozenset[int] | None = None) -> 
 
 def again(rules: Rules, ids: Collection[int]) -> frozenset[int]:
     """Looks at images, where the policy's jobs need them for themselves; ids of the hosts that have told of them."""
-    if rules.kind not in ALONE or rules.on_pools:
+    if rules.kind not in ALONE:
         return frozenset()
     return look.at(Image.objects.filter(pk__in=ids).select_related("host").defer("header", "estimate"))
 

@@ -1,6 +1,7 @@
 """Which images (or pools) a policy is for, and the code of why it is not for the others: asked here by all."""
 
 from collections import defaultdict
+from collections.abc import Collection
 
 from django.db.models import Exists, OuterRef
 
@@ -20,8 +21,8 @@ class Membership:
 
     def __init__(self, rules: Rules) -> None:
         self._names = Names(rules.name_pattern)
-        self._hosts = frozenset(rules.hosts)
-        self._formats = frozenset() if rules.on_pools else frozenset(rules.formats)
+        self._hosts, self._pools = frozenset(rules.hosts), frozenset(rules.pools)
+        self._formats = frozenset(rules.formats) if rules.on_images else frozenset()
         self._places = _places(rules)
 
     def stranger(self, host: int, pool: int, name: str, form: str = "") -> str:
@@ -33,6 +34,14 @@ class Membership:
         if not self._names.match(name):
             return "other_name"
         return "other_format" if self._formats and form not in self._formats else ""
+
+    def strange_guest(self, host: int, pools: Collection[int], name: str) -> str:
+        """The same of a guest, whose images are in these pools."""
+        if self._hosts and host not in self._hosts:
+            return "other_host"
+        if self._pools and self._pools.isdisjoint(pools):
+            return "other_pool"
+        return "" if self._names.match(name) else "other_name"
 
     def elsewhere(self, pool: int, state: str = Image.State.OK) -> str:
         """The same, as far as it holds for everything in this state in a pool."""
@@ -57,7 +66,7 @@ def _places(rules: Rules) -> dict[int, str]:
     for pk, host, key, lists in pools.values_list("pk", "host_id", "shared_key", "lists"):
         is_ours, is_named = not rules.hosts or host in rules.hosts, named is None or pk in named
         found[pk] = "other_host" if not is_ours else "" if is_named else "other_pool"
-        if key and is_named and not rules.on_pools:
+        if key and is_named and rules.on_images:
             storages[key].append((pk, is_ours, lists))
     for same in storages.values():
         listed = [pk for pk, is_ours, lists in same if is_ours and lists]
@@ -69,7 +78,7 @@ def _places(rules: Rules) -> dict[int, str]:
 
 def _named(rules: Rules) -> frozenset[int] | None:
     """The policy's pools, and those that list their images where another node of the cluster does; ``None`` for all."""
-    if not rules.pools or rules.on_pools:
+    if not rules.pools or not rules.on_images:
         return frozenset(rules.pools) or None
     pools = StoragePool.objects.filter(pk__in=rules.pools).select_related("host")
     return frozenset(one for pool in pools for one in (pool.pk, shared_storages.listed_in(pool)))

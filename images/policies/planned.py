@@ -73,7 +73,7 @@ def planned(
 
 
 def _images(rules: Rules, candidates: Sequence[Candidate], admitted: Admitted) -> dict[int, Image]:
-    if rules.on_pools:
+    if not rules.on_images:
         return {}
     rows: QuerySet[Image] = selectors.images_for(SYSTEM).defer(None)
     images = list(rows.filter(pk__in=[candidate.id for candidate in candidates]))
@@ -82,7 +82,7 @@ def _images(rules: Rules, candidates: Sequence[Candidate], admitted: Admitted) -
 
 
 def _plan(rules: Rules, candidate: Candidate, images: dict[int, Image]) -> Plan | None:
-    if rules.on_pools:
+    if not rules.on_images:
         kind = kinds.get(rules.kind)
         try:
             return kind.plan(rules.actor, candidate.id, kind.clean(rules.options))
@@ -130,7 +130,7 @@ class Speeds:
         Args:
             read: bytes that it goes through.
         """
-        speed = self._of(host_id) if read and not self._rules.on_pools else None
+        speed = self._of(host_id) if read and self._rules.on_images else None
         if not read or not speed or read / speed <= left.total_seconds():
             return None
         detail = _(

@@ -14,6 +14,7 @@ from images.policies.shape import Rules
 from images.policies.windows import Window
 from images.rewrite.space import Admitted
 from storage_admin.agent.protocol import REFUSALS
+from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import StoragePool
 
 #: So many are planned as if all before them were taken too, whatever page is asked for: what all of them come to is the
@@ -134,18 +135,19 @@ def _skips(
     return skips[page], len(skips)
 
 
-def _skip(row: Image | StoragePool, code: str) -> Skip:
-    pool = row.pool if isinstance(row, Image) else row
-    return Skip(row.pk, row.host_id, pool.pk, row.name, code, (row.host.name, pool.name))
+def _skip(row: Image | StoragePool | Guest, code: str) -> Skip:
+    pool = row.pool if isinstance(row, Image) else None if isinstance(row, Guest) else row
+    where = [row.host.name, *([pool.name] if pool else [])]
+    return Skip(row.pk, row.host_id, pool.pk if pool else None, row.name, code, tuple(where))
 
 
 def _strangers(
     rules: Rules, code: str, page: slice, hosts: frozenset[int] | None
-) -> tuple[Sequence[Image | StoragePool], int]:
-    """A page of the images (of a benchmark, pools) that a policy is not for, by name, and how many there are."""
-    if rules.on_pools:
-        pools = choosing.pools_not_meant(rules, code, hosts)
-        return pools[page], len(pools)
+) -> tuple[Sequence[Image | StoragePool | Guest], int]:
+    """A page of the images (pools, guests) that a policy is not for, by name, and how many there are."""
+    if not rules.on_images:
+        others = choosing.others_not_meant(rules, code, hosts)
+        return others[page], len(others)
     found = choosing.not_meant(rules, code, hosts)
     rows = Image.objects.select_related("host", "pool").defer("header", "estimate").order_by("name", "pk")
     if isinstance(found, list):

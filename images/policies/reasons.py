@@ -25,7 +25,7 @@ NOT_MEANT = {
 
 
 class Skip(NamedTuple):
-    """An image (or pool) that a rule leaves out.
+    """An image (or pool, or guest) that a rule leaves out.
 
     Args:
         facts: what the sentence is made of; of one that the policy is not for, the names of its host and pool.
@@ -33,7 +33,7 @@ class Skip(NamedTuple):
 
     id: int
     host_id: int
-    pool_id: int
+    pool_id: int | None
     label: str
     code: str
     facts: tuple[object, ...] = ()
@@ -84,6 +84,7 @@ _SENTENCES: dict[str, Callable[..., str]] = {
     "guest_running": lambda detail: gettext("The image is in use: {detail}. A policy never shuts down a guest.").format(
         detail=detail
     ),
+    "guest_off": lambda state: gettext("The guest does not run ({state}).").format(state=state),
     "guests_unknown": lambda detail: gettext("It is not known who uses the image. {detail}").format(
         detail=detail or gettext("The image has not been scanned yet.")
     ),
@@ -126,6 +127,7 @@ WORDS = NOT_MEANT | {
     "preallocated": _("preallocated"),
     "immutable": _("protected, or the disk of a template"),
     "guest_running": _("in use"),
+    "guest_off": _("not running"),
     "guests_unknown": _("users not known"),
     "busy": _("another job is on it"),
     "done_meanwhile": _("done by another job in the meantime"),

@@ -5,8 +5,8 @@ of them. What a job's plan says of an image, as that its copy does not fit, is a
 (:mod:`images.policies.planned`).
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -16,17 +16,18 @@ from django.db.models.fields.json import KT
 from django.db.models.functions import Cast, NullIf
 from django.utils.translation import gettext as _
 
-from images.models import Image
+from images.models import Image, ImageUse
 from images.policies import growth, history
 from images.policies.membership import Membership
 from images.policies.reasons import NOT_MEANT, Skip
 from images.policies.shape import ALONE, Rules
 from images.rewrite import refusals, space
+from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import StoragePool
 
 
 class Candidate(NamedTuple):
-    """An image (or pool) that no rule leaves out.
+    """An image (or pool, or guest) that no rule leaves out.
 
     Args:
         gain: bytes that it would win; ``None`` where nothing is won by such a job, or it is not known.
@@ -35,7 +36,7 @@ class Candidate(NamedTuple):
 
     id: int
     host_id: int
-    pool_id: int
+    pool_id: int | None
     label: str
     gain: int | None
     waits: bool = False
@@ -84,23 +85,36 @@ class _Row(NamedTuple):
 
 
 def choose(rules: Rules, now: datetime, hosts: frozenset[int] | None = None) -> Choice:
-    """Applies a policy's rules to all images, or pools, as the database knows them.
+    """Applies a policy's rules to all images, pools or guests, as the database knows them.
 
     Args:
         hosts: of those that the policy is not for, only the ones on these hosts are counted.
     """
-    return _choose_pools(rules, now, hosts) if rules.on_pools else _choose_images(rules, now, hosts)
+    return _choose_images(rules, now, hosts) if rules.on_images else _choose_others(rules, now, hosts)
 
 
 def _within(hosts: frozenset[int] | None) -> QuerySet[Image]:
     return Image.objects.all() if hosts is None else Image.objects.filter(host__in=hosts)
 
 
-def pools_not_meant(rules: Rules, code: str, hosts: frozenset[int] | None = None) -> list[StoragePool]:
-    """The pools that a policy for pools is not for, by the code of why, by name; as :func:`not_meant`."""
-    members, pools = Membership(rules), StoragePool.objects.select_related("host").order_by("name", "pk")
-    pools = pools if hosts is None else pools.filter(host__in=hosts)
-    return [pool for pool in pools if members.stranger(pool.host_id, pool.pk, pool.name) == code]
+def others_not_meant(rules: Rules, code: str, hosts: frozenset[int] | None = None) -> list[StoragePool | Guest]:
+    """The pools, or guests, that a policy for these is not for, by the code of why, by name; as :func:`not_meant`."""
+    return [one for one, said in _others(rules) if said == code and (hosts is None or one.host_id in hosts)]
+
+
+def _others(rules: Rules) -> Iterator[tuple[StoragePool | Guest, str]]:
+    """All pools, or guests that can be trimmed, each with the code of why the policy is not for it."""
+    members = Membership(rules)
+    if rules.target_kind == "pool":
+        for pool in StoragePool.objects.select_related("host").order_by("name", "pk"):
+            yield pool, members.stranger(pool.host_id, pool.pk, pool.name)
+        return
+    pools: dict[int, set[int]] = defaultdict(set)
+    for guest_id, pool_id in ImageUse.objects.values_list("disk__guest", "image__pool").distinct():
+        pools[guest_id].add(pool_id)
+    guests = Guest.objects.exclude(kind=Guest.Kind.CONTAINER).select_related("host").order_by("name", "pk")
+    for guest in guests:
+        yield guest, members.strange_guest(guest.host_id, pools[guest.pk], guest.name)
 
 
 def not_meant(rules: Rules, code: str, hosts: frozenset[int] | None = None) -> QuerySet[Image] | list[int]:
@@ -332,24 +346,29 @@ def done_lately(rules: Rules, last: history.Last, now: datetime) -> tuple[Any, .
     return ("too_young", rules.kind, last.job_id, last.finished, rules.min_age_hours)
 
 
-def _choose_pools(rules: Rules, now: datetime, hosts: frozenset[int] | None) -> Choice:
-    """For kinds that work on pools: the one that was not done for longest comes first."""
-    choice, members = Choice(), Membership(rules)
-    last, held = history.last_jobs(rules.kind, "pool"), history.at_work(rules.kind, "pool")
-    kept: list[tuple[float, StoragePool]] = []
-    for pool in StoragePool.objects.select_related("host").order_by("name", "pk"):
-        if code := members.stranger(pool.host_id, pool.pk, pool.name):
-            if hosts is None or pool.host_id in hosts:
+def _choose_others(rules: Rules, now: datetime, hosts: frozenset[int] | None) -> Choice:
+    """For kinds that work on pools, or guests: the one that was not done for longest comes first."""
+    choice, target = Choice(), rules.target_kind
+    last, held = history.last_jobs(rules.kind, target), history.at_work(rules.kind, target)
+    kept: list[tuple[float, StoragePool | Guest]] = []
+    for one, code in _others(rules):
+        if code:
+            if hosts is None or one.host_id in hosts:
                 choice.not_meant[code] += 1
+            continue
+        done = last.get(one.pk)
+        found = done_lately(rules, done, now) if done else None
+        found = ("guest_off", one.state) if isinstance(one, Guest) and one.state != "running" else found
+        found = ("busy", rules.kind, held[one.pk]) if one.pk in held else found
+        if found is None:
+            kept.append((done.finished.timestamp() if done else 0.0, one))
         else:
-            done = last.get(pool.pk)
-            found = done_lately(rules, done, now) if done else None
-            found = ("busy", rules.kind, held[pool.pk]) if pool.pk in held else found
-            if found is None:
-                kept.append((done.finished.timestamp() if done else 0.0, pool))
-            else:
-                code, *facts = found
-                choice.skips.append(Skip(pool.pk, pool.host_id, pool.pk, pool.name, code, tuple(facts)))
-    kept.sort(key=lambda one: one[0])
-    choice.chosen = [Candidate(pool.pk, pool.host_id, pool.pk, pool.name, None) for _done, pool in kept]
+            why, *facts = found
+            choice.skips.append(Skip(one.pk, one.host_id, _pool_id(one), one.name, why, tuple(facts)))
+    kept.sort(key=lambda pair: pair[0])
+    choice.chosen = [Candidate(one.pk, one.host_id, _pool_id(one), one.name, None) for _done, one in kept]
     return choice
+
+
+def _pool_id(one: StoragePool | Guest) -> int | None:
+    return None if isinstance(one, Guest) else one.pk

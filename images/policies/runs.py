@@ -137,8 +137,8 @@ def batched(rows: Iterable[T]) -> Iterator[list[T]]:
 
 
 def _target(rules: Rules, one: Candidate | Skip) -> dict[str, Any]:
-    image = {} if rules.on_pools else {"image_id": one.id}
-    return {"host_id": one.host_id, "pool_id": one.pool_id, "label": one.label, **image}
+    where = {"host_id": one.host_id, "pool_id": one.pool_id, "label": one.label}
+    return where | {f"{rules.target_kind}_id": one.id}
 
 
 def _settle(run: PolicyRun, now: datetime) -> None:

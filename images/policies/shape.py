@@ -8,9 +8,10 @@ from images.models import Policy
 from images.policies.windows import Schedule
 from storage_admin.accounts.models import Actor, Role
 
-#: The kinds of jobs that a policy may start; all but the last one work on images.
+#: The kinds of jobs that a policy may start, by what they work on.
 IMAGE_KINDS = ("reclaim", "flatten", "check", "analyze")
-KINDS = (*IMAGE_KINDS, "benchmark")
+TARGETS = dict.fromkeys(IMAGE_KINDS, "image") | {"benchmark": "pool", "trim": "guest"}
+KINDS = tuple(TARGETS)
 #: Of them, those that put another file in an image's place, or need nobody to use it meanwhile.
 ALONE = frozenset({"reclaim", "flatten", "check"})
 
@@ -59,9 +60,14 @@ class Rules:
         return Schedule(self.cron, self.timezone, self.window_minutes, self.quiet_minutes)
 
     @property
-    def on_pools(self) -> bool:
-        """Whether it works on pools, not on images."""
-        return self.kind not in IMAGE_KINDS
+    def target_kind(self) -> str:
+        """What it works on: ``image``, ``pool`` or ``guest``."""
+        return TARGETS.get(self.kind, "image")
+
+    @property
+    def on_images(self) -> bool:
+        """Whether it works on images."""
+        return self.target_kind == "image"
 
     @property
     def actor(self) -> Actor:

@@ -27,7 +27,7 @@ TOGETHER, MOST = 20, 200
 _STEP_SECONDS = 15
 #: A scan that follows a job tells how much space there is now: the next one waits for it, but not for ever.
 _SCAN_WITHIN = timedelta(minutes=5)
-#: What a pick says whose image, or pool, another job has, and how many ids stand in one query.
+#: What a pick says whose image, pool or guest another job has, and how many ids stand in one query.
 HELD, _AT_ONCE = "Another job is using it. The policy waits until that job has ended.", 5000
 
 
@@ -56,7 +56,7 @@ def _due(run: PolicyRun, host_id: int) -> QuerySet[PolicyPick]:
 
 def _note_held(waiting: QuerySet[PolicyPick], rules: Rules) -> None:
     """Those that other jobs have say so, and keep nobody behind them from a slot; it ends with the job."""
-    column, held = _target_kind(rules), _held(rules)
+    column, held = rules.target_kind, _held(rules)
     ids = sorted(held)
     marked = waiting.filter(code="busy", reason=HELD)
     over = [pk for pk, target in marked.values_list("pk", column) if target not in held]
@@ -67,15 +67,11 @@ def _note_held(waiting: QuerySet[PolicyPick], rules: Rules) -> None:
         some.exclude(code="busy").update(code="busy", reason=HELD)
 
 
-def _target_kind(rules: Rules) -> str:
-    return "pool" if rules.on_pools else "image"
-
-
 def _held(rules: Rules) -> frozenset[int]:
     """Ids of the targets that wait for jobs of others: of any kind, or of the same where the kind needs no lock."""
     if rules.kind in ALONE:
         return history.held_images()
-    return frozenset(history.at_work(rules.kind, _target_kind(rules)))
+    return frozenset(history.at_work(rules.kind, rules.target_kind))
 
 
 def _free(run: PolicyRun, rules: Rules, host_id: int) -> int:
@@ -147,9 +143,9 @@ def _still_due(run: PolicyRun, rules: Rules, picks: list[PolicyPick], now: datet
 
 def _left_out_by_now(run: PolicyRun, rules: Rules, ids: list[int], now: datetime) -> dict[int, tuple[str, str]]:
     """The code and the reason of each target that is not to be worked on any more, by its id."""
-    found = {} if rules.on_pools else choosing.left_out_by_now(rules, ids, now)
+    found = choosing.left_out_by_now(rules, ids, now) if rules.on_images else {}
     meanwhile = _done_meanwhile(run, rules, ids)
-    for target, last in history.last_jobs(rules.kind, _target_kind(rules), ids).items():
+    for target, last in history.last_jobs(rules.kind, rules.target_kind, ids).items():
         lately, done = choosing.done_lately(rules, last, now), meanwhile.get(target)
         if lately is None and done is not None:
             # However short the policy's own interval is: nothing is done twice.
@@ -158,7 +154,7 @@ def _left_out_by_now(run: PolicyRun, rules: Rules, ids: list[int], now: datetime
                 "done_meanwhile",
                 f"Job {done.job_id} ({rules.kind}) did the same in the meantime. It ended at {ended}.",
             )
-        elif lately is not None and rules.on_pools:
+        elif lately is not None and not rules.on_images:
             code, *facts = lately
             found[target] = code, Skip(target, 0, 0, "", code, tuple(facts)).reason
     return found
@@ -167,13 +163,13 @@ def _left_out_by_now(run: PolicyRun, rules: Rules, ids: list[int], now: datetime
 def _done_meanwhile(run: PolicyRun, rules: Rules, ids: list[int]) -> dict[int, history.Last]:
     """What others have done to each target since the run chose it, by the target's id."""
     same = history.as_thorough(rules.kind, rules.options)
-    last = history.last_jobs(rules.kind, _target_kind(rules), ids, same)
+    last = history.last_jobs(rules.kind, rules.target_kind, ids, same)
     return {target: done for target, done in last.items() if run.chosen_at and done.finished >= run.chosen_at}
 
 
 def _candidate(rules: Rules, pick: PolicyPick) -> Candidate:
-    target = pick.pool_id if rules.on_pools else pick.image_id
-    return Candidate(target or 0, pick.host_id or 0, pick.pool_id or 0, pick.label, pick.predicted_bytes)
+    target = getattr(pick, f"{rules.target_kind}_id")
+    return Candidate(target or 0, pick.host_id or 0, pick.pool_id, pick.label, pick.predicted_bytes)
 
 
 def _take(run: PolicyRun, rules: Rules, pick: PolicyPick, found: Planned) -> int | None:
@@ -205,7 +201,7 @@ def _submitted(run: PolicyRun, rules: Rules, pick: PolicyPick, found: Planned) -
             return None
         # Whoever submits a job has its host's row: so another policy, or a person, comes before or after this look.
         Host.objects.select_for_update().filter(pk=found.candidate.host_id).first()
-        if found.candidate.id in history.at_work(rules.kind, _target_kind(rules), [found.candidate.id]):
+        if found.candidate.id in history.at_work(rules.kind, rules.target_kind, [found.candidate.id]):
             raise RefusedError("busy", HELD)
         if _done_meanwhile(run, rules, [found.candidate.id]):
             return 0  # it ended since this step looked: the next one leaves it out, and says so

@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from images.filters import FORMATS
 from images.models import Policy
-from images.policies.shape import IMAGE_KINDS, KINDS, Rules
+from images.policies.shape import IMAGE_KINDS, KINDS, TARGETS, Rules
 from storage_admin.accounts.models import Actor
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.selectors import hosts_for, pools_for
@@ -121,8 +121,8 @@ def _formats(policy: Policy, kept: Policy | None, fields: Fields) -> None:
             unknown=unknown[0], formats=", ".join(FORMATS)
         )
     elif policy.formats and policy.kind not in IMAGE_KINDS and policy.kind in KINDS:
-        fields["formats"] = gettext("{kind} works on pools, which have no format. Leave this empty.").format(
-            kind=policy.kind
+        fields["formats"] = gettext("{kind} works on {targets}, which have no format. Leave this empty.").format(
+            kind=policy.kind, targets=gettext("guests") if TARGETS[policy.kind] == "guest" else gettext("pools")
         )
 
 

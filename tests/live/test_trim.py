@@ -5,13 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from django.utils import timezone
 
+from images.policies import runs
+from images.policies import services as policies
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
+from tests.factories import PolicyFactory
 from tests.harness.guests import Disk, Domains, LibvirtGuest
 from tests.live.conftest import MIB, allocated, deletes, filesystem_image, scanned
-from tests.working import OPERATOR, create, run, said
+from tests.working import OPERATOR, client_as, create, run, said
 
 pytestmark = [
     pytest.mark.guest,
@@ -148,3 +152,23 @@ def test_what_snapshots_bases_clusters_and_granularity_hold_is_named(
     assert {("held_by_base", "vda"), ("coarse_granularity", "vda")} <= found
     assert {("held_by_snapshot", "vdb"), ("large_clusters", "vdb")} <= found
     assert ("held_by_snapshot", "vda") not in found
+
+
+def test_a_policy_trims_the_guests_that_run(agent_guest: Callable[..., LibvirtGuest], shared_folder: Path) -> None:
+    guest = agent_guest(Disk(filesystem_image(shared_folder / "disk.raw", "raw"), "raw"))
+    deletes(guest, 40)
+    __, row = scanned(shared_folder, guest)
+    policy = PolicyFactory.create(kind="trim", options={})
+    found = client_as(role="operator").get(f"/api/v1/policies/{policy.pk}/preview/").json()
+    assert [(one["guest"], one["image"], one["label"]) for one in found["chosen"]] == [(row.pk, None, row.name)]
+    night = policies.run_now(OPERATOR, policy)
+    runs.work(timezone.now())
+    job = run(Job.objects.get(kind="trim"))
+    assert job.state == "succeeded", job.error_detail
+    assert (job.freed_bytes or 0) >= 39 * MIB
+    runs.work(timezone.now())
+    [pick] = night.picks.all()
+    assert (pick.state, pick.guest, pick.label) == ("succeeded", row, row.name)
+    assert row.name in client_as(role="viewer").get(f"/policies/{policy.pk}/runs/{night.pk}/").content.decode()
+    for page in (f"/policies/{policy.pk}/", f"/policies/{policy.pk}/preview/"):
+        assert client_as(role="viewer").get(page).status_code == 200

@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from images.models import Image, Policy
-from images.policies.rules import Choice, choose, not_meant
+from images.policies.rules import Choice, choose, not_meant, others_not_meant
 from images.policies.shape import Rules
 from storage_admin.agent.measure.prediction import impossible
 from storage_admin.jobs.models import Job
@@ -17,9 +17,11 @@ from tests.api.test_query_budgets import MANY, make_images
 from tests.factories import (
     GIB,
     MIB,
+    GuestFactory,
     HostFactory,
     ImageFactory,
     ImageSampleFactory,
+    ImageUseFactory,
     JobFactory,
     PolicyFactory,
     ResourceLockFactory,
@@ -324,6 +326,26 @@ def test_a_benchmark_is_for_pools() -> None:
     assert [(skip.label, skip.code) for skip in look(policy).skips] == [("fast", "too_young")]
     policy.hosts = [second.host_id]
     assert look(policy).not_meant == {"other_host": 1}
+
+
+def test_a_trim_is_for_guests_that_run() -> None:
+    disk = ImageFactory.create()
+    runs = ImageUseFactory.create(image=disk, disk__guest__name="web-1", disk__guest__state="running").disk.guest
+    GuestFactory.create(host=runs.host, name="web-off", state="shut off")
+    GuestFactory.create(host=runs.host, name="db-1", state="running")
+    GuestFactory.create(name="web-elsewhere", state="running")
+    GuestFactory.create(host=runs.host, name="web-ct", state="running", kind="container")
+    policy = PolicyFactory.create(kind="trim", hosts=[runs.host_id], name_pattern="web-*")
+    found = look(policy)
+    assert [(one.label, one.pool_id) for one in found.chosen] == [("web-1", None)]
+    assert [(skip.label, skip.code) for skip in found.skips] == [("web-off", "guest_off")]
+    assert found.not_meant == {"other_name": 1, "other_host": 1}
+    assert [one.name for one in others_not_meant(Rules.of(policy), "other_name")] == ["db-1"]
+    policy.name_pattern, policy.pools = "", [disk.pool_id]
+    assert (chosen(policy), look(policy).not_meant["other_pool"]) == (["web-1"], 2)
+    JobFactory.create(target=runs, kind="trim", state="succeeded", finished=NOW - timedelta(hours=5))
+    policy.min_age_hours = 6
+    assert [(skip.label, skip.code) for skip in look(policy).skips] == [("web-1", "too_young")]
 
 
 def test_the_choice_among_thousands_of_images_costs_few_queries() -> None:

@@ -53,7 +53,7 @@ def lister_alone() -> tuple[StoragePool, StoragePool]:
     return pools[0], pools[1]
 
 
-def chosen(policy: Policy) -> list[tuple[str, int]]:
+def chosen(policy: Policy) -> list[tuple[str, int | None]]:
     return sorted((one.label, one.pool_id) for one in look(policy).chosen)
 
 

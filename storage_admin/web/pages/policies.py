@@ -175,7 +175,7 @@ def policy_preview(request: PageRequest, policy_id: int) -> HttpResponseBase:
     )  # fmt: skip
     context = {
         "section": "policies", "policy": row, "preview": found, "code": code, "begin": begin,
-        "strangers": code in NOT_MEANT, "on_pools": rules.on_pools, "per_page": SHOWN,
+        "strangers": code in NOT_MEANT, "target_kind": rules.target_kind, "per_page": SHOWN,
         "address": reverse("policy_preview", args=[row.pk]),
         "running": row.runs.filter(state=PolicyRun.State.RUNNING).exists(),
         "to": {

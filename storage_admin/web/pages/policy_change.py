@@ -94,6 +94,6 @@ def _choice(request: PageRequest, row: Policy, form: QueryDict) -> dict[str, Any
         return {"problems": Wrong("", wrong)}
     rules, seen = Rules.of(draft), hosts_of(request.actor)
     return {
-        "preview": preview(rules, timezone.now(), limit=SHOWN, hosts=seen), "on_pools": rules.on_pools,
+        "preview": preview(rules, timezone.now(), limit=SHOWN, hosts=seen), "target_kind": rules.target_kind,
         "unnamed": unnamed, "timezone": draft.timezone,
     }  # fmt: skip
