@@ -77,7 +77,7 @@ def _delete(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
 def _revert(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
     domain = connection.lookupByUUIDString(request["uid"])
     if domain.isActive():
-        raise libvirt.libvirtError(f"{domain.name()} is running")
+        return {"contradiction": f"{domain.name()} is running"}
     domain.revertToSnapshot(domain.snapshotLookupByName(request["name"]), 0)
     return _list(connection, request)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from storage_admin.agent.protocol import HostError
+from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts.libvirt.process import ask
 from storage_admin.hosts.libvirt.relay import refuse_to_write
 from storage_admin.hosts.libvirt.uri import uri_of
@@ -119,6 +119,8 @@ def _asked(host: Host, request: dict[str, Any], seconds: float, tick: Callable[[
         if uri is None:
             raise HostError(_("No libvirt listens on {host}.").format(host=host.name))
         told = ask(uri, ["snapshot"], seconds, json.dumps(request).encode(), tick=tick)
+    if "contradiction" in told:
+        raise RefusedError("stale_plan", _("Nothing was changed: {contradiction}.").format(**told))
     found = [_snapshot(one) for one in told["snapshots"]]
     return Snapshots(tuple(sorted(found, key=lambda one: one.created, reverse=True)), told["libvirt"])
 
