@@ -156,7 +156,9 @@ class LiveCopy(LiveKind):
         # What the guest has left, for whoever leads it back: nobody writes to it from now on.
         [left] = files(find(job.target_id), result["before"]["chain"][:1])
         held = None if left is None else left["bytes"]
-        return result | {"left": left, "before_bytes": held, "held_bytes": 0, "freed_bytes": 0}
+        after = result["after_bytes"]
+        freed = None if after is None else -after
+        return result | {"left": left, "before_bytes": held, "held_bytes": held, "freed_bytes": freed}
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         if result["after_bytes"] is not None:

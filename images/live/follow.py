@@ -146,6 +146,8 @@ def settled(guest: Guest, wanted: Wanted, ended: Ended, *, cancelled: bool) -> d
             f"{wanted.disk} of {guest.name} had {len(wanted.chain) - 1} images below its own, and has "
             f"{len(ended.chain) - 1} now."
         )
+        if wanted.target is not None:
+            words = f"{wanted.disk} of {guest.name} is {ended.chain[0]} now; {wanted.chain[0]} stays as it was then."
         return told | {"words": words}
     if ended.chain == wanted.chain:
         if cancelled:

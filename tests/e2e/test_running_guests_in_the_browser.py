@@ -14,7 +14,7 @@ from tests.e2e.rest import Rest
 from tests.harness.guests import Disk, Domains, LibvirtGuest
 from tests.harness.processes import wait_until
 from tests.harness.services import Dashboard
-from tests.live.chains import PATTERNS, chain_of, make_chain, patterns
+from tests.live.chains import PATTERNS, chain_of, definition_of, make_chain, patterns
 from tests.live.conftest import allocated, deletes, filesystem_image, wait_for_agent
 
 pytestmark = [pytest.mark.browser, pytest.mark.guest]
@@ -64,6 +64,64 @@ def test_a_chain_is_flattened_while_its_guest_runs(
     expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
     assert chain_of(guest) == ["top.qcow2"]
     assert patterns(guest) == PATTERNS
+
+
+def test_a_disk_is_copied_and_switched_back_its_settings_changed_and_a_snapshot_gone_back_to(
+    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, tcg_guest: Callable[..., LibvirtGuest]
+) -> None:
+    guest = tcg_guest(Disk(make_chain(shared_folder)[0]))
+    disks.registered(rest, shared_folder)
+    seen = admin_tab()
+    page = seen.page
+    seen.open(f"/guests/?search={guest.name}")
+    page.get_by_role("link", name=guest.name, exact=True).click()
+    seen.assert_accessible()
+    page.get_by_role("link", name="Copy vda").click()
+    page.get_by_label("Name of the new file").fill("moved.qcow2")
+    page.get_by_role("button", name="Show plan").click()
+    expect(page.get_by_text(f"virsh blockcopy {guest.name} vda")).to_be_visible()
+    seen.assert_accessible()
+    page.get_by_role("button", name="Copy and switch while the guest runs").click()
+    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    seen.assert_accessible()
+    assert (chain_of(guest), patterns(guest)) == (["moved.qcow2"], PATTERNS)
+
+    seen.open(f"/guests/?search={guest.name}")
+    page.get_by_role("link", name=guest.name, exact=True).click()
+    page.get_by_role("link", name="Change the settings of vda").click()
+    page.get_by_label("detect_zeroes").select_option("unmap")
+    page.get_by_role("button", name="Show plan").click()
+    expect(page.get_by_text("detect_zeroes default → unmap")).to_be_visible()
+    seen.assert_accessible()
+    page.get_by_role("button", name="Change a disk's settings").click()
+    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+
+    guest.stop()
+    rest.scan()
+    rest.quiet()
+    seen.open(f"/guests/?search={guest.name}")
+    page.get_by_role("link", name=guest.name, exact=True).click()
+    page.get_by_role("link", name="Switch vda back").click()
+    page.get_by_role("button", name="Switch back to the image before a copy").click()
+    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    assert definition_of(guest) == "top.qcow2"
+
+    rest.quiet()
+    seen.open(f"/guests/?search={guest.name}")
+    page.get_by_role("link", name=guest.name, exact=True).click()
+    page.get_by_role("link", name="Create…").click()
+    page.get_by_label("Name", exact=True).fill("before")
+    page.get_by_role("button", name="Show plan").click()
+    seen.assert_accessible()
+    page.get_by_role("button", name="Create a snapshot").click()
+    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    rest.quiet()
+    seen.open(f"/guests/?search={guest.name}")
+    page.get_by_role("link", name=guest.name, exact=True).click()
+    page.get_by_role("link", name="Go back to the snapshot before").click()
+    page.get_by_label(f"Type “{guest.name}” to confirm").fill(guest.name)
+    page.get_by_role("button", name="Go back to a snapshot").click()
+    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
 
 
 def test_a_block_job_is_taken_over_when_the_worker_is_back(

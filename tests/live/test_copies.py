@@ -54,6 +54,7 @@ def test_a_disk_is_moved_to_another_pool_and_format_under_a_guest_that_writes_an
     copy = other / "top.raw"
     assert definition_of(guest) == "top.raw"
     assert 18 << 20 <= (job.after_bytes or 0) <= copy.stat().st_blocks * 512
+    assert job.freed_bytes == -(job.after_bytes or 0), "the image before stays"
     assert codes("switch_back", row, job=job.pk) == ["image_in_use"], "it runs"
     last = acknowledged(guest)
     assert patterns(guest) == PATTERNS
