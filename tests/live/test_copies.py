@@ -47,7 +47,7 @@ def test_a_disk_is_moved_to_another_pool_and_format_under_a_guest_that_writes_an
     with writing(guest):
         wait_for_writes(guest, 2)
         copied: list[int] = []
-        with at_stage("pivoting", lambda: copied.append(acknowledged(guest))):
+        with at_stage("ready", lambda: copied.append(acknowledged(guest))):
             job = done(submit("live_copy", row, target_pool=pool_at(other), format="raw"))
         wait_for_writes(guest, 2)
         assert chain_of(guest) == ["top.raw"]
