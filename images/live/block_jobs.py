@@ -118,7 +118,8 @@ class LiveKind(LiveGuestKind):
         wanted, before = kept(job) if begun else self._begin(job, guest)
         follower = Follower(job, recorder, guest, wanted, lambda: self.against_switching(guest, wanted))
         ended = follower.run(taken_over=begun)
-        if ended.chain == wanted.chain or not ended.active:
+        # Of a guest that has ended only its definition tells whether it had been switched over by then.
+        if ended.chain == wanted.chain or (not ended.active and ended.later == wanted.chain[0]):
             self.came_to_nothing(job, guest, wanted, recorder)
         if follower.refused and ended.chain == wanted.chain:
             raise HostError(follower.refused)

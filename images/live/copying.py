@@ -19,7 +19,7 @@ from images.live.kind import LiveGuestKind
 from images.models import Image
 from images.rewrite import forecasts, neighbours, record, refusals
 from storage_admin.accounts.models import Actor
-from storage_admin.agent.protocol import HostError, RefusedError, b64
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError, b64
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
@@ -104,6 +104,9 @@ class LiveCopy(LiveKind):
             )  # fmt: skip
         form, path = options["format"] or _format(layers.format), display(raw)
         against = refusals.for_pool(pool)
+        if path.encode(errors="replace") != raw:
+            sentence = gettext("{path} is not UTF-8: libvirt cannot name it. Choose another folder.")
+            against.append(Refusal(INVALID, sentence.format(path=path)))
         if Image.objects.filter(host=guest.host_id, path_key=path_key(raw), missing_since=None).exists():
             sentence = gettext("{path} already exists. Choose another name.")
             against.append(Refusal("target_exists", sentence.format(path=path)))
@@ -183,6 +186,14 @@ class SwitchBack(LiveGuestKind):
     @property
     def options_schema(self) -> dict[str, Any]:
         return super().options_schema | {"required": ["job"]}
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
+        found = super().locks(target, options)
+        job = Job.objects.filter(pk=options["job"], kind=LiveCopy.name, target_id=target.id).first()
+        for path in ((job.result or {}).get("before", {}).get("chain", []) if job else [])[:1]:
+            for image in Image.objects.filter(host=target.host, path_key=path_key(os.fsencode(path))):
+                found += neighbours.locks_on(image, exclusive=True)
+        return list({lock.key: lock for lock in found}.values())
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         guest = find(target_id)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from images.live.follow import Follower
 from storage_admin.guests.models import Guest
+from storage_admin.hosts.libvirt.block_jobs import Ended
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
@@ -15,7 +17,7 @@ from tests.harness.filesystems import loop_filesystem
 from tests.harness.guests import Disk, LibvirtGuest, write_pattern
 from tests.live.chains import PATTERNS, at_stage, chain_of, definition_of, done, patterns, submit, whole
 from tests.live.conftest import scanned
-from tests.live.writer import acknowledged, check, wait_for_writes, writing
+from tests.live.writer import acknowledged, begin, check, wait_for_writes, writing
 from tests.working import OPERATOR, client_as, create, register, run, said, scan, work
 
 pytestmark = [
@@ -147,6 +149,29 @@ def test_a_copy_that_its_host_does_not_see_is_not_switched_over_to(
         assert (job.state, job.error_code) == ("failed", "tool_failed"), said(job)
         assert chain_of(guest) == AS_BEFORE
         assert patterns(guest) == PATTERNS
+
+
+def test_a_guest_that_ends_right_after_the_switch_keeps_its_copy(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before libvirt was asked what came of it: all that is known then is what the definition names."""
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    __, row = scanned(folder, guest)
+    follow = Follower.run
+
+    def ends(self: Follower, *, taken_over: bool) -> Ended:
+        ended = follow(self, taken_over=taken_over)
+        guest.domain.destroy()
+        return Ended(active=False, chain=[], later=ended.later)
+
+    monkeypatch.setattr(Follower, "run", ends)
+    begin(guest)
+    last = acknowledged(guest)
+    job = run(submit("live_copy", row))
+    assert (job.state, job.error_code) == ("failed", "guest_ended")
+    assert (folder / "top-copy.qcow2").exists()
+    assert definition_of(guest) == "top-copy.qcow2"
+    check(folder / "top-copy.qcow2", last)
 
 
 def test_what_is_there_and_what_another_guest_uses_stand_against_a_copy(

@@ -78,6 +78,8 @@ def _revert(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
     domain = connection.lookupByUUIDString(request["uid"])
     if domain.isActive():
         return {"contradiction": f"{domain.name()} is running"}
+    if domain.hasManagedSaveImage():  # its memory would not fit to the disks any more
+        return {"contradiction": f"{domain.name()} was saved with its memory (virsh managedsave)"}
     domain.revertToSnapshot(domain.snapshotLookupByName(request["name"]), 0)
     return _list(connection, request)
 
