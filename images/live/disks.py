@@ -59,13 +59,12 @@ class Layers:
 
 
 def occupied(guest: Guest, now: GuestNow) -> dict[str, int | None]:
-    """What the images of a guest's disks occupy now, by target: as its host's agent tells, else as libvirt does."""
-    disks = [disk for disk in now.disks if disk.chain and disk.chain[0]]
-    told = files(guest, [disk.chain[0] for disk in disks])
-    return {
-        disk.target: disk.allocated_bytes if file is None else file["bytes"]
-        for disk, file in zip(disks, told, strict=True)
-    }
+    """What the images of a guest's disks occupy now, by target: as libvirt tells, else as its host's agent does."""
+    found = {disk.target: disk.allocated_bytes for disk in now.disks}
+    unknown = [disk for disk in now.disks if disk.allocated_bytes is None and disk.chain and disk.chain[0]]
+    for disk, file in zip(unknown, files(guest, [disk.chain[0] for disk in unknown]), strict=True):
+        found[disk.target] = None if file is None else file["bytes"]
+    return found
 
 
 def files(guest: Guest, paths: Sequence[str]) -> list[dict[str, int] | None]:
