@@ -158,6 +158,19 @@ class GuestDiskSerializer(serializers.ModelSerializer[GuestDisk]):
         return None if self.get_image(disk) is not None else why_no_image(disk) or None
 
 
+class KeptSnapshotSerializer(serializers.Serializer[Any]):
+    """A snapshot that a guest's hypervisor keeps, as the last scan saw it."""
+
+    name = serializers.CharField()
+    created = serializers.SerializerMethodField(help_text=_("Null where the hypervisor does not tell."))
+    external = serializers.BooleanField(help_text=_("It has files of its own, into which the guest writes."))
+
+    @extend_schema_field({"type": ["string", "null"], "format": "date-time"})
+    def get_created(self, snapshot: dict[str, Any]) -> str | None:
+        created = snapshot["created"]
+        return None if created is None else f"{datetime.fromtimestamp(created, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
 class GuestSerializer(serializers.ModelSerializer[Guest]):
     """A guest and its disks. Null priorities and weights are not set, or not known."""
 
@@ -165,12 +178,13 @@ class GuestSerializer(serializers.ModelSerializer[Guest]):
     host_name = serializers.CharField(source="host.name", read_only=True)
     disks = GuestDiskSerializer(many=True, read_only=True)
     io_limits = serializers.DictField(read_only=True)
+    snapshots = KeptSnapshotSerializer(many=True, read_only=True)
 
     class Meta:
         model = Guest
         fields = (
             "id", "host", "host_name", "kind", "uid", "name", "state", "disks", "io_priority", "io_weight", "io_limits",
-            "last_seen",
+            "snapshots", "last_seen",
         )  # fmt: skip
         read_only_fields = fields
 

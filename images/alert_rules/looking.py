@@ -5,7 +5,7 @@ from datetime import datetime
 
 from images.alert_rules import jobs as of_jobs
 from images.alert_rules import pools as of_pools
-from images.alert_rules import undo
+from images.alert_rules import snapshots, undo
 from images.models import Image
 from storage_admin.events import sending
 from storage_admin.events import services as events
@@ -38,6 +38,7 @@ def look(now: datetime) -> None:
         events.POOL_CHANGED: [trouble for pool in pools if (trouble := _not_entered(pool)) is not None],
         events.POOL_SILENT: [silence.trouble(pool) for pool in pools if pool.state == StoragePool.SILENT],
         events.JOB_STALLED: of_jobs.stalled(now),
+        events.SNAPSHOTS_FORGOTTEN: snapshots.forgotten(now),
         events.BROKEN_CHAIN: _images(events.BROKEN_CHAIN, BROKEN, "has a broken chain", "have broken chains"),
         events.FORMAT_MISMATCH: _images(
             events.FORMAT_MISMATCH, (Image.State.FORMAT_MISMATCH,), "contradicts its format", "contradict their formats"

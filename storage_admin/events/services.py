@@ -43,6 +43,7 @@ UNDO_KEPT = "undo_kept"
 CLOCK_JUMPED = "clock_jumped"
 BENCHMARK_REGRESSION = "benchmark_regression"
 JOB_STALLED = "job_stalled"
+SNAPSHOTS_FORGOTTEN = "snapshots_forgotten"
 DELIVERY_GIVEN_UP = "delivery_given_up"
 #: Every kind of alert and its words.
 KINDS = {
@@ -60,6 +61,7 @@ KINDS = {
     CLOCK_JUMPED: _("clock was changed"),
     BENCHMARK_REGRESSION: _("benchmark regression"),
     JOB_STALLED: _("job without progress"),
+    SNAPSHOTS_FORGOTTEN: _("old or many snapshots"),
     DELIVERY_GIVEN_UP: _("notifications not delivered"),
 }
 #: What of an open alert follows what is found.

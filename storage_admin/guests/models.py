@@ -1,5 +1,7 @@
 """Guests and their disks. Which image a disk is, the images app knows."""
 
+from datetime import UTC, datetime
+
 from django.db import models
 
 from storage_admin.hosts.models import Host
@@ -35,6 +37,8 @@ class Guest(models.Model):
     accepted_digest = models.CharField(max_length=40, blank=True)
     #: Targets of disks that are taken away, or replaced by another volume, when it is started next.
     waiting = models.JSONField(default=list, blank=True)
+    #: That its manager keeps: each ``name``, ``created`` (seconds since the epoch, or null) and ``external``.
+    snapshots = models.JSONField(default=list, blank=True)
     last_seen = models.DateTimeField()
 
     class Meta:
@@ -48,6 +52,12 @@ class Guest(models.Model):
     def takes_io(self) -> bool:
         """Whether its hypervisor lets its share of the disks be set: Proxmox VE has nothing for containers."""
         return self.kind != self.Kind.CONTAINER or not self.host.runs_proxmox
+
+    @property
+    def oldest_snapshot(self) -> datetime | None:
+        """When the oldest of its snapshots was made; ``None`` where it has none, or nobody tells."""
+        created = [one["created"] for one in self.snapshots if one["created"] is not None]
+        return datetime.fromtimestamp(min(created), UTC) if created else None
 
     @property
     def off(self) -> bool:

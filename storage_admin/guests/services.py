@@ -5,6 +5,7 @@ The times speak for a change of an image being its guest's own.
 
 import os
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +19,8 @@ from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import display, path_key
 from storage_admin.jobs.models import Elapsed
 
+#: Of one guest so many snapshots are kept in mind: whoever makes them may be hostile.
+MOST_SNAPSHOTS = 1000
 #: Device and inode of a file.
 Inode = tuple[str, str]
 
@@ -75,6 +78,7 @@ def _record_guest(
         "io_priority": told.io_priority, "io_weight": told.io_weight, "io_limits": told.io_limits,
         "unread": [_text(line, 1000) for line in told.unread], "digest": _text(told.digest, 40),
         "waiting": [_text(target, 40) for target in told.waiting],
+        "snapshots": [asdict(one) | {"name": _text(one.name, 200)} for one in told.snapshots[:MOST_SNAPSHOTS]],
     }  # fmt: skip
     row, changed = known, False
     if row is None:

@@ -30,6 +30,20 @@ class DiskFacts:
 
 
 @dataclass(frozen=True)
+class SnapshotFacts:
+    """A snapshot that a guest's manager keeps.
+
+    Args:
+        created: seconds since the epoch; ``None`` where nobody tells.
+        external: it has files of its own, into which the guest writes.
+    """
+
+    name: str
+    created: int | None = None
+    external: bool = False
+
+
+@dataclass(frozen=True)
 class GuestFacts:
     """A guest.
 
@@ -42,6 +56,7 @@ class GuestFacts:
         io_limits: by disk target: ``read_bytes_sec``, ``write_bytes_sec``, ``read_iops_sec``, ``write_iops_sec``.
         unread: lines of its definition that were not understood: what they may name is no orphan.
         digest: of its configuration, for compare-and-set; empty where its manager has none.
+        snapshots: that its manager keeps.
         waiting: targets of disks that are taken away, or replaced by another volume, when it is started next.
     """
 
@@ -57,3 +72,4 @@ class GuestFacts:
     unread: tuple[str, ...] = ()
     digest: str = ""
     waiting: tuple[str, ...] = ()
+    snapshots: tuple[SnapshotFacts, ...] = ()

@@ -352,7 +352,7 @@ def test_a_look_costs_as_many_queries_for_many_pools_as_for_one() -> None:
         grow(StoragePoolFactory.create(), GIB)
         ImageFactory.create(state="chain_broken")
     look(now())
-    with at_most_queries(35):
+    with at_most_queries(38):
         look(now())
 
 

@@ -21,7 +21,7 @@ from tests.harness.guests import Disk, LibvirtGuest, write_pattern
 from tests.live.chains import PATTERNS, chain_of, definition_of, done
 from tests.live.conftest import filesystem_image, scanned
 from tests.live.writer import acknowledged, check, wait_for_writes, writing
-from tests.working import OPERATOR, client_as, create, scan
+from tests.working import OPERATOR, client_as, create, reread, scan
 
 pytestmark = [
     pytest.mark.guest,
@@ -65,6 +65,8 @@ def test_a_snapshot_is_quiesced_listed_and_deleted_from_the_guests_page(
     guest.console.run("echo written > /mnt/since; sync")
     assert codes(plan_of("delete_snapshot", row, name="before")) == ["outside_pool"], "nobody has scanned the overlay"
     scan(host)
+    [kept] = reread(row).snapshots
+    assert (kept["name"], kept["external"], kept["created"]) == ("before", True, int(found.created.timestamp()))
     done(submit("delete_snapshot", row, name="before"))
     assert chain_of(guest) == ["disk.qcow2"]
     assert not (shared_folder / "disk.before").exists()

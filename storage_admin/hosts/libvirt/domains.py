@@ -59,13 +59,14 @@ def _domain(connection: Any, domain: Any) -> GuestFacts:
     recording = _recording_chains(domain)
     beside = sections.beside_its_disks(domain, root, {disk.path for disk in disks.values()}, unread)
     disks |= {f"{disk.target} {disk.only_in}": disk for disk in beside}
+    snapshots = sections.snapshots(domain, unread)
     return GuestFacts(
         kind="domain", uid=domain.UUIDString(), name=domain.name(), state=STATES.get(domain.state()[0], "unknown"),
         disks=tuple(
             replace(disk, records_chain=disk.target.removesuffix(NEXT_START) in recording) for disk in disks.values()
         ),
         io_weight=_number(root, "blkiotune/weight") or None, io_limits=_limits(root),
-        unread=tuple(dict.fromkeys(unread)),
+        unread=tuple(dict.fromkeys(unread)), snapshots=snapshots,
     )  # fmt: skip
 
 

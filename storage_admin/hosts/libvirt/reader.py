@@ -9,7 +9,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from storage_admin.agent.protocol import HostError
-from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
+from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts, SnapshotFacts
 from storage_admin.hosts.libvirt.process import ask, lines
 from storage_admin.hosts.libvirt.uri import uri_of
 from storage_admin.hosts.models import Host
@@ -111,7 +111,8 @@ def _read(uri: str) -> LibvirtFacts:
 
 def _guest(told: dict[str, Any]) -> GuestFacts:
     disks = tuple(DiskFacts(**disk) for disk in told["disks"])
-    return GuestFacts(**(told | {"disks": disks, "unread": tuple(told["unread"])}))
+    snapshots = tuple(SnapshotFacts(**one) for one in told["snapshots"])
+    return GuestFacts(**(told | {"disks": disks, "unread": tuple(told["unread"]), "snapshots": snapshots}))
 
 
 def _is_of_a_benchmark(guest: GuestFacts) -> bool:

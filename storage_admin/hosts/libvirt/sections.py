@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import libvirt
 
-from storage_admin.hosts.guest_facts import DiskFacts
+from storage_admin.hosts.guest_facts import DiskFacts, SnapshotFacts
 
 #: Where libvirt's documents name files: (the element's place, its attribute, what the disk is called).
 _DISKS = ("disks/disk", "domain/devices/disk", "inactiveDomain/devices/disk", "devices/disk")
@@ -72,6 +72,20 @@ def _sections(domain: Any, unread: list[str]) -> Iterator[DiskFacts]:
             yield from _named(domain.managedSaveGetXMLDesc(), "the saved state")
     except libvirt.libvirtError as error:
         _note(error, "its saved state", unread)
+
+
+def snapshots(domain: Any, unread: list[str]) -> tuple[SnapshotFacts, ...]:
+    """The snapshots that libvirt keeps of a domain."""
+    found = []
+    try:
+        for one in domain.listAllSnapshots():
+            root = ET.fromstring(one.getXMLDesc())  # noqa: S314 (libvirt wrote it)
+            created = root.findtext("creationTime") or ""
+            external = any(disk.get("snapshot") == "external" for disk in root.findall("disks/disk"))
+            found.append(SnapshotFacts(one.getName()[:200], int(created) if created.isdecimal() else None, external))
+    except libvirt.libvirtError as error:
+        _note(error, "its snapshots", unread)
+    return tuple(found)
 
 
 def _note(error: libvirt.libvirtError, what: str, unread: list[str]) -> None:

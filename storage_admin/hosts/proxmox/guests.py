@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
+from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts, SnapshotFacts
 from storage_admin.hosts.names import display
 from storage_admin.hosts.proxmox import drives, limits, volumes
 from storage_admin.hosts.proxmox.drives import CONTAINER, VM, Drive
@@ -126,6 +126,7 @@ def build(
         unread=tuple(dict.fromkeys(reading.unread)),
         digest=digest,
         waiting=tuple(sorted(_waiting(now, known))),
+        snapshots=tuple(_snapshot(section) for section in known if section.kind == SNAPSHOT),
     )
     return ProxmoxGuest(
         facts=facts,
@@ -136,6 +137,11 @@ def build(
         stands_on=dict(_chained(now, [section for section in known if section.kind == SNAPSHOT], storages)),
         options={key: value for key, value in now.items() if not _left_out(key)},
     )
+
+
+def _snapshot(section: Section) -> SnapshotFacts:
+    created = section.values.get("snaptime", "")
+    return SnapshotFacts(_shown(section.name), int(created) if created.isdecimal() and len(created) < 12 else None)
 
 
 def _waiting(now: Mapping[str, str], sections: Iterable[Section]) -> set[str]:

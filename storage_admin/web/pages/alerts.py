@@ -42,7 +42,7 @@ CSV_COLUMNS: Columns = {
 }  # fmt: skip
 STATES = (("", "all"), ("new", "new"), ("acknowledged", "acknowledged"), ("closed", "over"))
 #: The page of what an alert is about: the name of its URL, and whether it takes an id.
-PAGES = {"image": True, "pool": True, "job": True, "policy": True, "webhook": True, "hosts": False}
+PAGES = {"image": True, "pool": True, "job": True, "policy": True, "webhook": True, "hosts": False, "guest": True}
 
 
 def link_of(alert: Alert) -> str:
