@@ -17,7 +17,8 @@ def domain(name: str, *paths: str) -> dict[str, Any]:
          "discard": "", "readonly": False}
         for letter, path in zip("abcd", paths, strict=False)
     ]  # fmt: skip
-    return {"kind": "domain", "uid": name, "name": name, "state": "running", "disks": disks, "unread": []}
+    of_it = {"kind": "domain", "uid": name, "name": name, "state": "running"}
+    return {**of_it, "disks": disks, "unread": [], "snapshots": []}
 
 
 @pytest.mark.parametrize(
