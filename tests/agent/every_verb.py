@@ -170,7 +170,10 @@ def _names_request(how: str, path: bytes, pool: Path) -> dict[str, Any]:
         wanted = link(path, pool)
         del wanted["format"]
         return {**wanted, "children_known": True, "pools": looked_at}
-    place = {"path_b64": b64(path), "pool_path_b64": b64(os.fsencode(pool)), "aside_job": PLANTED}
+    where = {"path_b64": b64(path), "pool_path_b64": b64(os.fsencode(pool))}
+    if how == "drop":
+        return {**where, "since": 0}
+    place = {**where, "aside_job": PLANTED}
     if how == "restore_aside":
         return place
     waiting = os.path.join(os.path.dirname(path), f".sa-{PLANTED}.aside".encode())
