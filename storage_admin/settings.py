@@ -12,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from storage_admin.brokers import BrokerUrls
 from storage_admin.browser_files import FOLDERS
+from storage_admin.job_kinds import JOB_KINDS  # noqa: F401 (a setting)
 
 # Whatever a process of the dashboard writes, keys and the database above all, is for its own user alone. What is for
 # others (the agent on a host, demo images) gets its mode where it is made.
@@ -104,37 +105,6 @@ INSTALLED_APPS = [
     "drf_spectacular_sidecar",
     "rest_framework",
     "template_partials",
-]
-
-#: Every kind of job, by the class that knows it. A new kind is one line here (CONTRIBUTING.md).
-JOB_KINDS = [
-    "images.kinds.scan.Scan",
-    "images.kinds.analyze.Analyze",
-    "images.kinds.analyze.Sample",
-    "images.kinds.reclaim.Reclaim",
-    "images.kinds.flatten.Flatten",
-    "images.kinds.check.Check",
-    "images.kinds.convert.Convert",
-    "images.kinds.undo.Undo",
-    "images.kinds.undo.DiscardUndo",
-    "images.kinds.leftover.SettleLeftover",
-    "images.kinds.aside.SetAside",
-    "images.kinds.aside.RestoreAside",
-    "images.kinds.aside.DeleteAside",
-    "images.kinds.recover.Recover",
-    "benchmarks.kind.RunBenchmark",
-    "storage_admin.guests.kinds.io_priority.SetIoPriority",
-    "storage_admin.guests.kinds.vm_disks.MoveDisk",
-    "storage_admin.guests.kinds.vm_disks.Resize",
-    "images.live.trim.Trim",
-    "images.live.block_jobs.LiveFlatten",
-    "images.live.block_jobs.LiveMerge",
-    "images.live.copying.LiveCopy",
-    "images.live.copying.SwitchBack",
-    "storage_admin.guests.kinds.disk_settings.SetDisk",
-    "images.live.snapshots.CreateSnapshot",
-    "images.live.snapshots.DeleteSnapshot",
-    "images.live.snapshots.RevertSnapshot",
 ]
 
 #: Every list whose filters can be kept under a name, by what it says of itself (storage_admin/accounts/saved_views.py).

@@ -12,10 +12,10 @@ from typing import Any
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from images.kinds.convert import target_of, wrong_target
+from images.kinds.convert import Convert, target_of, wrong_target
 from images.live.block_jobs import DISK, Choice, LiveKind
 from images.live.disks import Layers, files
-from images.live.kind import LiveGuestKind
+from images.live.kind import OFF, LiveGuestKind
 from images.models import Image
 from images.rewrite import forecasts, neighbours, record, refusals
 from storage_admin.accounts.models import Actor
@@ -52,18 +52,8 @@ class LiveCopy(LiveKind):
     bears = frozenset({"unsupported_subformat"})
     properties = {
         "disk": DISK,
-        "target_pool": {
-            "type": ["integer", "null"],
-            "default": None,
-            "description": _("Id of a pool on the same host; null for the folder of the image."),
-        },
-        "target_name": {
-            "type": ["string", "null"],
-            "default": None,
-            "description": _(
-                "Name of the new file; null for the name of the image with another extension, or with -copy."
-            ),
-        },
+        "target_pool": Convert.properties["target_pool"],
+        "target_name": Convert.properties["target_name"],
         "format": {
             "type": ["string", "null"],
             "enum": [None, *FORMATS],
@@ -81,7 +71,8 @@ class LiveCopy(LiveKind):
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
         found = super().locks(target, options)
-        image = Image.objects.filter(uses__disk__guest=target.id, uses__disk__target=options["disk"]).first()
+        disk = {"uses__disk__guest": target.id, "uses__disk__target": options["disk"], "uses__disk__only_in": ""}
+        image = Image.objects.filter(**disk).first()
         if image is not None:
             __, path = _target(image, options, image.declared_format)
             found.append(Lock(f"path:{image.host_id}:{path_key(path)}", exclusive=True))
@@ -89,19 +80,14 @@ class LiveCopy(LiveKind):
 
     def choose(self, guest: Guest, layers: Layers, options: dict[str, Any]) -> Choice:
         own = layers.rows.get(0)
-        if own is None or len(layers.rows) != len(layers.chain):
-            sentence = gettext("Not all images of {disk} are known: scan the host, or register their folders.")
-            return Choice(
-                gettext("{title}: {guest}.").format(title=self.title, guest=guest.name), [],
-                refusals=(Refusal("outside_pool", sentence.format(disk=layers.disk)),),
-            )  # fmt: skip
         try:
+            if own is None or len(layers.rows) != len(layers.chain):
+                sentence = gettext("Not all images of {disk} are known: scan the host, or register their folders.")
+                raise NotFoundError(sentence.format(disk=layers.disk))
             pool, raw = _target(own, options, layers.format)
         except NotFoundError as error:
-            return Choice(
-                gettext("{title}: {guest}.").format(title=self.title, guest=guest.name), [],
-                refusals=(Refusal("outside_pool", error.detail),),
-            )  # fmt: skip
+            nothing = gettext("{title}: {guest}.").format(title=self.title, guest=guest.name)
+            return Choice(nothing, [], refusals=(Refusal("outside_pool", error.detail),))
         form, path = options["format"] or _format(layers.format), display(raw)
         against = refusals.for_pool(pool)
         if path.encode(errors="replace") != raw:
@@ -143,7 +129,7 @@ class LiveCopy(LiveKind):
         """Deletes the unfinished copy, which libvirt leaves where it is."""
         if wanted.target is None or job.kept[BEGUN]["stage"] == "planned" or refusals.without_agent(guest.host):
             return
-        path, pool = wanted.target["path"], _pool_of(job, wanted)
+        path, pool = wanted.target["path"], _pool_of(job)
         try:
             if pool is None:
                 raise RefusedError("outside_pool", gettext("its pool is gone"))
@@ -165,7 +151,7 @@ class LiveCopy(LiveKind):
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         if result["after_bytes"] is not None:
-            record.write_line_beside(job, _pool_of(job, None), result["after_bytes"])
+            record.write_line_beside(job, _pool_of(job), result["after_bytes"])
         return result
 
 
@@ -236,7 +222,7 @@ class SwitchBack(LiveGuestKind):
             sentence = gettext("Job {job} is no finished live copy of a disk of {guest}.")
             raise RefusedError("undo_missing", sentence.format(job=options["job"], guest=guest.name))
         now = running.look(guest.host, guest.uid)
-        if now.state != "shut off":
+        if now.state != OFF:
             sentence = gettext("{guest} is not off ({state}): shut it down first.")
             raise RefusedError("image_in_use", sentence.format(guest=guest.name, state=now.state))
         before = result["before"]["chain"][0]
@@ -247,8 +233,7 @@ class SwitchBack(LiveGuestKind):
         if left != result["left"]:
             sentence = gettext("{image} was changed since the copy: it is not what the guest had any more.")
             raise RefusedError("stale_plan", sentence.format(image=image.name))
-        form = image.declared_format
-        return Edit(result["disk"], result["now"]["chain"][0], before, form), image
+        return Edit(result["disk"], result["now"]["chain"][0], before, image.declared_format), image
 
 
 def _format(declared: str) -> str:
@@ -260,11 +245,10 @@ def _target(image: Image, options: dict[str, Any], declared: str) -> tuple[Stora
     return target_of(image, options | {"format": options["format"] or _format(declared), "replace": False})
 
 
-def _pool_of(job: Job, wanted: Wanted | None) -> StoragePool | None:
-    """The pool of a copy: the one that was asked for, else that of the image."""
+def _pool_of(job: Job) -> StoragePool | None:
+    """The pool of a copy that was begun: the one that was asked for, else that of the image."""
     if job.options["target_pool"] is not None:
         return StoragePool.objects.filter(pk=job.options["target_pool"], host=job.host_id).first()
-    chain = (job.kept[BEGUN]["chain"] if wanted is None else wanted.chain)[:1]
-    image = Image.every.filter(host=job.host_id, path_key__in=[path_key(os.fsencode(path)) for path in chain])
-    found = image.select_related("pool").first()
+    key = path_key(os.fsencode(job.kept[BEGUN]["chain"][0]))
+    found = Image.every.filter(host=job.host_id, path_key=key).select_related("pool").first()
     return None if found is None else found.pool

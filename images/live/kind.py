@@ -14,6 +14,9 @@ from storage_admin.hosts.live_facts import GuestNow
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
 
+#: The state of a guest that is off, in libvirt's words.
+OFF = "shut off"
+
 
 class LiveGuestKind(JobKind):
     """A kind that has libvirt change the disks of a running guest."""

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 
 from images.live import block_jobs
 from images.live.disks import layers_of, occupied, pool_of
-from images.live.kind import LiveGuestKind, libvirt_guest
+from images.live.kind import OFF, LiveGuestKind, libvirt_guest
 from images.rewrite import record
 from storage_admin.accounts.models import Actor
 from storage_admin.agent import protocol
@@ -33,8 +33,6 @@ from storage_admin.jobs.kinds import BEGUN, GoesOnError, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
 
-#: The state of a guest that is off.
-OFF = "shut off"
 #: The agent's command that holds filesystems still.
 _FREEZE = "guest-fsfreeze-freeze"
 #: What libvirt says while it is at work on the domain.
@@ -90,12 +88,14 @@ class SnapshotKind(LiveGuestKind):
 
     def compared(self, guest: Guest, before: dict[str, int | None]) -> dict[str, Any]:
         """What the images of a guest that is off occupied before, and occupy now, in bytes; nothing where unknown."""
-        after = occupied(guest, running.look(guest.host, guest.uid))
-        known = {disk: (was, after[disk]) for disk, was in before.items() if was is not None and after.get(disk)}
-        if not known or len(known) != len(before):
+        if not before:
             return {}
-        sums = [sum(sizes[place] or 0 for sizes in known.values()) for place in (0, 1)]
-        return {"before_bytes": sums[0], "after_bytes": sums[1], "freed_bytes": sums[0] - sums[1]}
+        after = occupied(guest, running.look(guest.host, guest.uid))
+        was = [size for size in before.values() if size is not None]
+        now = [size for disk in before if (size := after.get(disk)) is not None]
+        if len(was) != len(before) or len(now) != len(before):
+            return {}
+        return {"before_bytes": sum(was), "after_bytes": sum(now), "freed_bytes": sum(was) - sum(now)}
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         if "before_bytes" in result:
@@ -104,7 +104,7 @@ class SnapshotKind(LiveGuestKind):
 
 
 class CreateSnapshot(SnapshotKind):
-    """Has the disks of a running guest written to overlays from now on."""
+    """Has the disks of a guest written to overlays from now on, or keep their content in themselves."""
 
     name = "snapshot"
     title = _("Create a snapshot")
@@ -177,7 +177,8 @@ class CreateSnapshot(SnapshotKind):
 
     def command(self, guest: Guest, options: dict[str, Any]) -> list[str]:
         quiesce = ["--quiesce"] if options["quiesce"] else []
-        return ["virsh", "snapshot-create-as", guest.name, options["name"], "--disk-only", "--atomic", *quiesce]
+        how = [] if guest.off else ["--disk-only", *quiesce]
+        return ["virsh", "snapshot-create-as", guest.name, options["name"], "--atomic", *how]
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest, options = find(job.target_id), job.options
@@ -185,7 +186,7 @@ class CreateSnapshot(SnapshotKind):
         disks = options["disks"] or [disk.target for disk in now.disks]
         recorder.progress({"stage": "creating"})
         recorder.flush()
-        before = occupied(guest, now)
+        before = occupied(guest, now) if now.state == OFF else {}
         described = gettext("Created by {user} (job {job}).").format(user=job.created_by, job=job.pk)
         known = snapshots.create(guest.host, guest.uid, options["name"], described, disks, quiesce=options["quiesce"])
         made = known.named(options["name"])
@@ -196,8 +197,7 @@ class CreateSnapshot(SnapshotKind):
         words = f"{guest.name} has the snapshot {made.name} of {', '.join(part.target for part in made.disks)}."
         recorder.log(words)
         overlays = {part.target: part.path for part in made.disks if part.how == "external"}
-        sizes = self.compared(guest, before) if now.state == OFF else {}
-        return {"name": made.name, "overlays": overlays, "words": words, **sizes}
+        return {"name": made.name, "overlays": overlays, "words": words, **self.compared(guest, before)}
 
 
 class DeleteSnapshot(SnapshotKind):
@@ -206,8 +206,8 @@ class DeleteSnapshot(SnapshotKind):
     name = "delete_snapshot"
     title = _("Delete a snapshot")
     description = _(
-        "Deletes a snapshot of a running guest: libvirt writes what its overlays hold into the images below, and "
-        "removes the overlays. The guest's present data stays."
+        "Deletes a snapshot of a guest; its present data stays. Of a guest that runs, libvirt writes what the overlays "
+        "hold into the images below, and removes the overlays."
     )
     goes_on = no_way_back = True
     unsuccessful = {
@@ -289,8 +289,8 @@ class DeleteSnapshot(SnapshotKind):
             raise HostError(gettext("libvirt deleted the snapshot {name} and still lists it.").format(name=name))
         words = f"The snapshot {name} of {guest.name} is deleted; what was written since stays."
         recorder.log(words)
-        before = job.kept[BEGUN]["before"]
-        return {"name": name, "words": words, **(self.compared(guest, before) if before else {})}
+        # What an earlier version has begun was of a guest that runs, and kept no sizes.
+        return {"name": name, "words": words, **self.compared(guest, job.kept[BEGUN].get("before", {}))}
 
 
 class RevertSnapshot(SnapshotKind):

@@ -116,6 +116,7 @@ class DiskSettings:
         before, after: in the definition.
         live: in the running guest; ``None`` where it does not run.
         bus: that the disk is at.
+        threads: the highest number of an I/O thread that a disk of the domain has.
     """
 
     before: dict[str, str]

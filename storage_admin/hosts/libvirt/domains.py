@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import libvirt
 
-from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
+from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts, SnapshotFacts
 from storage_admin.hosts.libvirt import sections
 
 STATES = {
@@ -57,16 +57,16 @@ def _domain(connection: Any, domain: Any) -> GuestFacts:
                 name = disk.target + NEXT_START
                 disks[name] = replace(disk, target=name, only_in="pending")
     recording = _recording_chains(domain)
-    beside = sections.beside_its_disks(domain, root, {disk.path for disk in disks.values()}, unread)
+    snapshots: list[SnapshotFacts] = []
+    beside = sections.beside_its_disks(domain, root, {disk.path for disk in disks.values()}, unread, snapshots)
     disks |= {f"{disk.target} {disk.only_in}": disk for disk in beside}
-    snapshots = sections.snapshots(domain, unread)
     return GuestFacts(
         kind="domain", uid=domain.UUIDString(), name=domain.name(), state=STATES.get(domain.state()[0], "unknown"),
         disks=tuple(
             replace(disk, records_chain=disk.target.removesuffix(NEXT_START) in recording) for disk in disks.values()
         ),
         io_weight=_number(root, "blkiotune/weight") or None, io_limits=_limits(root),
-        unread=tuple(dict.fromkeys(unread)), snapshots=snapshots,
+        unread=tuple(dict.fromkeys(unread)), snapshots=tuple(snapshots),
     )  # fmt: skip
 
 

@@ -24,19 +24,22 @@ _NONE = frozenset({
 })  # fmt: skip
 
 
-def beside_its_disks(domain: Any, root: ET.Element, known: Collection[str], unread: list[str]) -> list[DiskFacts]:
+def beside_its_disks(
+    domain: Any, root: ET.Element, known: Collection[str], unread: list[str], snapshots: list[SnapshotFacts]
+) -> list[DiskFacts]:
     """The files that only these sections name, each once.
 
     Args:
         root: the domain's definition.
         known: paths of its disks.
+        snapshots: gets those that libvirt keeps.
         unread: gets what names files in a way that nobody can tell, and what libvirt does not tell.
 
     Raises:
         libvirt.libvirtError: libvirt does not answer.
     """
     told, found = set(known), []
-    for disk in (*_firmware(root), *_filesystems(root), *_sections(domain, unread)):
+    for disk in (*_firmware(root), *_filesystems(root), *_sections(domain, unread, snapshots)):
         if disk.path and disk.path not in told:
             told.add(disk.path)
             found.append(disk)
@@ -60,11 +63,13 @@ def _filesystems(root: ET.Element) -> Iterator[DiskFacts]:
             yield DiskFacts(f"fs{number}", device="fs", path=source.get("file") or source.get("dev") or "")
 
 
-def _sections(domain: Any, unread: list[str]) -> Iterator[DiskFacts]:
+def _sections(domain: Any, unread: list[str], snapshots: list[SnapshotFacts]) -> Iterator[DiskFacts]:
     for what, list_them in (("snapshot", "listAllSnapshots"), ("checkpoint", "listAllCheckpoints")):
         try:
             for one in getattr(domain, list_them)():
-                yield from _named(one.getXMLDesc(), f"the {what} {one.getName()}")
+                name, xml = one.getName(), one.getXMLDesc()
+                snapshots += [_snapshot(name, xml)] if what == "snapshot" else []
+                yield from _named(xml, f"the {what} {name}")
         except libvirt.libvirtError as error:
             _note(error, f"its {what}s", unread)
     try:
@@ -74,18 +79,11 @@ def _sections(domain: Any, unread: list[str]) -> Iterator[DiskFacts]:
         _note(error, "its saved state", unread)
 
 
-def snapshots(domain: Any, unread: list[str]) -> tuple[SnapshotFacts, ...]:
-    """The snapshots that libvirt keeps of a domain."""
-    found = []
-    try:
-        for one in domain.listAllSnapshots():
-            root = ET.fromstring(one.getXMLDesc())  # noqa: S314 (libvirt wrote it)
-            created = root.findtext("creationTime") or ""
-            external = any(disk.get("snapshot") == "external" for disk in root.findall("disks/disk"))
-            found.append(SnapshotFacts(one.getName()[:200], int(created) if created.isdecimal() else None, external))
-    except libvirt.libvirtError as error:
-        _note(error, "its snapshots", unread)
-    return tuple(found)
+def _snapshot(name: str, xml: str) -> SnapshotFacts:
+    root = ET.fromstring(xml)  # noqa: S314 (libvirt wrote it)
+    created = root.findtext("creationTime") or ""
+    external = any(disk.get("snapshot") == "external" for disk in root.findall("disks/disk"))
+    return SnapshotFacts(name[:200], int(created) if created.isdecimal() else None, external)
 
 
 def _note(error: libvirt.libvirtError, what: str, unread: list[str]) -> None:

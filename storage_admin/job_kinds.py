@@ -1,0 +1,32 @@
+"""The kinds of jobs that there are."""
+
+#: Every kind of job, by the class that knows it. A new kind is one line here (CONTRIBUTING.md).
+JOB_KINDS = [
+    "images.kinds.scan.Scan",
+    "images.kinds.analyze.Analyze",
+    "images.kinds.analyze.Sample",
+    "images.kinds.reclaim.Reclaim",
+    "images.kinds.flatten.Flatten",
+    "images.kinds.check.Check",
+    "images.kinds.convert.Convert",
+    "images.kinds.undo.Undo",
+    "images.kinds.undo.DiscardUndo",
+    "images.kinds.leftover.SettleLeftover",
+    "images.kinds.aside.SetAside",
+    "images.kinds.aside.RestoreAside",
+    "images.kinds.aside.DeleteAside",
+    "images.kinds.recover.Recover",
+    "benchmarks.kind.RunBenchmark",
+    "storage_admin.guests.kinds.io_priority.SetIoPriority",
+    "storage_admin.guests.kinds.vm_disks.MoveDisk",
+    "storage_admin.guests.kinds.vm_disks.Resize",
+    "images.live.trim.Trim",
+    "images.live.block_jobs.LiveFlatten",
+    "images.live.block_jobs.LiveMerge",
+    "images.live.copying.LiveCopy",
+    "images.live.copying.SwitchBack",
+    "storage_admin.guests.kinds.disk_settings.SetDisk",
+    "images.live.snapshots.CreateSnapshot",
+    "images.live.snapshots.DeleteSnapshot",
+    "images.live.snapshots.RevertSnapshot",
+]
