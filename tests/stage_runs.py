@@ -85,15 +85,18 @@ class Outcome:
 
 
 def run(stages: Sequence[Stage]) -> list[Outcome]:
-    """Runs stages beside each other. What the first one prints is seen at once, that of the others when all ended."""
+    """Runs stages beside each other. What the first one of pytest prints is seen at once, that of the others when all
+    have ended.
+    """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sa-stage-")))
         running = [stack.enter_context(_Running(stage, folder / str(at))) for at, stage in enumerate(stages)]
+        at_once = next((at for at, stage in enumerate(stages) if stage.pytest), 0)
         for at, one in enumerate(running):
-            one.begin(quiet=at > 0)
+            one.begin(quiet=at != at_once)
         while [one for one in running if not one.has_ended()]:
             time.sleep(_LOOKS)
-        for one in running[1:]:
+        for one in running[:at_once] + running[at_once + 1 :]:
             one.show()
         return [one.outcome() for one in running]
 

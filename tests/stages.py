@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tests.faults.figures import NIGHTLY
 from tests.stage_runs import ROOT, Outcome, Stage, run
@@ -22,6 +23,11 @@ WORKERS = 3
 WAITING = 5
 #: Only the night sees these.
 NIGHT = "not (night or machines)"
+#: What runs beside each other, so that no core waits: what waits for guests beside most tests and types, and browsers
+#: beside PostgreSQL.
+GUESTS, BROWSERS = "guests", "browsers"
+#: The night has stages of their own for the others.
+BY_DAY = "not (faults or fuzz or machines)"
 #: What has a stage of its own, in one process: a test there is alone with its libvirt or its browser.
 ALONE = "not (guest or browser)"
 
@@ -55,39 +61,47 @@ def _at_night(stage: Stage) -> Stage:
 
 
 def _clicked(*more: str, prefix: str = "") -> tuple[Stage, ...]:
-    """Whole dashboards in a browser, single pages, and guests: beside each other."""
+    """Whole dashboards in a browser, and single pages."""
     return (
-        _tests(f"{prefix}browser", "browser", *more, beside="guests", at=("tests/e2e",)),
-        _tests(f"{prefix}pages", "browser", *more, beside="guests", at=("--ignore=tests/e2e", *_with("browser"))),
-        _tests(f"{prefix}guests", "guest and not browser", *more, beside="guests", at=_with("guest")),
+        _tests(f"{prefix}browser", "browser", *more, beside=BROWSERS, at=("tests/e2e",)),
+        _tests(f"{prefix}pages", "browser", *more, beside=BROWSERS, at=("--ignore=tests/e2e", *_with("browser"))),
     )
+
+
+def _guests(*more: str, prefix: str = "") -> Stage:
+    return _tests(f"{prefix}guests", "guest and not browser", *more, beside=GUESTS, at=_with("guest"))
 
 
 LINT = (
     _lint("ruff check", str(BIN / "ruff"), "check", "."),
     _lint("ruff format", str(BIN / "ruff"), "format", "--check", "."),
-    _lint("mypy", str(BIN / "mypy"), "."),
     _lint("templates", str(BIN / "djlint"), "templates", "--lint", "--quiet"),
     _lint("imports", str(BIN / "lint-imports")),
     _lint("migrations", sys.executable, "manage.py", "makemigrations", "--check", "--dry-run"),
 )
-UNIT = _tests("unit", ALONE, NIGHT, "not (qemu or services or faults or fuzz)", workers=2)
+TYPES = replace(_lint("mypy", str(BIN / "mypy"), "."), beside=GUESTS)
+UNIT = _tests("unit", ALONE, NIGHT, "not (qemu or services or faults or fuzz)", workers=2, beside=GUESTS)
+ON_POSTGRESQL: Any = {"workers": WORKERS, "database": "postgresql", "beside": BROWSERS}
 TIERS = {
-    "check": (*LINT, UNIT),
+    "check": (*LINT, TYPES, UNIT),
     "test": (
         *LINT,
-        _tests("tests", ALONE, NIGHT, workers=WORKERS),
-        _tests("postgresql", "sql and database", ALONE, NIGHT, workers=WORKERS, database="postgresql", at=_with("sql")),
+        TYPES,
+        _tests("tests", ALONE, NIGHT, workers=WORKERS, beside=GUESTS),
+        _guests(NIGHT),
+        _tests("postgresql", "sql and database", ALONE, NIGHT, **ON_POSTGRESQL, at=_with("sql")),
         *_clicked(NIGHT),
     ),
     "night": (
         *LINT,
+        TYPES,
         *map(
             _at_night,
             (
-                _tests("every test", ALONE, "not (faults or fuzz or machines)", workers=WORKERS),
-                *_clicked("not (faults or fuzz or machines)", prefix="all "),
-                _tests("all on postgresql", "database", ALONE, "not faults", workers=WORKERS, database="postgresql"),
+                _tests("every test", ALONE, BY_DAY, workers=WORKERS, beside=GUESTS),
+                _guests(BY_DAY, prefix="all "),
+                _tests("all on postgresql", "database", ALONE, "not faults", **ON_POSTGRESQL),
+                *_clicked(BY_DAY, prefix="all "),
                 _tests("figures", "faults or fuzz or machines", workers=WAITING, dist="loadgroup"),
                 Stage("nights", (sys.executable, "-m", "tests.nights")),
             ),

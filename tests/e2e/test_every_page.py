@@ -35,6 +35,7 @@ def places(rest: Rest) -> dict[str, int]:
     }
 
 
+@pytest.mark.sampled(5)  # of a made-up world all of them are looked at before a merge (tests/web)
 @pytest.mark.parametrize("address", PAGES)
 def test_axe_finds_nothing_and_the_console_is_silent(
     admin_tab: Callable[[Theme], Tab], places: dict[str, int], address: str

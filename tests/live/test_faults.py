@@ -35,14 +35,15 @@ pytestmark = [
 ]
 #: How often each pair is tried.
 TIMES = 9 if night() else 1
-SLOW = 2 << 20
-#: Operations: the kind of job, its options by names of images, and the chain afterwards.
+#: Operations: the kind of job, its options by names of images, the MiB that it copies, and the chain afterwards.
 OPERATIONS = {
-    "pull": ("live_flatten", {}, ["top.qcow2"]),
-    "commit": ("live_merge", {"layer": "middle.qcow2"}, ["top.qcow2", "base.qcow2"]),
-    "active commit": ("live_merge", {}, ["middle.qcow2", "base.qcow2"]),
-    "copy": ("live_copy", {}, ["top-copy.qcow2"]),
+    "pull": ("live_flatten", {}, 12, ["top.qcow2"]),
+    "commit": ("live_merge", {"layer": "middle.qcow2"}, 4, ["top.qcow2", "base.qcow2"]),
+    "active commit": ("live_merge", {}, 6, ["middle.qcow2", "base.qcow2"]),
+    "copy": ("live_copy", {}, 18, ["top-copy.qcow2"]),
 }
+#: Seconds that each takes at least.
+SECONDS = 2
 AS_BEFORE = ["top.qcow2", "middle.qcow2", "base.qcow2"]
 
 operations = pytest.mark.parametrize("operation", OPERATIONS)
@@ -54,9 +55,9 @@ class KilledError(BaseException):
 
 
 def begun(operation: str, row: Guest, folder: Path) -> tuple[Job, list[str]]:
-    kind, names, after = OPERATIONS[operation]
+    kind, names, mib, after = OPERATIONS[operation]
     options = {name: str(folder / image) for name, image in names.items()}
-    return submit(kind, row, bandwidth_bytes_sec=SLOW, **options), after
+    return submit(kind, row, bandwidth_bytes_sec=(mib << 20) // SECONDS, **options), after
 
 
 def ended_well(job: Job) -> None:
