@@ -12,6 +12,7 @@ from images.models import Image, ImageSample
 from images.orphans.selectors import evidence
 from images.scan import known
 from images.selectors.guests import why_no_image
+from images.selectors.snapshots import KINDS, LISTED_BY, header_time, held_by_each
 from images.services import DECLARABLE
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host, StoragePool
@@ -34,6 +35,9 @@ class SnapshotSerializer(serializers.Serializer[Any]):
     name = serializers.CharField()
     size = serializers.IntegerField(allow_null=True)
     created = serializers.DateTimeField(allow_null=True)
+    held_bytes = serializers.IntegerField(
+        allow_null=True, help_text=_("What it alone holds, as of the last analysis; null until then.")
+    )
 
 
 class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
@@ -89,10 +93,16 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
     def get_snapshots(self, image: Image) -> list[dict[str, Any]] | None:
         if not image.header_known:
             return None
-        return [
-            {"name": snapshot.get("name", ""), "size": snapshot.get("size"), "created": _time(snapshot.get("created"))}
-            for snapshot in image.snapshots
+        rows = [
+            {
+                "name": snapshot.get("name", ""),
+                "size": snapshot.get("size"),
+                "created": header_time(snapshot.get("created")),
+                "held_bytes": held,
+            }
+            for snapshot, held in zip(image.snapshots, held_by_each(image), strict=True)
         ]
+        return list(SnapshotSerializer(rows, many=True).data)
 
     @extend_schema_field(GuestRefSerializer(many=True))
     def get_guests(self, image: Image) -> list[dict[str, Any]]:
@@ -101,14 +111,6 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
             {"id": disk.guest_id, "name": disk.guest.name, "state": disk.guest.state, "target": disk.target}
             for disk in disks
         ]
-
-
-def _time(seconds: Any) -> str | None:
-    """A header's time, which may be anything, as ISO 8601."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-    except (TypeError, ValueError, OverflowError, OSError):
-        return None
 
 
 class ImageBody(Body):
@@ -169,6 +171,32 @@ class KeptSnapshotSerializer(serializers.Serializer[Any]):
     def get_created(self, snapshot: dict[str, Any]) -> str | None:
         created = snapshot["created"]
         return None if created is None else f"{datetime.fromtimestamp(created, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+class SnapshotRowSerializer(serializers.Serializer[Any]):
+    """A snapshot of a guest, whoever keeps it."""
+
+    guest = serializers.IntegerField(source="guest.pk")
+    guest_name = serializers.CharField(source="guest.name")
+    host = serializers.IntegerField(source="guest.host_id")
+    host_name = serializers.CharField(source="guest.host.name")
+    name = serializers.CharField()
+    created = serializers.DateTimeField(allow_null=True, help_text=_("Null where nobody tells."))
+    kind = serializers.ChoiceField(
+        choices=KINDS,
+        help_text=_("internal: in its qcow2 images; external: files of its own; storage: the storage keeps it."),
+    )
+    by = serializers.ChoiceField(
+        choices=LISTED_BY, help_text=_("Who lists it; image: only the header of an image does.")
+    )
+    held_bytes = serializers.IntegerField(
+        allow_null=True,
+        help_text=_("What internal ones alone hold, as their images were last analyzed; null while unknown."),
+    )
+    held_at = serializers.DateTimeField(allow_null=True, help_text=_("When the first of these images was analyzed."))
+    files_bytes = serializers.IntegerField(
+        allow_null=True, help_text=_("What its own files occupy; null if it has none, or they are unknown.")
+    )
 
 
 class GuestSerializer(serializers.ModelSerializer[Guest]):

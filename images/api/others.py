@@ -15,7 +15,8 @@ from rest_framework.response import Response
 from images.api.shapes import GuestSnapshotsSerializer, OverviewSerializer
 from images.filters import GuestFilters
 from images.selectors import guests_for, overview
-from images.serializers import GuestSerializer
+from images.selectors.snapshots import snapshots_of
+from images.serializers import GuestSerializer, SnapshotRowSerializer
 from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import Guest
@@ -48,6 +49,22 @@ class GuestEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         except (RefusedError, HostError) as error:
             return Response({"snapshots": [], "unknown": error.detail})
         return Response({"snapshots": [asdict(one) for one in known.found], "unknown": None})
+
+
+@extend_schema_view(list=extend_schema(summary=_("Snapshots of guests, with their age and what they hold")))
+class SnapshotEndpoints(EndpointSet):
+    """All of them, the oldest first, as the last scans saw them; filtered by their guests."""
+
+    queryset = Guest.objects.none()
+    serializer_class = SnapshotRowSerializer
+    filterset_class = GuestFilters
+
+    def get_queryset(self) -> QuerySet[Any]:
+        return guests_for(self.actor)
+
+    def list(self, _request: Request) -> Response:
+        rows = self.paginate_queryset(snapshots_of(self.filter_queryset(self.get_queryset())))
+        return self.get_paginated_response(self.get_serializer(rows, many=True).data)
 
 
 class HostScanEndpoint(Endpoint):

@@ -11,7 +11,7 @@ import storage_admin.rest.schema  # noqa: F401 (names the token's scheme to drf-
 from benchmarks.api import BenchmarkEndpoints, WatchEndpoints
 from images.api.images import ImageEndpoints
 from images.api.ledger import LedgerEndpoints
-from images.api.others import GuestEndpoints, HostScanEndpoint, OverviewEndpoint
+from images.api.others import GuestEndpoints, HostScanEndpoint, OverviewEndpoint, SnapshotEndpoints
 from images.api.policies import AutomationEndpoint, PolicyEndpoints
 from images.api.pools import PoolEndpoints
 from storage_admin.api.accounts import AuditEndpoints, LockoutEndpoints, TokenEndpoints, UserEndpoints
@@ -27,6 +27,7 @@ for name, endpoints in (
     ("hosts", HostEndpoints),
     ("pools", PoolEndpoints),
     ("guests", GuestEndpoints),
+    ("snapshots", SnapshotEndpoints),
     ("images", ImageEndpoints),
     ("job-kinds", JobKindEndpoints),
     ("jobs", JobEndpoints),

@@ -37,7 +37,8 @@ class Guest(models.Model):
     accepted_digest = models.CharField(max_length=40, blank=True)
     #: Targets of disks that are taken away, or replaced by another volume, when it is started next.
     waiting = models.JSONField(default=list, blank=True)
-    #: That its manager keeps: each ``name``, ``created`` (seconds since the epoch, or null) and ``external``.
+    #: That its manager keeps: each ``name``, ``created`` (seconds since the epoch, or null), ``external``, and paths of
+    #: its ``files`` (rows of earlier versions have none).
     snapshots = models.JSONField(default=list, blank=True)
     last_seen = models.DateTimeField()
 

@@ -78,7 +78,10 @@ def _record_guest(
         "io_priority": told.io_priority, "io_weight": told.io_weight, "io_limits": told.io_limits,
         "unread": [_text(line, 1000) for line in told.unread], "digest": _text(told.digest, 40),
         "waiting": [_text(target, 40) for target in told.waiting],
-        "snapshots": [asdict(one) | {"name": _text(one.name, 200)} for one in told.snapshots[:MOST_SNAPSHOTS]],
+        "snapshots": [
+            asdict(one) | {"name": _text(one.name, 200), "files": [_text(path, 4096) for path in one.files]}
+            for one in told.snapshots[:MOST_SNAPSHOTS]
+        ],
     }  # fmt: skip
     row, changed = known, False
     if row is None:

@@ -36,11 +36,13 @@ class SnapshotFacts:
     Args:
         created: seconds since the epoch; ``None`` where nobody tells.
         external: it has files of its own, into which the guest writes.
+        files: paths of these, as its manager names them.
     """
 
     name: str
     created: int | None = None
     external: bool = False
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

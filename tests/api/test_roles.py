@@ -63,6 +63,7 @@ CASES = [
     Case("post", "pools/{there}/confirm-folder/", ADMIN),
     Case("delete", "pools/{spare}/", ADMIN, 204),
     Case("get", "guests/", VIEWER),
+    Case("get", "snapshots/", VIEWER),
     Case("get", "guests/{guest}/", VIEWER),
     Case("get", "guests/{guest}/snapshots/", VIEWER),
     Case("get", "images/", VIEWER),

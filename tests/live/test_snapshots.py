@@ -68,6 +68,10 @@ def test_a_snapshot_is_quiesced_listed_and_deleted_from_the_guests_page(
     scan(host)
     [kept] = reread(row).snapshots
     assert (kept["name"], kept["external"], kept["created"]) == ("before", True, int(found.created.timestamp()))
+    assert kept["files"] == [str(shared_folder / "disk.before")]
+    (listed,) = client_as(role="viewer").get("/api/v1/snapshots/").json()["results"]
+    assert (listed["name"], listed["kind"]) == ("before", "external")
+    assert listed["files_bytes"] == (shared_folder / "disk.before").stat().st_blocks * 512
     done(submit("delete_snapshot", row, name="before"))
     assert chain_of(guest) == ["disk.qcow2"]
     assert not (shared_folder / "disk.before").exists()

@@ -103,6 +103,8 @@ PAGES = [
     Page("post", "pool_leftover", ADMIN, 400),
     Page("get", "guests", VIEWER),
     Page("get", "guests_csv", VIEWER),
+    Page("get", "snapshots", VIEWER),
+    Page("get", "snapshots_csv", VIEWER),
     Page("get", "guest_io", VIEWER, 302),
     Page("post", "guest_io", VIEWER, 302),
     Page("get", "guest", VIEWER),

@@ -18,6 +18,7 @@ from storage_admin.agent.measure.prediction import Fields, Prediction, impossibl
 from storage_admin.agent.measure.qcow2_layout import Layout
 from storage_admin.agent.measure.qcow2_leaks import Leaks, find_leaks
 from storage_admin.agent.measure.qcow2_map import Counts, Map
+from storage_admin.agent.measure.qcow2_snapshots import held_by_each
 from storage_admin.agent.measure.sampling import BLOCK, MAX_PIECE, Pace
 
 #: How the time of a sample is shared: clusters, and the file's blocks of zeros, which are quickly told.
@@ -196,7 +197,7 @@ def analyze_qcow2(
     data = DataMap(reader.fd, reader.file_size, pace.io.check)
     leaks = _leaks(reader, header, pace)
     zeros = FileZeros(data, whole=pace.whole)
-    basis = _table_basis(tables.cluster_size, counts, leaks)
+    basis = _table_basis(tables.cluster_size, counts, leaks) | _snapshots_basis(reader, header, facts, data, pace)
     blocks = preallocation.blocks(reader.fd, pace.io.check)
     made = preallocation.of_qcow2(reader.fd, tables, counts, facts.virtual_size, data.data_bytes, blocks)
     if rewrite_refused:
@@ -249,6 +250,18 @@ def _stored(sums: Sums, name: str) -> tuple[float, float, float]:
 def _leaks(reader: Reader, header: Header, pace: Pace) -> Leaks:
     deadline = None if pace.whole else time.monotonic() + _LEAKS_SECONDS
     return find_leaks(reader, header, pace.io.check, deadline)
+
+
+def _snapshots_basis(reader: Reader, header: Header, facts: Facts, data: DataMap, pace: Pace) -> Fields:
+    """What each internal snapshot alone holds, in the header's order, with its time; nothing where there is none."""
+    if not facts.snapshots:
+        return {}
+    deadline = None if pace.whole else time.monotonic() + _LEAKS_SECONDS
+    held = held_by_each(reader, header, data, pace.io.check, deadline)
+    if held.each is None:
+        return {"snapshots": None, "snapshots_reason": held.reason}
+    pairs = zip(facts.snapshots, held.each, strict=True)
+    return {"snapshots": [{"created": one.created, "held_bytes": held_bytes} for one, held_bytes in pairs]}
 
 
 def _table_basis(size: int, counts: Counts, leaks: Leaks) -> Fields:

@@ -76,6 +76,17 @@ class DataMap:
         number = bisect_right(self._starts, start + length - 1) - 1
         return number >= 0 and self._starts[number] + self._sums[number + 1] - self._sums[number] > start
 
+    def bytes_in(self, start: int, length: int) -> int:
+        """How many of ``length`` bytes from ``start`` on are data."""
+        return self._below(start + length) - self._below(start)
+
+    def _below(self, at: int) -> int:
+        """How many bytes before that place are data."""
+        stretch = bisect_right(self._starts, at) - 1
+        if stretch < 0:
+            return 0
+        return min(self._sums[stretch] + at - self._starts[stretch], self._sums[stretch + 1])
+
     def place(self, at: int) -> int:
         """Where in the file a byte of the data alone is."""
         stretch = bisect_right(self._sums, at) - 1

@@ -38,7 +38,7 @@ _NO_REFCOUNT = "a cluster in use has no refcount; check the image when no guest 
 _ANY = bytes([0]) + bytes([1]) * 255
 
 
-class _UnknownError(Exception):
+class UnknownError(Exception):
     """It cannot be told; its argument is a sentence."""
 
 
@@ -68,19 +68,19 @@ def find_leaks(reader: Reader, header: Header, check: Callable[[], None], deadli
     """
     if reader.file_size >> header.cluster_bits >= MAX_CLUSTERS:
         return Leaks(None, reason=f"the file has more than {MAX_CLUSTERS} clusters, too many to keep count of each")
-    used = _Use(reader, header, check, deadline)
+    used = Use(reader, header, check, deadline)
     bitmaps = 0
     try:
         bitmaps = used.refer_to_bitmaps()
         used.refer_to_everything_else()
         return Leaks(used.unreferred(), bitmaps)
-    except _UnknownError as unknown:
+    except UnknownError as unknown:
         return Leaks(None, bitmaps, str(unknown))
     except (UnreadableError, IndexError, struct.error):
         return Leaks(None, bitmaps, "the image's tables contradict each other; check the image when no guest uses it")
 
 
-class _Use:
+class Use:
     """The clusters of a file, by what refers to them."""
 
     def __init__(self, reader: Reader, header: Header, check: Callable[[], None], deadline: float | None) -> None:
@@ -97,17 +97,17 @@ class _Use:
     def refer_to_everything_else(self) -> None:
         """The header, refcounts, snapshots, and every mapping with what it leads to."""
         header = self._header
-        self._extent(0, self._size)
-        self._extent(header.refcount_table_offset, header.refcount_table_clusters << self._bits)
+        self.refer_to(0, self._size)
+        self.refer_to(header.refcount_table_offset, header.refcount_table_clusters << self._bits)
         for offset in self._refcount_blocks():
             if offset:
-                self._extent(offset, self._size)
-        self._mapping(header.l1_offset, header.l1_size)
+                self.refer_to(offset, self._size)
+        self.refer_to_mapping(header.l1_offset, header.l1_size)
         end = header.snapshots_offset
-        for l1_offset, l1_size, entry_end in self._snapshots():
-            self._mapping(l1_offset, l1_size)
+        for l1_offset, l1_size, entry_end in self.snapshots():
+            self.refer_to_mapping(l1_offset, l1_size)
             end = entry_end
-        self._extent(header.snapshots_offset, end - header.snapshots_offset)
+        self.refer_to(header.snapshots_offset, end - header.snapshots_offset)
 
     def refer_to_bitmaps(self) -> int:
         """The directory of persistent bitmaps, their tables and their data; how many bytes all of them take."""
@@ -115,18 +115,22 @@ class _Use:
         if place is None:
             return 0
         count, size, at = place
-        clusters = self._extent(at, size)
+        clusters = self.refer_to(at, size)
         directory = self._reader.at(at, size, "the bitmap directory")
         offset = 0
         for _ in range(count):
             table_offset, entries, _, _, _, name, extra = _BITMAP.unpack_from(directory, offset)
             offset = (offset + _BITMAP.size + extra + name + 7) & ~7
-            clusters += self._extent(table_offset, entries * 8)
+            clusters += self.refer_to(table_offset, entries * 8)
             for chunk in self._words(table_offset, entries):
                 for entry in chunk:
                     if entry & _OFFSET:
-                        clusters += self._extent(entry & _OFFSET, self._size)
+                        clusters += self.refer_to(entry & _OFFSET, self._size)
         return clusters * self._size
+
+    def referred(self) -> int:
+        """The clusters that something refers to, as a number with a byte for each: 1, or 0."""
+        return int.from_bytes(self._plain, "big") | int.from_bytes(self._packed, "big")
 
     def unreferred(self) -> int:
         """How many clusters have a refcount and nothing that refers to them."""
@@ -135,7 +139,7 @@ class _Use:
             leaked += self._unreferred_of(at, counted)
             at += len(counted)
         if self._is_referred_to(at, len(self._plain)):
-            raise _UnknownError(_NO_REFCOUNT)
+            raise UnknownError(_NO_REFCOUNT)
         return leaked
 
     def _unreferred_of(self, at: int, counted: bytes) -> int:
@@ -143,10 +147,10 @@ class _Use:
         end = at + len(counted)
         plain, packed = (int.from_bytes(refers[at:end], "big") for refers in (self._plain, self._packed))
         if plain & packed:
-            raise _UnknownError("a cluster is used for two things; check the image when no guest uses it")
+            raise UnknownError("a cluster is used for two things; check the image when no guest uses it")
         have = int.from_bytes(counted, "big")
         if (plain | packed) & ~have:
-            raise _UnknownError(_NO_REFCOUNT)
+            raise UnknownError(_NO_REFCOUNT)
         return bin(have & ~(plain | packed)).count("1")
 
     def _is_referred_to(self, start: int, end: int) -> bool:
@@ -173,23 +177,23 @@ class _Use:
         for chunk in self._words(self._header.refcount_table_offset, entries):
             for entry in chunk:
                 if entry % self._size:
-                    raise _UnknownError(
+                    raise UnknownError(
                         "a refcount block does not start at a cluster; check the image when no guest uses it"
                     )
                 yield entry
 
-    def _mapping(self, l1_offset: int, l1_size: int) -> None:
+    def refer_to_mapping(self, l1_offset: int, l1_size: int) -> None:
         """An L1 table, its L2 tables, and the clusters that these refer to."""
         self._l1_bytes += l1_size * 8
         if self._l1_bytes > self._reader.file_size:
-            raise _UnknownError("the L1 tables take more than the whole file; check the image when no guest uses it")
-        self._extent(l1_offset, l1_size * 8)
+            raise UnknownError("the L1 tables take more than the whole file; check the image when no guest uses it")
+        self.refer_to(l1_offset, l1_size * 8)
         for chunk in self._words(l1_offset, l1_size):
             for entry in chunk:
                 offset = entry & _OFFSET
                 # A table that a snapshot shares was read before.
                 if offset and not self._plain[offset >> self._bits]:
-                    self._extent(offset, self._size)
+                    self.refer_to(offset, self._size)
                     self._table(self._reader.at(offset, self._size, "an L2 table"))
                     self._pause()
 
@@ -202,7 +206,7 @@ class _Use:
         offsets, within = self._mask(len(raw) // 8)
         table = int.from_bytes(raw, "big") & offsets
         if table & within:
-            raise _UnknownError("a data cluster does not start at a cluster; check the image when no guest uses it")
+            raise UnknownError("a data cluster does not start at a cluster; check the image when no guest uses it")
         plain = self._plain
         # All entries at once: each is a lane of 64 bits whose low bits are zero, so that no lane spills into the next.
         for number in big_endian((table >> self._bits).to_bytes(len(raw), "big")):
@@ -220,7 +224,7 @@ class _Use:
                     packed[number] = 1
                 packed[offset >> self._bits] = 1
             elif entry & _OFFSET:
-                self._extent(entry & _OFFSET, self._size)
+                self.refer_to(entry & _OFFSET, self._size)
 
     def _mask(self, words: int) -> tuple[int, int]:
         if words not in self._masks:
@@ -231,10 +235,10 @@ class _Use:
             )
         return self._masks[words]
 
-    def _extent(self, offset: int, length: int) -> int:
+    def refer_to(self, offset: int, length: int) -> int:
         """Refer to what lies there; how many clusters that are."""
         if offset % self._size:
-            raise _UnknownError("a table or cluster does not start at a cluster; check the image when no guest uses it")
+            raise UnknownError("a table or cluster does not start at a cluster; check the image when no guest uses it")
         first, end = offset >> self._bits, -(-(offset + length) >> self._bits)
         if end > len(self._plain):
             raise IndexError("it is outside the file")
@@ -243,12 +247,12 @@ class _Use:
 
     def _words(self, offset: int, count: int) -> Iterator[array[int]]:
         if offset + count * 8 > self._reader.file_size:
-            raise _UnknownError("a table is outside the file; check the image when no guest uses it")
+            raise UnknownError("a table is outside the file; check the image when no guest uses it")
         for start in range(0, count, _CHUNK):
             yield big_endian(os.pread(self._reader.fd, min(_CHUNK, count - start) * 8, offset + start * 8))
             self._pause()
 
-    def _snapshots(self) -> Iterator[tuple[int, int, int]]:
+    def snapshots(self) -> Iterator[tuple[int, int, int]]:
         """Place and entries of each snapshot's L1 table, and where its own entry ends."""
         at = self._header.snapshots_offset
         for _ in range(self._header.snapshots_count):
@@ -269,11 +273,11 @@ class _Use:
             if magic == 0:
                 break
             if magic == _LUKS_EXTENSION:
-                raise _UnknownError("the image is encrypted")
+                raise UnknownError("the image is encrypted")
             if magic == _BITMAPS_EXTENSION:
                 count, _, size, at = _BITMAPS.unpack(self._reader.at(offset, _BITMAPS.size, "the bitmaps extension"))
                 if size > _DIRECTORY_BYTES:
-                    raise _UnknownError("the bitmap directory is beyond the bounds")
+                    raise UnknownError("the bitmap directory is beyond the bounds")
                 return count, size, at
             offset += (length + 7) & ~7
         return None
@@ -281,7 +285,7 @@ class _Use:
     def _pause(self) -> None:
         self._check()
         if self._deadline is not None and time.monotonic() > self._deadline:
-            raise _UnknownError("the image has too many tables for a sample; analyze it fully")
+            raise UnknownError("the image has too many tables for a sample; analyze it fully")
 
 
 def _nonzero(block: bytes, order: int) -> bytes:

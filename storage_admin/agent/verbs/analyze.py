@@ -70,9 +70,11 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         has the numbers of each: one that ``full`` did not measure has a guess from a sample, and as its highest what
         an image takes of which nothing becomes smaller. ``method`` is the best one (:func:`prediction.best`), whose
         numbers stand on top, too. ``basis`` says how they were found: ``leaked_clusters`` and ``leaked_bytes``
-        (``None`` with a ``leaked_reason``), ``clusters_zero_allocated``, ``compressed_ratio``, ``sampled``, and where
-        other files share blocks of the image ``shared_bytes``, which are won by no method. Of qcow2 and raw
-        ``preallocation``, as :mod:`storage_admin.agent.measure.preallocation` recognises it. ``seconds``.
+        (``None`` with a ``leaked_reason``), ``snapshots`` (of each internal one, in the header's order, when it was
+        ``created`` and the ``held_bytes`` that it alone holds; ``None`` with a ``snapshots_reason``),
+        ``clusters_zero_allocated``, ``compressed_ratio``, ``sampled``, and where other files share blocks of the image
+        ``shared_bytes``, which are won by no method. Of qcow2 and raw ``preallocation``, as
+        :mod:`storage_admin.agent.measure.preallocation` recognises it. ``seconds``.
 
         After ``full`` the result of a method is never larger than its ``predicted_high``, as long as the image stays as
         it is.

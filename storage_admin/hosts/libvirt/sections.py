@@ -82,8 +82,11 @@ def _sections(domain: Any, unread: list[str], snapshots: list[SnapshotFacts]) ->
 def _snapshot(name: str, xml: str) -> SnapshotFacts:
     root = ET.fromstring(xml)  # noqa: S314 (libvirt wrote it)
     created = root.findtext("creationTime") or ""
-    external = any(disk.get("snapshot") == "external" for disk in root.findall("disks/disk"))
-    return SnapshotFacts(name[:200], int(created) if created.isdecimal() else None, external)
+    external = root.findall("disks/disk[@snapshot='external']")
+    files = [source.get("file", "") for disk in external if (source := disk.find("source")) is not None]
+    return SnapshotFacts(
+        name[:200], int(created) if created.isdecimal() else None, bool(external), tuple(filter(None, files))
+    )
 
 
 def _note(error: libvirt.libvirtError, what: str, unread: list[str]) -> None:

@@ -1,7 +1,7 @@
 """One image: its facts, its chain, what can be done with it and what cannot, and why not."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from django.http import HttpResponse
@@ -17,6 +17,7 @@ from images.orphans import rows
 from images.orphans.selectors import evidence
 from images.rewrite import neighbours, planning
 from images.scan import look, vanished
+from images.selectors.snapshots import header_time, held_by_each
 from images.services import DECLARABLE, declare_format
 from storage_admin.accounts.models import Role
 from storage_admin.errors import NotFoundError
@@ -30,8 +31,6 @@ from storage_admin.web.pages.chain_tree import tree_of
 
 JOBS_SHOWN = 10
 SAMPLES_SHOWN = 1000
-#: Seconds since 1970 of the year 3000: what a header says beyond it is no time.
-LATEST = 32_503_680_000
 #: The virtual size is drawn beside the physical one where it is at most so many times as large.
 HIGHEST_LINE = 4
 #: In these states an image has lost its way to its base: nothing can be done with it until that is repaired.
@@ -133,21 +132,17 @@ def _chart(image: Image) -> dict[str, Any] | None:
 
 
 def _snapshots(image: Image) -> list[dict[str, Any]]:
-    """The internal snapshots, with the time that their headers give."""
-    return [snapshot | {"at": _moment(snapshot.get("created"))} for snapshot in image.snapshots]
+    """The internal snapshots, with the time that their headers give, and what each alone holds."""
+    return [
+        snapshot | {"at": header_time(snapshot.get("created")), "held": held}
+        for snapshot, held in zip(image.snapshots, held_by_each(image), strict=True)
+    ]
 
 
 def _rebase(image: Image) -> list[str]:
     """The command that has an image's header name another backing file, without a look at what is in either."""
     own, base = image.declared_format or image.format, image.backing_format or "FORMAT"
     return ["qemu-img", "rebase", "-u", "-f", own, "-F", base, "-b", "NEW_PATH", image.path]
-
-
-def _moment(created: Any) -> datetime | None:
-    """A time from a header, which may claim anything."""
-    if not isinstance(created, int) or not 0 < created < LATEST:
-        return None
-    return datetime.fromtimestamp(created, tz=UTC)
 
 
 @require_safe

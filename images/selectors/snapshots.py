@@ -1,0 +1,154 @@
+"""Snapshots of guests, whoever keeps them: their manager, or an image itself; each with its age and what it holds."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db.models import Q, QuerySet
+
+from images.models import Image, ImageUse
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.names import path_key
+
+INTERNAL, EXTERNAL, STORAGE = "internal", "external", "storage"
+KINDS = (INTERNAL, EXTERNAL, STORAGE)
+#: Whoever lists it.
+LISTED_BY = ("libvirt", "proxmox", "image")
+#: Seconds since 1970 of the year 3000: what a header says beyond it is no time.
+LATEST = 32_503_680_000
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A snapshot of a guest.
+
+    Args:
+        created: ``None`` where nobody tells.
+        kind: ``internal`` to its qcow2 images, ``external`` with files of its own, or kept by the ``storage``.
+        by: who lists it: ``libvirt``, ``proxmox``, or ``image``: its header alone.
+        held_bytes: what internal ones hold alone, as their images were last analyzed; ``None`` while unknown.
+        held_at: when the first of these images was analyzed.
+        files_bytes: what its own files occupy; ``None`` where it has none, or they are unknown.
+    """
+
+    guest: Guest
+    name: str
+    created: datetime | None
+    kind: str
+    by: str
+    held_bytes: int | None = None
+    held_at: datetime | None = None
+    files_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """A snapshot in the header of one image."""
+
+    created: datetime | None
+    held_bytes: int | None
+    at: datetime | None
+
+
+def snapshots_of(guests: QuerySet[Guest]) -> list[Kept]:
+    """The snapshots of guests, the oldest first and undated ones last.
+
+    Args:
+        guests: as of :func:`guests_for`.
+    """
+    inside = ImageUse.objects.filter(disk__device="disk").exclude(image__snapshots=[]).values("disk__guest")
+    found = list(guests.filter(~Q(snapshots=[]) | Q(pk__in=inside)))
+    images = _images(found)
+    last = datetime.max.replace(tzinfo=UTC)
+    kept = [one for row in found for one in _kept(row, images)]
+    return sorted(kept, key=lambda one: (one.created or last, one.guest.name, one.name))
+
+
+@dataclass(frozen=True)
+class _Images:
+    by_id: dict[int, Image]
+    by_place: dict[tuple[int, str], Image]
+
+
+def _images(guests: list[Guest]) -> _Images:
+    """What the guests' disks are, and the files of their snapshots: two queries."""
+    needed = ("host", "path_key", "snapshots", "estimate", "analyzed_at", "allocated_size")
+    rows = Image.objects.only(*needed)
+    by_id = {row.pk: row for row in rows.filter(uses__disk__guest__in=[guest.pk for guest in guests])}
+    places = {(guest.host_id, _key(path)) for guest in guests for one in guest.snapshots for path in _files(one)}
+    by_place = {(row.host_id, row.path_key): row for row in rows.filter(path_key__in=[key for _, key in places])}
+    return _Images(by_id, by_place)
+
+
+def _files(snapshot: dict[str, Any]) -> list[str]:
+    files: list[str] = snapshot.get("files") or []
+    return files
+
+
+def _key(path: str) -> str:
+    return path_key(path.encode(errors="surrogateescape"))
+
+
+def _kept(guest: Guest, images: _Images) -> Iterator[Kept]:
+    by = "libvirt" if guest.kind == Guest.Kind.DOMAIN else "proxmox"
+    own, apart = defaultdict[str, list[_Inside]](list), defaultdict[str, list[Image]](list)
+    for disk in guest.disks.all():
+        use = getattr(disk, "use", None)
+        image = images.by_id.get(use.image_id) if use is not None else None
+        if image is None:
+            continue
+        if disk.only_in and by == "proxmox":
+            apart[disk.only_in].append(image)
+        elif not disk.only_in and disk.device == "disk":
+            for name, found in _inside(image):
+                own[name].append(found)
+    for one in guest.snapshots:
+        name, created = one["name"], one["created"]
+        files = [image for path in _files(one) if (image := images.by_place.get((guest.host_id, _key(path))))]
+        files += [image for image in apart.get(name, []) if image not in files]
+        inside = own.pop(name, [])
+        kind = EXTERNAL if one["external"] or files else INTERNAL if inside or by == "libvirt" else STORAGE
+        yield Kept(
+            guest, name, None if created is None else datetime.fromtimestamp(created, UTC), kind, by,
+            *_held(inside), _sum([image.allocated_size for image in files]),
+        )  # fmt: skip
+    for name, inside in own.items():
+        created = min((part.created for part in inside if part.created is not None), default=None)
+        yield Kept(guest, name, created, INTERNAL, "image", *_held(inside))
+
+
+def _held(inside: list[_Inside]) -> tuple[int | None, datetime | None]:
+    held = _sum([part.held_bytes for part in inside])
+    return held, None if held is None else min((part.at for part in inside if part.at is not None), default=None)
+
+
+def _sum(sizes: list[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known and len(known) == len(sizes) else None
+
+
+def _inside(image: Image) -> Iterator[tuple[str, _Inside]]:
+    """The snapshots in an image's header, by their names, with what they hold if that was looked at since."""
+    for snapshot, held in zip(image.snapshots, held_by_each(image), strict=True):
+        yield (
+            snapshot.get("name") or snapshot.get("id") or "",
+            _Inside(header_time(snapshot.get("created")), held, image.analyzed_at),
+        )
+
+
+def held_by_each(image: Image) -> list[int | None]:
+    """What each snapshot in an image's header alone holds, in bytes, as it was last analyzed; ``None`` for unknown."""
+    basis = (image.estimate or {}).get("basis") or {}
+    looked = basis.get("snapshots") or []
+    if [one["created"] for one in looked] != [one.get("created") for one in image.snapshots]:
+        return [None] * len(image.snapshots)
+    return [one["held_bytes"] for one in looked]
+
+
+def header_time(seconds: Any) -> datetime | None:
+    """A time from a header, which may claim anything; ``None`` where it is none."""
+    if not isinstance(seconds, int) or not 0 < seconds < LATEST:
+        return None
+    return datetime.fromtimestamp(seconds, tz=UTC)

@@ -1,0 +1,156 @@
+"""Snapshots of all guests in one list: who keeps each, how old it is, and what it holds."""
+
+import csv
+import io
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from images.models import Image
+from images.selectors import guests_for
+from images.selectors.snapshots import Kept, snapshots_of
+from storage_admin.accounts.models import SYSTEM
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.models import Host
+from storage_admin.hosts.names import path_key
+from tests.factories import GuestFactory, HostFactory, ImageFactory, ImageUseFactory, StoragePoolFactory
+from tests.harness.guests import write_pattern
+from tests.working import at_most_queries, client_as, create, image_at, scan, this_machine, work
+
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+def told(name: str, days: int | None, *files: str, external: bool = False) -> dict[str, Any]:
+    created = None if days is None else int((NOW - timedelta(days=days)).timestamp())
+    return {"name": name, "created": created, "external": external, "files": list(files)}
+
+
+def header(name: str, days: int, number: int = 1) -> dict[str, Any]:
+    return {"id": str(number), "name": name, "size": 0, "created": int((NOW - timedelta(days=days)).timestamp())}
+
+
+def estimate(*held: tuple[dict[str, Any], int]) -> dict[str, Any]:
+    return {"basis": {"snapshots": [{"created": one["created"], "held_bytes": size} for one, size in held]}}
+
+
+def kept(guest: Guest | None = None) -> list[Kept]:
+    guests = guests_for(SYSTEM)
+    return snapshots_of(guests if guest is None else guests.filter(pk=guest.pk))
+
+
+def in_short(rows: list[Kept]) -> list[tuple[str, str, str, int | None, int | None]]:
+    return [(one.name, one.kind, one.by, one.held_bytes, one.files_bytes) for one in rows]
+
+
+def test_the_oldest_comes_first_and_each_says_who_keeps_it_and_what_it_holds() -> None:
+    one, two = header("both", 5), header("forgotten", 9, 2)
+    inside = ImageFactory.create(
+        snapshots=[one, two], estimate=estimate((one, 100), (two, 20)), analyzed_at=NOW, fingerprint=b"a"
+    )
+    overlay = ImageFactory.create(pool=inside.pool, path="/srv/disk.old", path_key=path_key(b"/srv/disk.old"))
+    Image.objects.filter(pk=overlay.pk).update(allocated_size=7000)
+    guest = GuestFactory.create(
+        host=inside.host,
+        snapshots=[told("both", 5), told("old", 30, "/srv/disk.old", external=True), told("dark", None)],
+    )
+    ImageUseFactory.create(image=inside, disk__guest=guest)
+    GuestFactory.create()
+    assert in_short(kept()) == [
+        ("old", "external", "libvirt", None, 7000),
+        ("forgotten", "internal", "image", 20, None),
+        ("both", "internal", "libvirt", 100, None),
+        ("dark", "internal", "libvirt", None, None),
+    ]
+    assert [row.held_at for row in kept()] == [None, NOW, NOW, None]
+
+
+def test_what_was_measured_of_other_snapshots_than_there_are_now_is_not_shown() -> None:
+    one, new = header("one", 5), header("one", 1)
+    image = ImageFactory.create(snapshots=[new], estimate=estimate((one, 100)), analyzed_at=NOW)
+    ImageUseFactory.create(image=image)
+    assert in_short(kept()) == [("one", "internal", "image", None, None)]
+
+
+def test_of_several_disks_it_is_the_sum_and_unknown_where_one_is() -> None:
+    one = header("one", 5)
+    first = ImageFactory.create(snapshots=[one], estimate=estimate((one, 100)), analyzed_at=NOW)
+    second = ImageFactory.create(pool=first.pool, snapshots=[one], estimate=estimate((one, 11)), analyzed_at=NOW)
+    use = ImageUseFactory.create(image=first, disk__target="vda")
+    ImageUseFactory.create(image=second, disk__guest=use.disk.guest, disk__target="vdb")
+    assert in_short(kept(use.disk.guest)) == [("one", "internal", "image", 111, None)]
+    Image.objects.filter(pk=second.pk).update(estimate=None)
+    assert in_short(kept(use.disk.guest)) == [("one", "internal", "image", None, None)]
+
+
+def test_of_proxmox_ve_it_is_a_file_where_the_storage_keeps_files_and_else_the_storages() -> None:
+    host = HostFactory.create(kind=Host.Kind.PROXMOX)
+    pool = StoragePoolFactory.create(host=host)
+    layer = ImageFactory.create(pool=pool, path="/srv/snap_one.qcow2")
+    Image.objects.filter(pk=layer.pk).update(allocated_size=500)
+    guest = GuestFactory.create(host=host, kind=Guest.Kind.VM, snapshots=[told("one", 3), told("thin", 2)])
+    ImageUseFactory.create(image=layer, disk__guest=guest, disk__target="scsi0", disk__only_in="one")
+    assert in_short(kept()) == [("one", "external", "proxmox", None, 500), ("thin", "storage", "proxmox", None, None)]
+
+
+def test_the_page_the_file_and_rest_say_the_same_within_each_ones_hosts() -> None:
+    mine, other = HostFactory.create(slug="mine"), HostFactory.create(slug="other")
+    for host in (mine, other):
+        GuestFactory.create(host=host, name=f"on-{host.slug}", snapshots=[told("before <b>", 40)])
+    viewer, limited = client_as(role="viewer"), client_as(role="viewer", hosts=["mine"])
+    assert names(viewer) == ["on-mine", "on-other"]
+    assert names(limited) == ["on-mine"]
+    assert names(viewer, f"?host={mine.pk}") == ["on-mine"]
+    page = limited.get("/guests/snapshots/").content.decode()
+    assert "before &lt;b&gt;" in page
+    assert "on-other" not in page
+    assert viewer.get("/api/v1/snapshots/?limit=1").json()["count"] == 2
+    assert viewer.get("/api/v1/snapshots/?nothing=1").status_code == 400
+
+
+def names(client: Client, query: str = "") -> list[str]:
+    rest = [row["guest_name"] for row in client.get(f"/api/v1/snapshots/{query}").json()["results"]]
+    file = client.get(f"/guests/snapshots/export.csv{query}").getvalue().decode()
+    assert [row["guest"] for row in csv.DictReader(io.StringIO(file))] == rest
+    return rest
+
+
+def test_the_number_of_queries_does_not_grow_with_them() -> None:
+    host = HostFactory.create()
+    for number in range(20):
+        image = ImageFactory.create(pool=StoragePoolFactory.create(host=host), snapshots=[header("one", 5)])
+        guest = GuestFactory.create(host=host, snapshots=[told("one", 5, f"/srv/{number}.one", external=True)])
+        ImageUseFactory.create(image=image, disk__guest=guest)
+    with at_most_queries(7):
+        assert len(kept()) == 20
+
+
+@pytest.mark.qemu
+@pytest.mark.services
+@pytest.mark.usefixtures("quiet", "no_hypervisor")
+def test_after_an_analysis_an_images_snapshots_say_what_deleting_them_gives_back(tmp_path: Path) -> None:
+    path = create(tmp_path / "disk.qcow2", "32M")
+    write_pattern(path, "qcow2", (0, 8, 1))
+    subprocess.run(["qemu-img", "snapshot", "-c", "before", path], check=True)
+    write_pattern(path, "qcow2", (0, 8, 2))
+    scan(this_machine(tmp_path))
+    image = image_at(path)
+    viewer = client_as(role="viewer")
+    assert viewer.get(f"/api/v1/images/{image.pk}/").json()["snapshots"][0]["held_bytes"] is None
+    work("analyze", image.pk, mode="sample")
+    (row,) = viewer.get(f"/api/v1/images/{image.pk}/").json()["snapshots"]
+    created = datetime.fromisoformat(row["created"])
+    assert abs(timezone.now() - created) < timedelta(minutes=5)
+    assert "as of the last analysis" in viewer.get(f"/images/{image.pk}/").content.decode()
+    before = path.stat().st_blocks * 512
+    subprocess.run(["qemu-img", "snapshot", "-d", "before", path], check=True)
+    freed = before - path.stat().st_blocks * 512
+    # QEMU writes tables as a whole then, of which parts were holes.
+    assert 8 << 20 <= row["held_bytes"] <= freed + (128 << 10)
+    assert freed <= row["held_bytes"]
