@@ -9,7 +9,7 @@ from images.alert_rules.looking import look
 from images.alert_rules.snapshots import MANY, OLD
 from storage_admin.events.models import Alert
 from storage_admin.guests.models import Guest
-from tests.factories import GuestFactory
+from tests.factories import GuestFactory, ImageFactory, ImageUseFactory
 from tests.working import client_as
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
@@ -48,3 +48,19 @@ def test_the_list_of_guests_says_how_many_there_are_and_how_old() -> None:
         {"name": "old", "created": f"{created:%Y-%m-%dT%H:%M:%SZ}", "external": False},
         {"name": "undated", "created": None, "external": False},
     ]
+
+
+def test_snapshots_that_hold_half_of_a_guests_disks_are_told_of() -> None:
+    now = timezone.now()
+    one = {"id": "1", "name": "one", "size": 0, "created": int(now.timestamp())}
+    grown, small = (
+        ImageFactory.create(
+            snapshots=[one], virtual_size=1000,
+            estimate={"basis": {"snapshots": [{"created": one["created"], "held_bytes": held}]}}, analyzed_at=now,
+        )
+        for held in (500, 499)
+    )  # fmt: skip
+    large = ImageUseFactory.create(image=grown).disk.guest
+    ImageUseFactory.create(image=small)
+    assert told() == [f"snapshots_forgotten:{large.pk}"]
+    assert "500 bytes" in Alert.objects.get(target_id=large.pk).detail
