@@ -27,6 +27,7 @@ JOB_KINDS = [
     "images.live.copying.SwitchBack",
     "storage_admin.guests.kinds.disk_settings.SetDisk",
     "images.live.snapshots.CreateSnapshot",
-    "images.live.snapshots.DeleteSnapshot",
+    "images.live.delete_snapshots.DeleteSnapshot",
+    "images.live.delete_snapshots.DeleteOldSnapshots",
     "images.live.snapshots.RevertSnapshot",
 ]

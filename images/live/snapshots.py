@@ -1,16 +1,14 @@
-"""The job kinds ``snapshot``, ``delete_snapshot`` and ``revert_snapshot``: of libvirt guests, by libvirt's own calls.
+"""The job kinds ``snapshot`` and ``revert_snapshot``: of libvirt guests, by libvirt's own calls.
 
-Of a guest that runs a snapshot is of the disks alone: each is written to an overlay from then on. Deleting it writes
-what the overlays hold into the images below, and removes them; libvirt goes on with that when whoever asked for it has
-gone. Of a guest that is off a snapshot is internal: it stands in the images themselves, which must be qcow2. Only a
-guest that is off goes back to one.
+Of a guest that runs a snapshot is of the disks alone: each is written to an overlay from then on. Of a guest that
+is off a snapshot is internal: it stands in the images themselves, which must be qcow2. Only a guest that is off goes
+back to one.
 """
 
 import shlex
-import time
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
@@ -20,26 +18,20 @@ from images.live.disks import layers_of, occupied, pool_of
 from images.live.kind import OFF, LiveGuestKind, libvirt_guest
 from images.rewrite import record
 from storage_admin.accounts.models import Actor
-from storage_admin.agent import protocol
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.libvirt import running, snapshots
 from storage_admin.hosts.libvirt.snapshots import Snapshots
 from storage_admin.hosts.live_facts import GuestNow
-from storage_admin.jobs import runner
-from storage_admin.jobs.kinds import BEGUN, GoesOnError, Unsuccessful
+from storage_admin.jobs.kinds import Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
 
 #: The agent's command that holds filesystems still.
 _FREEZE = "guest-fsfreeze-freeze"
-#: What libvirt says while it is at work on the domain.
-_BUSY = ("state change lock", "block job", "did not answer")
-#: Seconds until it is tried again where libvirt is still busy with it.
-_AGAIN = 2.0
-_NAME = {
+NAME: dict[str, Any] = {
     "type": "string",
     "pattern": r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}$",
     "description": _("Name of the snapshot: letters, digits, and _ . - after the first character."),
@@ -49,21 +41,26 @@ _NAME = {
 class SnapshotKind(LiveGuestKind):
     """A kind that has libvirt do something with snapshots of a guest."""
 
+    #: What has to be given: options without a default.
+    needs: ClassVar[tuple[str, ...]] = ("name",)
+
     @property
     def options_schema(self) -> dict[str, Any]:
-        return super().options_schema | {"required": ["name"]}
+        return super().options_schema | {"required": list(self.needs)}
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         guest = find(target_id)
         reason, warnings, against = f"{self.title}: {guest.name}.", list[str](), list[Refusal]()
+        commands: list[list[str]] = []
         try:
-            now, known = _asked(guest, options)
+            now, known = asked(guest, options)
             reason, warnings, against = self.choose(guest, now, known, options)
+            commands = self.commands(guest, known, options)
         except (RefusedError, HostError) as error:
             against = [Refusal(error.code, error.detail)]
         by_hand = tuple(Refusal("qemu_bug", one) for one in qemu_bugs.against(guest.host, self.name))
         return Plan(
-            method=self.name, reason=reason, commands=(shlex.join(self.command(guest, options)),),
+            method=self.name, reason=reason, commands=tuple(map(shlex.join, commands)),
             facts_at=guest.last_seen, refusals=tuple(against), by_hand=by_hand,
             warnings=(*(one.detail for one in by_hand), *warnings),
             affected_guests=(Affected(guest.pk, guest.name, guest.state),), options=options,
@@ -76,12 +73,12 @@ class SnapshotKind(LiveGuestKind):
         """What would be done, what to know before, and what stands against it."""
 
     @abstractmethod
-    def command(self, guest: Guest, options: dict[str, Any]) -> list[str]:
+    def commands(self, guest: Guest, known: Snapshots, options: dict[str, Any]) -> list[list[str]]:
         """What is done, as an admin would type it."""
 
     def check(self, guest: Guest, options: dict[str, Any]) -> GuestNow:
         """The guest as it is now, provided that it can be done; raises RefusedError or HostError."""
-        now, known = _asked(guest, options)
+        now, known = asked(guest, options)
         for refusal in self.choose(guest, now, known, options)[2]:
             raise RefusedError(refusal.code, refusal.detail)
         return now
@@ -114,7 +111,7 @@ class CreateSnapshot(SnapshotKind):
     )
     unsuccessful = {"": Unsuccessful(gettext_noop("The guest's page shows whether the snapshot was created."))}
     properties = {
-        "name": _NAME,
+        "name": NAME,
         "disks": {
             "type": ["array", "null"],
             "items": {"type": "string", "maxLength": 40},
@@ -175,10 +172,10 @@ class CreateSnapshot(SnapshotKind):
         ).format(guest=guest.name, disks=", ".join(wanted) or gettext("no disk"))
         return reason, [gettext("Each image grows by what is overwritten in it from now on.")], against
 
-    def command(self, guest: Guest, options: dict[str, Any]) -> list[str]:
+    def commands(self, guest: Guest, known: Snapshots, options: dict[str, Any]) -> list[list[str]]:  # noqa: ARG002
         quiesce = ["--quiesce"] if options["quiesce"] else []
         how = [] if guest.off else ["--disk-only", *quiesce]
-        return ["virsh", "snapshot-create-as", guest.name, options["name"], "--atomic", *how]
+        return [["virsh", "snapshot-create-as", guest.name, options["name"], "--atomic", *how]]
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest, options = find(job.target_id), job.options
@@ -200,99 +197,6 @@ class CreateSnapshot(SnapshotKind):
         return {"name": made.name, "overlays": overlays, "words": words, **self.compared(guest, before)}
 
 
-class DeleteSnapshot(SnapshotKind):
-    """Has libvirt delete a snapshot; what was written since stays."""
-
-    name = "delete_snapshot"
-    title = _("Delete a snapshot")
-    description = _(
-        "Deletes a snapshot of a guest; its present data stays. Of a guest that runs, libvirt writes what the overlays "
-        "hold into the images below, and removes the overlays."
-    )
-    goes_on = no_way_back = True
-    unsuccessful = {
-        "": Unsuccessful(gettext_noop("The guest's data is whole. Its page shows whether the snapshot is gone."))
-    }
-    properties = {"name": _NAME}
-
-    def choose(
-        self, guest: Guest, now: GuestNow, known: Snapshots, options: dict[str, Any]
-    ) -> tuple[str, list[str], list[Refusal]]:
-        chosen, against = known.named(options["name"]), list[Refusal]()
-        if chosen is None:
-            sentence = gettext("{guest} has no snapshot {name}.").format(guest=guest.name, name=options["name"])
-            return sentence, [], [Refusal("stale_plan", sentence)]
-        if chosen.is_external and known.version < snapshots.DELETES_EXTERNAL:
-            sentence = gettext(
-                "libvirt {version} on {host} cannot delete snapshots that have files of their own; 9.0 and later can."
-            )
-            against.append(Refusal("tool_missing", sentence.format(version=known.version_words, host=guest.host.name)))
-        for part in chosen.disks:
-            if part.how != "external":
-                continue
-            if now.state == OFF:
-                sentence = gettext("The overlays of {name} are merged by QEMU: start {guest} first.")
-                against.append(Refusal(INVALID, sentence.format(name=chosen.name, guest=guest.name)))
-                break
-            disk = next((one for one in now.disks if one.target == part.target), None)
-            if disk is None or part.path not in disk.chain[:-1]:
-                sentence = gettext("{path} is not in the chain of {disk}.")
-                against.append(Refusal("stale_plan", sentence.format(path=part.path, disk=part.target)))
-                continue
-            layers = layers_of(guest, now, disk)
-            top = layers.chain.index(part.path)
-            against += block_jobs.needed_by_others(layers, top, top + 1)
-        reason = gettext(
-            "What {guest} has written since the snapshot {name} stays, and goes into the images below. Nobody can go "
-            "back to {name} any more."
-        ).format(guest=guest.name, name=chosen.name)
-        if not chosen.is_external:
-            reason = gettext("{name} is removed from the images of {guest}. The present content stays.").format(
-                guest=guest.name, name=chosen.name
-            )
-        return reason, [gettext("libvirt cannot be stopped in it: a cancel only ends the waiting.")], against
-
-    def command(self, guest: Guest, options: dict[str, Any]) -> list[str]:
-        return ["virsh", "snapshot-delete", guest.name, options["name"]]
-
-    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
-        guest, name = find(job.target_id), job.options["name"]
-        begun = BEGUN in job.kept
-        if not begun:
-            now = self.check(guest, job.options)
-            before = occupied(guest, now) if now.state == OFF else {}
-            job.kept = job.kept | {BEGUN: {"name": name, "before": before}}
-            job.ours().update(kept=job.kept)
-
-        def tick() -> None:
-            recorder.tick()
-            if runner.stopping.is_set():
-                raise GoesOnError("this worker was told to end")
-            if recorder.cancel_requested:
-                if not job.ours().exists():
-                    raise GoesOnError("another worker has it")
-                raise StoppedError(protocol.CANCELLED, gettext("Cancelled. libvirt finishes deleting the snapshot."))
-
-        recorder.progress({"stage": "merging", "message": "by libvirt, which reports no progress"})
-        recorder.flush()
-        while True:
-            try:
-                known = snapshots.delete(guest.host, guest.uid, name, tick)
-                break
-            except HostError as error:
-                # Where a worker before has begun it, libvirt may still be at it.
-                if not begun or not any(word in error.detail for word in _BUSY):
-                    raise
-                tick()
-                time.sleep(_AGAIN)
-        if known.named(name) is not None:
-            raise HostError(gettext("libvirt deleted the snapshot {name} and still lists it.").format(name=name))
-        words = f"The snapshot {name} of {guest.name} is deleted; what was written since stays."
-        recorder.log(words)
-        # What an earlier version has begun was of a guest that runs, and kept no sizes.
-        return {"name": name, "words": words, **self.compared(guest, job.kept[BEGUN].get("before", {}))}
-
-
 class RevertSnapshot(SnapshotKind):
     """Gives a guest that is off the content of a snapshot again; what was written since is lost."""
 
@@ -306,7 +210,7 @@ class RevertSnapshot(SnapshotKind):
     unsuccessful = {
         "": Unsuccessful(gettext_noop("The guest's disks have either the content of the snapshot, or that before."))
     }
-    properties = {"name": _NAME}
+    properties = {"name": NAME}
 
     def choose(
         self, guest: Guest, now: GuestNow, known: Snapshots, options: dict[str, Any]
@@ -336,8 +240,8 @@ class RevertSnapshot(SnapshotKind):
         ).format(guest=guest.name, name=chosen.name)
         return reason, warnings, against
 
-    def command(self, guest: Guest, options: dict[str, Any]) -> list[str]:
-        return ["virsh", "snapshot-revert", guest.name, options["name"]]
+    def commands(self, guest: Guest, known: Snapshots, options: dict[str, Any]) -> list[list[str]]:  # noqa: ARG002
+        return [["virsh", "snapshot-revert", guest.name, options["name"]]]
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest, name = find(job.target_id), job.options["name"]
@@ -350,7 +254,7 @@ class RevertSnapshot(SnapshotKind):
         return {"name": name, "words": words, **self.compared(guest, before)}
 
 
-def _asked(guest: Guest, options: dict[str, Any]) -> tuple[GuestNow, Snapshots]:
+def asked(guest: Guest, options: dict[str, Any]) -> tuple[GuestNow, Snapshots]:
     """A guest and its snapshots as they are now; raises RefusedError or HostError."""
     now = libvirt_guest(guest, agent=bool(options.get("quiesce")))
     if not now.runs and now.state != OFF:

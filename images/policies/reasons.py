@@ -85,6 +85,9 @@ _SENTENCES: dict[str, Callable[..., str]] = {
         detail=detail
     ),
     "guest_off": lambda state: gettext("The guest does not run ({state}).").format(state=state),
+    "no_old_snapshot": lambda days: ngettext(
+        "The guest has no snapshot that is {days} day old.", "The guest has no snapshot that is {days} days old.", days
+    ).format(days=days),
     "guests_unknown": lambda detail: gettext("It is not known who uses the image. {detail}").format(
         detail=detail or gettext("The image has not been scanned yet.")
     ),
@@ -128,6 +131,7 @@ WORDS = NOT_MEANT | {
     "immutable": _("protected, or the disk of a template"),
     "guest_running": _("in use"),
     "guest_off": _("not running"),
+    "no_old_snapshot": _("no snapshot that old"),
     "guests_unknown": _("users not known"),
     "busy": _("another job is on it"),
     "done_meanwhile": _("done by another job in the meantime"),

@@ -25,6 +25,12 @@ from images.rewrite import refusals, space
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import StoragePool
 
+#: Guests that a kind is for.
+_KINDS_OF_GUESTS = {
+    "trim": (Guest.Kind.DOMAIN, Guest.Kind.VM),
+    "delete_old_snapshots": (Guest.Kind.DOMAIN,),
+}
+
 
 class Candidate(NamedTuple):
     """An image (or pool, or guest) that no rule leaves out.
@@ -103,7 +109,7 @@ def others_not_meant(rules: Rules, code: str, hosts: frozenset[int] | None = Non
 
 
 def _others(rules: Rules) -> Iterator[tuple[StoragePool | Guest, str]]:
-    """All pools, or guests that can be trimmed, each with the code of why the policy is not for it."""
+    """All pools, or guests that a job of the kind is for, each with the code of why the policy is not for it."""
     members = Membership(rules)
     if rules.target_kind == "pool":
         for pool in StoragePool.objects.select_related("host").order_by("name", "pk"):
@@ -112,8 +118,8 @@ def _others(rules: Rules) -> Iterator[tuple[StoragePool | Guest, str]]:
     pools: dict[int, set[int]] = defaultdict(set)
     for guest_id, pool_id in ImageUse.objects.values_list("disk__guest", "image__pool").distinct():
         pools[guest_id].add(pool_id)
-    guests = Guest.objects.exclude(kind=Guest.Kind.CONTAINER).select_related("host").order_by("name", "pk")
-    for guest in guests:
+    guests = Guest.objects.select_related("host").order_by("name", "pk")
+    for guest in guests.filter(kind__in=_KINDS_OF_GUESTS[rules.kind]):
         yield guest, members.strange_guest(guest.host_id, pools[guest.pk], guest.name)
 
 
@@ -358,7 +364,7 @@ def _choose_others(rules: Rules, now: datetime, hosts: frozenset[int] | None) ->
             continue
         done = last.get(one.pk)
         found = done_lately(rules, done, now) if done else None
-        found = ("guest_off", one.state) if isinstance(one, Guest) and one.state != "running" else found
+        found = _of_guest(rules, one, now) or found if isinstance(one, Guest) else found
         found = ("busy", rules.kind, held[one.pk]) if one.pk in held else found
         if found is None:
             kept.append((done.finished.timestamp() if done else 0.0, one))
@@ -368,6 +374,14 @@ def _choose_others(rules: Rules, now: datetime, hosts: frozenset[int] | None) ->
     kept.sort(key=lambda pair: pair[0])
     choice.chosen = [Candidate(one.pk, one.host_id, _pool_id(one), one.name, None) for _done, one in kept]
     return choice
+
+
+def _of_guest(rules: Rules, guest: Guest, now: datetime) -> tuple[Any, ...] | None:
+    """Why there is nothing to do on a guest."""
+    if rules.kind == "trim":
+        return ("guest_off", guest.state) if guest.state != "running" else None
+    days, oldest = rules.options["older_than_days"], guest.oldest_snapshot
+    return ("no_old_snapshot", days) if oldest is None or now - oldest < timedelta(days=days) else None
 
 
 def _pool_id(one: StoragePool | Guest) -> int | None:

@@ -10,7 +10,9 @@ from storage_admin.accounts.models import Actor, Role
 
 #: The kinds of jobs that a policy may start, by what they work on.
 IMAGE_KINDS = ("reclaim", "flatten", "check", "analyze")
-TARGETS = dict.fromkeys(IMAGE_KINDS, "image") | {"benchmark": "pool", "trim": "guest"}
+TARGETS = dict.fromkeys(IMAGE_KINDS, "image") | {
+    "benchmark": "pool", "trim": "guest", "delete_old_snapshots": "guest",
+}  # fmt: skip
 KINDS = tuple(TARGETS)
 #: Of them, those that put another file in an image's place, or need nobody to use it meanwhile.
 ALONE = frozenset({"reclaim", "flatten", "check"})

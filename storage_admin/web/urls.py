@@ -97,6 +97,7 @@ urlpatterns = [
             "set_disk",
             "snapshot",
             "delete_snapshot",
+            "delete_old_snapshots",
             "revert_snapshot",
         )
     ),

@@ -89,6 +89,7 @@ _LIVE = (
     "set_disk",
     "snapshot",
     "delete_snapshot",
+    "delete_old_snapshots",
     "revert_snapshot",
 )
 _A_JOB = "It submits a job: the one service for that writes the entry (tests/jobs, test_every_change_is_audited)."

@@ -119,6 +119,7 @@ PAGES = [
             "set_disk",
             "snapshot",
             "delete_snapshot",
+            "delete_old_snapshots",
             "revert_snapshot",
         )
         for one in (Page("get", name, VIEWER), Page("post", name, OPERATOR, first=VIEWER))

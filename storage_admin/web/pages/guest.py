@@ -148,6 +148,9 @@ def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
     size = _number(form.get("size_gib", ""), "size_gib", GIB)
     if size is not None:
         options["size_bytes"] = -(-size // BLOCK) * BLOCK
+    days = _number(form.get("older_than_days", ""), "older_than_days", 1)
+    if days is not None:
+        options["older_than_days"] = days
     speed = _number(form.get("bandwidth_mib", ""), "bandwidth_mib", MIB)
     if speed is not None:
         options["bandwidth_bytes_sec"] = speed
@@ -217,7 +220,7 @@ def _start(request: PageRequest, shown: Guest, kind_name: str, options: dict[str
 def _context(
     shown: Guest, given: QueryDict, kind: JobKind, plan: Plan | None, error: InvalidError | None
 ) -> dict[str, Any]:
-    names = (*TEXTS, *IDS, "size_gib", "bandwidth_mib", "delete_source", "quiesce", "confirm_name")
+    names = (*TEXTS, *IDS, "size_gib", "older_than_days", "bandwidth_mib", "delete_source", "quiesce", "confirm_name")
     pools = StoragePool.objects.filter(host=shown.host_id, source=StoragePool.Source.PROXMOX)
     return {
         "section": "guests", "guest": shown, "title": kind.title, "plan": plan, "error": error,

@@ -1,0 +1,203 @@
+"""The job kinds ``delete_snapshot`` and ``delete_old_snapshots``: of libvirt guests, by libvirt's own calls.
+
+Of a guest that runs libvirt writes what the overlays hold into the images below, and removes them; it goes on with that
+when whoever asked for it has gone. Of a guest that is off it takes the snapshot out of the images.
+"""
+
+import time
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+from django.utils.translation import gettext, gettext_noop, ngettext
+from django.utils.translation import gettext_lazy as _
+
+from images.live import block_jobs
+from images.live.disks import layers_of, occupied
+from images.live.kind import OFF
+from images.live.snapshots import NAME, SnapshotKind, asked
+from storage_admin.agent import protocol
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
+from storage_admin.guests.kinds.vm_disks import find
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.libvirt import snapshots
+from storage_admin.hosts.libvirt.snapshots import Snapshot, Snapshots
+from storage_admin.hosts.live_facts import GuestNow
+from storage_admin.jobs import runner
+from storage_admin.jobs.kinds import BEGUN, GoesOnError, Unsuccessful
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import Recorder, Refusal
+
+#: What libvirt says while it is at work on the domain.
+_BUSY = ("state change lock", "block job", "did not answer")
+#: Seconds until it is tried again where libvirt is still busy with it.
+_AGAIN = 2.0
+
+
+class DeleteSnapshot(SnapshotKind):
+    """Has libvirt delete a snapshot; what was written since stays."""
+
+    name = "delete_snapshot"
+    title = _("Delete a snapshot")
+    description = _(
+        "Deletes a snapshot of a guest; its present data stays. Of a guest that runs, libvirt writes what the overlays "
+        "hold into the images below, and removes the overlays."
+    )
+    goes_on = no_way_back = True
+    unsuccessful = {
+        "": Unsuccessful(gettext_noop("The guest's data is whole. Its page shows whether the snapshot is gone."))
+    }
+    properties = {"name": NAME}
+
+    def wanted(self, known: Snapshots, options: dict[str, Any]) -> list[Snapshot]:
+        """Those that go, in their order; raises nothing where there is none."""
+        chosen = known.named(options["name"])
+        return [] if chosen is None else [chosen]
+
+    def choose(
+        self, guest: Guest, now: GuestNow, known: Snapshots, options: dict[str, Any]
+    ) -> tuple[str, list[str], list[Refusal]]:
+        wanted = self.wanted(known, options)
+        if not wanted:
+            sentence = gettext("{guest} has no snapshot {name}.").format(guest=guest.name, name=options["name"])
+            return sentence, [], [Refusal("stale_plan", sentence)]
+        reason = gettext(
+            "What {guest} has written since the snapshot {name} stays, and goes into the images below. Nobody can go "
+            "back to {name} any more."
+        ).format(guest=guest.name, name=wanted[0].name)
+        if not wanted[0].is_external:
+            reason = gettext("{name} is removed from the images of {guest}. The present content stays.").format(
+                guest=guest.name, name=wanted[0].name
+            )
+        return reason, [self._warning()], self.against(guest, now, known, wanted[0])
+
+    @staticmethod
+    def _warning() -> str:
+        return gettext("libvirt cannot be stopped in it: a cancel only ends the waiting.")
+
+    @staticmethod
+    def against(guest: Guest, now: GuestNow, known: Snapshots, chosen: Snapshot) -> list[Refusal]:
+        """What stands against deleting one."""
+        against = list[Refusal]()
+        if chosen.is_external and known.version < snapshots.DELETES_EXTERNAL:
+            sentence = gettext(
+                "libvirt {version} on {host} cannot delete snapshots that have files of their own; 9.0 and later can."
+            )
+            against.append(Refusal("tool_missing", sentence.format(version=known.version_words, host=guest.host.name)))
+        for part in chosen.disks:
+            if part.how != "external":
+                continue
+            if now.state == OFF:
+                sentence = gettext("The overlays of {name} are merged by QEMU: start {guest} first.")
+                against.append(Refusal(INVALID, sentence.format(name=chosen.name, guest=guest.name)))
+                break
+            disk = next((one for one in now.disks if one.target == part.target), None)
+            if disk is None or part.path not in disk.chain[:-1]:
+                sentence = gettext("{path} is not in the chain of {disk}.")
+                against.append(Refusal("stale_plan", sentence.format(path=part.path, disk=part.target)))
+                continue
+            layers = layers_of(guest, now, disk)
+            top = layers.chain.index(part.path)
+            against += block_jobs.needed_by_others(layers, top, top + 1)
+        return against
+
+    def commands(self, guest: Guest, known: Snapshots, options: dict[str, Any]) -> list[list[str]]:
+        return [["virsh", "snapshot-delete", guest.name, one.name] for one in self.wanted(known, options)]
+
+    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
+        guest, kept = find(job.target_id), job.kept.get(BEGUN)
+        if kept is None:
+            now = self.check(guest, job.options)
+            kept = {"name": "", "before": occupied(guest, now) if now.state == OFF else {}, "deleted": []}
+        # What an earlier version has begun was one of a guest that runs, and kept no sizes.
+        before, deleted = kept.get("before", {}), list(kept.get("deleted", []))
+        recorder.progress({"stage": "merging", "message": "by libvirt, which reports no progress"})
+        recorder.flush()
+        begun, name = kept["name"] != "", kept["name"]
+        while True:
+            if not begun:
+                now, known = asked(guest, job.options)
+                if not (wanted := self.wanted(known, job.options)):
+                    break
+                for refusal in self.against(guest, now, known, wanted[0]):
+                    raise RefusedError(refusal.code, refusal.detail)
+                name = wanted[0].name
+                job.kept = job.kept | {BEGUN: {"name": name, "before": before, "deleted": deleted}}
+                job.ours().update(kept=job.kept)
+            self._delete(job, guest, name, recorder, begun=begun)
+            recorder.log(f"The snapshot {name} of {guest.name} is deleted; what was written since stays.")
+            deleted, begun = [*deleted, name], False
+        words = f"Deleted of {guest.name}: {', '.join(deleted)}. What was written since stays."
+        return {"names": deleted, "words": words, **self.compared(guest, before)}
+
+    @staticmethod
+    def _delete(job: Job, guest: Guest, name: str, recorder: Recorder, *, begun: bool) -> None:
+        """Has libvirt delete one, and waits for it.
+
+        Args:
+            begun: a worker before has asked for it: libvirt may still be at it.
+        """
+
+        def tick() -> None:
+            recorder.tick()
+            if runner.stopping.is_set():
+                raise GoesOnError("this worker was told to end")
+            if recorder.cancel_requested:
+                if not job.ours().exists():
+                    raise GoesOnError("another worker has it")
+                raise StoppedError(protocol.CANCELLED, gettext("Cancelled. libvirt finishes deleting the snapshot."))
+
+        while True:
+            try:
+                known = snapshots.delete(guest.host, guest.uid, name, tick)
+                break
+            except HostError as error:
+                if not begun or not any(word in error.detail for word in _BUSY):
+                    raise
+                tick()
+                time.sleep(_AGAIN)
+        if known.named(name) is not None:
+            raise HostError(gettext("libvirt deleted the snapshot {name} and still lists it.").format(name=name))
+
+
+class DeleteOldSnapshots(DeleteSnapshot):
+    """Has libvirt delete all snapshots of a guest from an age on, the oldest first; what was written since stays."""
+
+    name = "delete_old_snapshots"
+    title = _("Delete old snapshots")
+    description = _(
+        "Deletes the snapshots of a guest that are older than some days, the oldest first; its present data stays. Of "
+        "a guest that runs, libvirt writes what the overlays hold into the images below."
+    )
+    needs = ()
+    properties = {
+        "older_than_days": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 3650,
+            "default": 30,
+            "description": _("Age in days from which a snapshot is deleted."),
+        }
+    }
+
+    def wanted(self, known: Snapshots, options: dict[str, Any]) -> list[Snapshot]:
+        before = timezone.now() - timedelta(days=options["older_than_days"])
+        return [one for one in reversed(known.found) if one.created <= before]
+
+    def choose(
+        self, guest: Guest, now: GuestNow, known: Snapshots, options: dict[str, Any]
+    ) -> tuple[str, list[str], list[Refusal]]:
+        wanted = self.wanted(known, options)
+        if not wanted:
+            sentence = ngettext(
+                "{guest} has no snapshot that is older than {count} day.",
+                "{guest} has no snapshot that is older than {count} days.",
+                options["older_than_days"],
+            ).format(guest=guest.name, count=options["older_than_days"])
+            return sentence, [], [Refusal("nothing_to_free", sentence)]
+        reason = gettext(
+            "These snapshots of {guest} are deleted, the oldest first: {names}. What was written since stays; nobody "
+            "can go back to them any more."
+        ).format(guest=guest.name, names=", ".join(one.name for one in wanted))
+        against = [refusal for one in wanted for refusal in self.against(guest, now, known, one)]
+        return reason, [self._warning()], against

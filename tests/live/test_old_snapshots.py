@@ -1,0 +1,146 @@
+"""Snapshots from an age on are deleted, the oldest first; younger ones and what the guest has written stay."""
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import libvirt
+import pytest
+from django.utils import timezone
+
+from images.policies import runs
+from images.policies import services as policies
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.libvirt import snapshots
+from storage_admin.jobs import services
+from storage_admin.jobs.liveness import heart
+from storage_admin.jobs.models import Job
+from tests.factories import PolicyFactory
+from tests.harness.guests import Disk, Domains, LibvirtGuest, write_pattern
+from tests.live.chains import chain_of, done
+from tests.live.test_faults import KilledError, falls_silent
+from tests.live.writer import acknowledged, check, wait_for_writes, writing
+from tests.working import OPERATOR, client_as, create, run, said, scan, this_machine
+
+pytestmark = [
+    pytest.mark.guest,
+    pytest.mark.services,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("quiet", "libvirtd"),
+]
+
+
+def snapshot(domain: "libvirt.virDomain", name: str, days: int, *, external: bool) -> None:
+    """Makes one that says it is so old."""
+    disk = "<disks><disk name='vda' snapshot='external'/></disks>" if external else ""
+    flags = libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY if external else 0
+    made = domain.snapshotCreateXML(f"<domainsnapshot><name>{name}</name>{disk}</domainsnapshot>", flags)
+    created = int((timezone.now() - timedelta(days=days)).timestamp())
+    xml = re.sub(r"<creationTime>\d+<", f"<creationTime>{created}<", made.getXMLDesc())
+    again = libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_REDEFINE | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_CURRENT
+    domain.snapshotCreateXML(xml, again)
+
+
+def seen(folder: Path, domain: "libvirt.virDomain") -> Guest:
+    """The guest as a scan finds it."""
+    scan(this_machine(folder))
+    return Guest.objects.get(uid=domain.UUIDString())
+
+
+def names(row: Guest) -> list[str]:
+    """The newest first."""
+    return [one.name for one in snapshots.of(row.host, row.uid).found]
+
+
+def submit(row: Guest, days: int) -> Job:
+    return services.submit(OPERATOR, "delete_old_snapshots", row.pk, {"older_than_days": days})
+
+
+def codes(row: Guest, days: int) -> list[str]:
+    plan = services.plan(OPERATOR, "delete_old_snapshots", row.pk, {"older_than_days": days})
+    return [one.code for one in plan.refusals]
+
+
+def test_old_ones_are_merged_under_a_guest_that_writes_and_a_young_one_stays(
+    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
+) -> None:
+    guest = tcg_guest(Disk(create(shared_folder / "disk.qcow2", "96M")))
+    with writing(guest):
+        for name, days in (("a", 40), ("b", 35), ("c", 2)):
+            snapshot(guest.domain, name, days, external=True)
+            wait_for_writes(guest, 3)
+        row = seen(shared_folder, guest.domain)
+        assert codes(row, 50) == ["nothing_to_free"]
+        plan = services.plan(OPERATOR, "delete_old_snapshots", row.pk, {"older_than_days": 30})
+        assert [command.split()[-1] for command in plan.commands] == ["a", "b"]
+        job = done(submit(row, 30))
+        wait_for_writes(guest, 3)
+    assert (job.result or {})["names"] == ["a", "b"]
+    assert names(row) == ["c"]
+    assert chain_of(guest) == ["disk.c", "disk.qcow2"]
+    last = acknowledged(guest)
+    guest.stop()
+    check(shared_folder / "disk.c", last)
+
+
+def test_of_a_guest_that_is_off_they_leave_its_images_and_the_ledger_says_what_that_freed(
+    domains: Domains, shared_folder: Path
+) -> None:
+    image = create(shared_folder / "disk.qcow2", "96M")
+    guest = domains.define([Disk(image)])
+    for name, days in (("a", 40), ("b", 35), ("c", 2)):
+        write_pattern(image, "qcow2", (0, 8, ord(name)))
+        snapshot(guest, name, days, external=False)
+    write_pattern(image, "qcow2", (0, 8, 0x20))
+    row = seen(shared_folder, guest)
+    before = image.stat().st_blocks * 512
+    job = done(submit(row, 30))
+    freed = before - image.stat().st_blocks * 512
+    assert names(row) == ["c"]
+    assert freed > 15 << 20
+    assert (job.result or {})["freed_bytes"] == freed
+    assert codes(row, 30) == ["nothing_to_free"]
+
+
+def test_a_worker_that_dies_in_the_second_is_followed_by_the_next_one(
+    domains: Domains, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest = domains.define([Disk(create(shared_folder / "disk.qcow2", "96M"))])
+    for name, days in (("a", 40), ("b", 35), ("c", 33)):
+        snapshot(guest, name, days, external=False)
+    row = seen(shared_folder, guest)
+    job, deletes = submit(row, 30), snapshots.delete
+
+    def dies(host: object, uid: str, name: str, tick: Callable[[], None]) -> object:
+        if name == "b":
+            raise KilledError
+        return deletes(host, uid, name, tick)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots, "delete", dies)
+        with pytest.raises(KilledError):
+            run(job)
+    heart.release(job)
+    falls_silent(job)
+    run(job)
+    assert job.state == "succeeded", said(job)
+    assert (job.result or {})["names"] == ["a", "b", "c"]
+    assert names(row) == []
+
+
+def test_a_policy_deletes_them_at_night_and_says_why_not_on_the_others(domains: Domains, shared_folder: Path) -> None:
+    old, young = (domains.define([Disk(create(shared_folder / f"{name}.qcow2", "96M"))]) for name in ("old", "young"))
+    snapshot(old, "a", 40, external=False)
+    snapshot(young, "a", 3, external=False)
+    row = seen(shared_folder, old)
+    policy = PolicyFactory.create(kind="delete_old_snapshots", options={"older_than_days": 30})
+    found = client_as(role="operator").get(f"/api/v1/policies/{policy.pk}/preview/").json()
+    assert [one["guest"] for one in found["chosen"]] == [row.pk]
+    assert [one["code"] for one in found["skipped"]] == ["no_old_snapshot"]
+    policies.run_now(OPERATOR, policy)
+    runs.work(timezone.now())
+    job = run(Job.objects.get(kind="delete_old_snapshots"))
+    assert job.state == "succeeded", said(job)
+    assert names(row) == []
+    assert names(Guest.objects.get(uid=young.UUIDString())) == ["a"]
