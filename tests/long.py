@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 LIST = Path(__file__).with_name("long.txt")
 #: Seconds from which a test, with all of its cases, is long; above which another one of its file stays instead of the
 #: first; and above which none does, unless it is one of faults, of which each is tried before a merge.
-LONG, TOO_LONG, FAR_TOO_LONG = 0.5, 10.0, 30.0
+LONG, TOO_LONG, FAR_TOO_LONG = 0.4, 5.0, 30.0
 #: Whose every test is one of a kind: pairs of an operation and a fault, which a merge tries once each; who may do what.
 WHOLE = frozenset({"live/test_faults.py", "api/test_role_table.py", "web/test_role_table.py"})
 

@@ -19,8 +19,8 @@ from images.selectors.snapshots import snapshots_of
 from images.serializers import GuestSerializer, SnapshotRowSerializer
 from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.guests import snapshots
 from storage_admin.guests.models import Guest
-from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.selectors import hosts_for
 from storage_admin.jobs import services
 from storage_admin.jobs.serializers import EmptyBody, JobSerializer
@@ -37,18 +37,18 @@ class GuestEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         return guests_for(self.actor)
 
     @extend_schema(
-        summary=_("Snapshots of a libvirt guest"),
-        description="As libvirt on its host lists them now, the newest first.",
+        summary=_("Snapshots of a guest"),
+        description="As libvirt, or Proxmox VE, lists them now, the newest first.",
         responses=GuestSnapshotsSerializer,
     )
     @action(detail=True, methods=["get"], filter_backends=[], pagination_class=None)
     def snapshots(self, _request: Request, **_where: Any) -> Response:
         guest = self.get_object()
         try:
-            known = snapshots.of(guest.host, guest.uid)
+            known = snapshots.of(guest)
         except (RefusedError, HostError) as error:
             return Response({"snapshots": [], "unknown": error.detail})
-        return Response({"snapshots": [asdict(one) for one in known.found], "unknown": None})
+        return Response({"snapshots": [asdict(one) for one in known], "unknown": None})
 
 
 @extend_schema_view(list=extend_schema(summary=_("Snapshots of guests, with their age and what they hold")))

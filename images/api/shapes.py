@@ -182,7 +182,7 @@ class GuestSnapshotSerializer(serializers.Serializer[Any]):
     """A snapshot of a guest."""
 
     name = serializers.CharField()
-    created = serializers.DateTimeField()
+    created = serializers.DateTimeField(allow_null=True, help_text=_("Null where nobody tells."))
     description = serializers.CharField(allow_blank=True)
     state = serializers.CharField(help_text=_("State of the guest then; disk-snapshot if its memory was not saved."))
     parent = serializers.CharField(allow_blank=True)  # type: ignore[assignment]  # the name is also the base class's

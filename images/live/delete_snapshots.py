@@ -16,13 +16,15 @@ from images.live import block_jobs
 from images.live.disks import layers_of, occupied
 from images.live.kind import OFF
 from images.live.snapshots import NAME, SnapshotKind, asked
+from images.live.vm_snapshots import DeleteOldVmSnapshots, DeleteVmSnapshot
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
+from storage_admin.guests import proxmox_vms
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import snapshots
-from storage_admin.hosts.libvirt.snapshots import Snapshot, Snapshots
-from storage_admin.hosts.live_facts import GuestNow
+from storage_admin.hosts.libvirt.snapshots import Snapshots
+from storage_admin.hosts.live_facts import GuestNow, Snapshot
 from storage_admin.jobs import runner
 from storage_admin.jobs.kinds import BEGUN, GoesOnError, Unsuccessful
 from storage_admin.jobs.models import Job
@@ -37,8 +39,8 @@ _AGAIN = 2.0
 class DeleteSnapshot(SnapshotKind):
     """Has libvirt delete a snapshot; what was written since stays."""
 
-    name = "delete_snapshot"
-    title = _("Delete a snapshot")
+    of_vms = DeleteVmSnapshot
+    name, title = of_vms.name, of_vms.title
     description = _(
         "Deletes a snapshot of a guest; its present data stays. Of a guest that runs, libvirt writes what the overlays "
         "hold into the images below, and removes the overlays."
@@ -47,7 +49,7 @@ class DeleteSnapshot(SnapshotKind):
     unsuccessful = {
         "": Unsuccessful(gettext_noop("The guest's data is whole. Its page shows whether the snapshot is gone."))
     }
-    properties = {"name": NAME}
+    properties = {"name": NAME, **proxmox_vms.ACCEPT}
 
     def wanted(self, known: Snapshots, options: dict[str, Any]) -> list[Snapshot]:
         """Those that go, in their order; raises nothing where there is none."""
@@ -104,7 +106,7 @@ class DeleteSnapshot(SnapshotKind):
     def commands(self, guest: Guest, known: Snapshots, options: dict[str, Any]) -> list[list[str]]:
         return [["virsh", "snapshot-delete", guest.name, one.name] for one in self.wanted(known, options)]
 
-    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
+    def by_libvirt(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest, kept = find(job.target_id), job.kept.get(BEGUN)
         if kept is None:
             now = self.check(guest, job.options)
@@ -163,8 +165,8 @@ class DeleteSnapshot(SnapshotKind):
 class DeleteOldSnapshots(DeleteSnapshot):
     """Has libvirt delete all snapshots of a guest from an age on, the oldest first; what was written since stays."""
 
-    name = "delete_old_snapshots"
-    title = _("Delete old snapshots")
+    of_vms = DeleteOldVmSnapshots
+    name, title = of_vms.name, of_vms.title
     description = _(
         "Deletes the snapshots of a guest that are older than some days, the oldest first; its present data stays. Of "
         "a guest that runs, libvirt writes what the overlays hold into the images below."
@@ -177,12 +179,13 @@ class DeleteOldSnapshots(DeleteSnapshot):
             "maximum": 3650,
             "default": 30,
             "description": _("Age in days from which a snapshot is deleted."),
-        }
+        },
+        **proxmox_vms.ACCEPT,
     }
 
     def wanted(self, known: Snapshots, options: dict[str, Any]) -> list[Snapshot]:
         before = timezone.now() - timedelta(days=options["older_than_days"])
-        return [one for one in reversed(known.found) if one.created <= before]
+        return [one for one in reversed(known.found) if one.created is not None and one.created <= before]
 
     def choose(
         self, guest: Guest, now: GuestNow, known: Snapshots, options: dict[str, Any]

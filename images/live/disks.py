@@ -9,6 +9,7 @@ from django.utils.translation import gettext
 
 from images.models import Image
 from images.rewrite import refusals
+from images.scan import look
 from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import asking
@@ -79,6 +80,21 @@ def files(guest: Guest, paths: Sequence[str]) -> list[dict[str, int] | None]:
             answer = asking.ask(guest.host, "occupied", asked, seconds=running.LOOK_TIMEOUT)
             return [None if one is None else dict(one) for one in answer["files"]]
     return [None] * len(paths)
+
+
+def images_of(guest: Guest) -> dict[str, Image]:
+    """The images of a guest's disks, by target."""
+    images = Image.objects.filter(uses__disk__guest=guest).select_related("pool")
+    by_id = {image.pk: image for image in images}
+    disks = guest.disks.filter(only_in="", device="disk").select_related("use")
+    return {disk.target: by_id[disk.use.image_id] for disk in disks if hasattr(disk, "use")}
+
+
+def seen(guest: Guest) -> dict[str, int | None]:
+    """What a guest's images occupy, as their host's agent tells now; nothing where it does not answer."""
+    if guest.host_id not in look.at(images_of(guest).values()):
+        return {}
+    return {target: image.allocated_size for target, image in images_of(guest).items()}
 
 
 def pool_of(guest: Guest) -> StoragePool | None:

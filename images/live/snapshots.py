@@ -16,10 +16,12 @@ from django.utils.translation import gettext_lazy as _
 from images.live import block_jobs
 from images.live.disks import layers_of, occupied, pool_of
 from images.live.kind import OFF, LiveGuestKind, libvirt_guest
+from images.live.vm_snapshots import CreateVmSnapshot, RevertVm
 from images.rewrite import record
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
-from storage_admin.guests.kinds.vm_disks import find
+from storage_admin.guests import proxmox_vms
+from storage_admin.guests.kinds.vm_disks import VmKind, find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.libvirt import running, snapshots
@@ -39,8 +41,10 @@ NAME: dict[str, Any] = {
 
 
 class SnapshotKind(LiveGuestKind):
-    """A kind that has libvirt do something with snapshots of a guest."""
+    """A kind that has libvirt, or Proxmox VE, do something with snapshots of a guest."""
 
+    #: What it does with VMs of Proxmox VE.
+    of_vms: ClassVar[type[VmKind]]
     #: What has to be given: options without a default.
     needs: ClassVar[tuple[str, ...]] = ("name",)
 
@@ -48,8 +52,10 @@ class SnapshotKind(LiveGuestKind):
     def options_schema(self) -> dict[str, Any]:
         return super().options_schema | {"required": list(self.needs)}
 
-    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         guest = find(target_id)
+        if guest.kind == Guest.Kind.VM:
+            return self.of_vms().plan(actor, target_id, options)
         reason, warnings, against = f"{self.title}: {guest.name}.", list[str](), list[Refusal]()
         commands: list[list[str]] = []
         try:
@@ -65,6 +71,14 @@ class SnapshotKind(LiveGuestKind):
             warnings=(*(one.detail for one in by_hand), *warnings),
             affected_guests=(Affected(guest.pk, guest.name, guest.state),), options=options,
         )  # fmt: skip
+
+    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
+        guest = find(job.target_id)
+        return self.of_vms().work(job, recorder) if guest.kind == Guest.Kind.VM else self.by_libvirt(job, recorder)
+
+    @abstractmethod
+    def by_libvirt(self, job: Job, recorder: Recorder) -> dict[str, Any]:
+        """The work on a guest of libvirt; as :meth:`work`."""
 
     @abstractmethod
     def choose(
@@ -103,8 +117,8 @@ class SnapshotKind(LiveGuestKind):
 class CreateSnapshot(SnapshotKind):
     """Has the disks of a guest written to overlays from now on, or keep their content in themselves."""
 
-    name = "snapshot"
-    title = _("Create a snapshot")
+    of_vms = CreateVmSnapshot
+    name, title = of_vms.name, of_vms.title
     description = _(
         "Creates a snapshot of a guest's disks. A guest that runs writes to new overlays from then on; of one that is "
         "off the snapshot is kept in its images (internal)."
@@ -124,6 +138,7 @@ class CreateSnapshot(SnapshotKind):
             "default": True,
             "description": _("Has the guest agent flush and freeze the filesystems for that moment."),
         },
+        **proxmox_vms.ACCEPT,
     }
 
     def choose(
@@ -177,7 +192,7 @@ class CreateSnapshot(SnapshotKind):
         how = [] if guest.off else ["--disk-only", *quiesce]
         return [["virsh", "snapshot-create-as", guest.name, options["name"], "--atomic", *how]]
 
-    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
+    def by_libvirt(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest, options = find(job.target_id), job.options
         now = self.check(guest, options)
         disks = options["disks"] or [disk.target for disk in now.disks]
@@ -200,8 +215,8 @@ class CreateSnapshot(SnapshotKind):
 class RevertSnapshot(SnapshotKind):
     """Gives a guest that is off the content of a snapshot again; what was written since is lost."""
 
-    name = "revert_snapshot"
-    title = _("Go back to a snapshot")
+    of_vms = RevertVm
+    name, title = of_vms.name, of_vms.title
     description = _(
         "Gives the disks of a guest that is off the content again that they had at a snapshot. What was written since "
         "is lost."
@@ -210,7 +225,7 @@ class RevertSnapshot(SnapshotKind):
     unsuccessful = {
         "": Unsuccessful(gettext_noop("The guest's disks have either the content of the snapshot, or that before."))
     }
-    properties = {"name": NAME}
+    properties = {"name": NAME, **proxmox_vms.ACCEPT}
 
     def choose(
         self, guest: Guest, now: GuestNow, known: Snapshots, options: dict[str, Any]
@@ -233,7 +248,7 @@ class RevertSnapshot(SnapshotKind):
             if disk.target in concerned:
                 layers = layers_of(guest, replace(now, snapshots=()), disk)
                 against += [*layers.refusals, *block_jobs.needed_by_others(layers, 0, 0)]
-        if chosen.state not in {"shutoff", "disk-snapshot"}:
+        if chosen.with_memory:
             warnings.append(gettext("The snapshot has the guest's memory: the guest runs afterwards."))
         reason = gettext(
             "The disks of {guest} have the content of {name} again. What was written since is lost; the snapshot stays."
@@ -243,7 +258,7 @@ class RevertSnapshot(SnapshotKind):
     def commands(self, guest: Guest, known: Snapshots, options: dict[str, Any]) -> list[list[str]]:  # noqa: ARG002
         return [["virsh", "snapshot-revert", guest.name, options["name"]]]
 
-    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
+    def by_libvirt(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest, name = find(job.target_id), job.options["name"]
         before = occupied(guest, self.check(guest, job.options))
         recorder.progress({"stage": "reverting"})

@@ -9,10 +9,8 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.live import doctor
-from images.live.disks import occupied, pool_of
-from images.models import Image
+from images.live.disks import images_of, occupied, pool_of, seen
 from images.rewrite import record, refusals
-from images.scan import look
 from storage_admin.accounts.models import Actor
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError, b64
@@ -92,7 +90,7 @@ class Trim(VmKind):
 
     def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:  # noqa: ARG002 (it has none)
         def sizes() -> dict[str, int | None]:
-            return _seen(vm.guest)
+            return seen(vm.guest)
 
         return _done(vm.guest, sizes(), sizes, lambda: actions.trim(vm.client, vm.ref), recorder)
 
@@ -115,7 +113,7 @@ def _offline(guest: Guest) -> list[Refusal]:
 
 def _draft(guest: Guest, now: GuestNow, command: list[str]) -> Draft:
     """What a trim of a guest would do, and what stands against it."""
-    causes = doctor.causes(now, _images(guest), _devices(guest, now))
+    causes = doctor.causes(now, images_of(guest), _devices(guest, now))
     draft = Draft(
         gettext("The guest agent of {guest} trims all its filesystems. Nothing stops, and nothing is copied.").format(
             guest=guest.name
@@ -161,14 +159,6 @@ def _of_vm(vm: Vm) -> GuestNow:
     return GuestNow("running" if vm.runs() else "stopped", agent=agent, disks=tuple(disks))
 
 
-def _images(guest: Guest) -> dict[str, Image]:
-    """The images of a guest's disks, by target."""
-    images = Image.objects.filter(uses__disk__guest=guest).select_related("pool")
-    by_id = {image.pk: image for image in images}
-    disks = guest.disks.filter(only_in="", device="disk").select_related("use")
-    return {disk.target: by_id[disk.use.image_id] for disk in disks if hasattr(disk, "use")}
-
-
 def _devices(guest: Guest, now: GuestNow) -> dict[str, DeviceNow]:
     """What lies below a guest's block devices; nothing where its host has no agent, or does not answer in time."""
     asked = {disk.target: disk.chain[0] for disk in now.disks if disk.kind == "block" and disk.chain}
@@ -180,14 +170,6 @@ def _devices(guest: Guest, now: GuestNow) -> dict[str, DeviceNow]:
     except (RefusedError, HostError):
         return {}
     return {target: DeviceNow(**device) for target, device in zip(asked, told["devices"], strict=True)}
-
-
-def _seen(guest: Guest) -> dict[str, int | None]:
-    """What a guest's images occupy, as their host's agent tells now; nothing where it does not answer."""
-    images = _images(guest)
-    if guest.host_id not in look.at(images.values()):
-        return {}
-    return {target: image.allocated_size for target, image in _images(guest).items()}
 
 
 def _done(

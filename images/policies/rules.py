@@ -25,12 +25,6 @@ from images.rewrite import refusals, space
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import StoragePool
 
-#: Guests that a kind is for.
-_KINDS_OF_GUESTS = {
-    "trim": (Guest.Kind.DOMAIN, Guest.Kind.VM),
-    "delete_old_snapshots": (Guest.Kind.DOMAIN,),
-}
-
 
 class Candidate(NamedTuple):
     """An image (or pool, or guest) that no rule leaves out.
@@ -118,8 +112,8 @@ def _others(rules: Rules) -> Iterator[tuple[StoragePool | Guest, str]]:
     pools: dict[int, set[int]] = defaultdict(set)
     for guest_id, pool_id in ImageUse.objects.values_list("disk__guest", "image__pool").distinct():
         pools[guest_id].add(pool_id)
-    guests = Guest.objects.select_related("host").order_by("name", "pk")
-    for guest in guests.filter(kind__in=_KINDS_OF_GUESTS[rules.kind]):
+    guests = Guest.objects.exclude(kind=Guest.Kind.CONTAINER).select_related("host").order_by("name", "pk")
+    for guest in guests:
         yield guest, members.strange_guest(guest.host_id, pools[guest.pk], guest.name)
 
 

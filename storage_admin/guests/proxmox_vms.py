@@ -286,15 +286,18 @@ def lacking_on(guest: Guest, feature: str) -> list[Refusal]:
     ]
 
 
-def follow(vm: Vm, upid: str, stage: str, recorder: Recorder, stopping: Callable[[], bool]) -> Outcome:
+def follow(
+    vm: Vm, upid: str, stage: str, recorder: Recorder, stopping: Callable[[], bool], *, stops: bool = True
+) -> Outcome:
     """Waits for a task: its id and its log become the job's, its percentage the job's progress.
 
     Args:
         stage: what the job does meanwhile, in a word.
         stopping: whether this worker is told to end.
+        stops: the task ends with the job; else it goes on.
 
     Raises:
-        StoppedError: somebody cancelled the job, or the worker ends; the task has ended then.
+        StoppedError: somebody cancelled the job, or the worker ends; a task that ``stops`` has ended then.
         RefusedError, HostError: as :func:`tasks.follow`.
     """
     recorder.log(f"Proxmox VE's task {upid}")
@@ -303,11 +306,14 @@ def follow(vm: Vm, upid: str, stage: str, recorder: Recorder, stopping: Callable
 
     def check() -> None:
         recorder.tick()
-        if recorder.cancel_requested or stopping():
-            recorder.log("stopping the task", JobLog.Level.WARNING)
-            raise StoppedError(
-                protocol.CANCELLED, gettext("Cancelled. Proxmox VE has ended its task {upid}.").format(upid=upid)
-            )
+        if not recorder.cancel_requested and not stopping():
+            return
+        if not stops:
+            sentence = gettext("Cancelled. Proxmox VE goes on with its task {upid}.")
+            raise StoppedError(protocol.CANCELLED, sentence.format(upid=upid))
+        recorder.log("stopping the task", JobLog.Level.WARNING)
+        sentence = gettext("Cancelled. Proxmox VE has ended its task {upid}.")
+        raise StoppedError(protocol.CANCELLED, sentence.format(upid=upid))
 
     return tasks.follow(
         vm.client,
@@ -315,4 +321,5 @@ def follow(vm: Vm, upid: str, stage: str, recorder: Recorder, stopping: Callable
         progress=lambda percent: recorder.progress({"stage": stage, "percent": percent}),
         log=recorder.log,
         check=check,
+        stops=stops,
     )

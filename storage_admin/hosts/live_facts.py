@@ -1,6 +1,8 @@
 """A guest as it is at this moment, with what decides whether space that it frees becomes free on its host."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 #: The command of the guest agent that trims.
 FSTRIM = "guest-fstrim"
@@ -128,3 +130,47 @@ def trimmed(paths: object) -> tuple[Trimmed, ...]:
         for one in paths[:MOST]
         if isinstance(one, dict)
     )
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a snapshot has of a disk: ``how`` is ``external``, then ``path`` is the overlay, or ``internal``."""
+
+    target: str
+    how: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot as libvirt, or Proxmox VE, tells of it at this moment.
+
+    Args:
+        created: ``None`` where nobody tells.
+        state: the guest's then, in libvirt's words; ``disk-snapshot`` without its memory.
+        current: it is what the guest's present stands on.
+        disks: as far as it is told what it has of each.
+    """
+
+    name: str
+    created: datetime | None
+    description: str
+    state: str
+    parent: str
+    current: bool
+    disks: tuple[Part, ...]
+
+    @property
+    def is_external(self) -> bool:
+        """Whether it has files of its own."""
+        return any(part.how == "external" for part in self.disks)
+
+    @property
+    def with_memory(self) -> bool:
+        """Whether a guest that goes back to it runs afterwards."""
+        return self.state not in {"shutoff", "disk-snapshot"}
+
+
+def newest_first(found: Iterable[Snapshot]) -> tuple[Snapshot, ...]:
+    """Snapshots by their age, undated ones at the end."""
+    return tuple(sorted(found, key=lambda one: one.created or datetime.min.replace(tzinfo=UTC), reverse=True))

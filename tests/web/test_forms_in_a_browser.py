@@ -15,6 +15,8 @@ from tests.web.test_in_a_browser import RUN_AXE, axe, chromium, complaints_of, s
 __all__ = ["chromium"]
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+#: A test takes every so many a form: a merge tries the first part of them.
+PARTS = 6
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,10 @@ def filled_in(page: Page, one: Refused) -> None:
         field.fill(text)
 
 
+@pytest.mark.sampled(PARTS)
+@pytest.mark.parametrize("part", range(PARTS))
 def test_every_form_tells_all_that_is_wrong_at_its_fields_and_keeps_what_was_typed(
-    chromium: Browser, live_server: LiveServer
+    chromium: Browser, live_server: LiveServer, part: int
 ) -> None:
     filled = fill()
     HostFactory.create(name="another")
@@ -132,7 +136,7 @@ def test_every_form_tells_all_that_is_wrong_at_its_fields_and_keeps_what_was_typ
     tokens = Token.objects.count()
     page = signed_in(chromium, live_server, reduced_motion="reduce").new_page()
     said = complaints_of(page)
-    for one in forms_of(filled):
+    for one in forms_of(filled)[part::PARTS]:
         page.goto(live_server.url + one.address)
         filled_in(page, one)
         if one.button:
@@ -154,7 +158,7 @@ def test_every_form_tells_all_that_is_wrong_at_its_fields_and_keeps_what_was_typ
             )
         assert page.locator("[type=number]").count() == 0, one.address
         look_at(page, f"{one.address} refused {one.button}")
-    for address in states_of(filled):
+    for address in states_of(filled)[part::PARTS]:
         page.goto(live_server.url + address)
         look_at(page, address)
     # Chromium writes the status of each refusal to its console, what is no date, and plans that nobody waited for.

@@ -175,7 +175,7 @@ class MoveDisk(VmKind):
             + (["--format", options["format"]] if options["format"] else [])
             + ["--delete", str(int(options["delete_source"]))],
         )
-        draft.refusals += [*_of_template(vm), *proxmox_vms.lacking(vm, "move", name)]
+        draft.refusals += [*of_template(vm), *proxmox_vms.lacking(vm, "move", name)]
         draft.refusals += _against_storage(_storage(vm, name), drive, vm)
         draft.refusals += proxmox_vms.still_needed(vm.guest, target) if options["delete_source"] else []
         naming = vm.snapshots_with(drive.volume)
@@ -209,7 +209,7 @@ class MoveDisk(VmKind):
             vm.client, vm.config, target, options["storage"], format=options["format"] or "",
             delete_source=options["delete_source"], bandwidth_bytes_sec=options["bandwidth_bytes_sec"],
         )  # fmt: skip
-        done = _followed(vm, upid, "moving", recorder)
+        done = followed(vm, upid, "moving", recorder)
         config = vm.again()
         now = config.drive(target)
         if now.volume == before.volume or not now.volume.startswith(options["storage"] + ":"):
@@ -279,7 +279,7 @@ class Resize(VmKind):
                 )
             )
             return draft
-        draft.refusals += [*_of_template(vm), *proxmox_vms.lacking(vm, "resize", name)]
+        draft.refusals += [*of_template(vm), *proxmox_vms.lacking(vm, "resize", name)]
         naming = vm.snapshots_with(drive.volume)
         if naming and drive.volume.endswith(".qcow2"):
             draft.refusals.append(
@@ -311,7 +311,7 @@ class Resize(VmKind):
         target, wanted = options["disk"], options["size_bytes"]
         before = vm.config.drive(target)
         upid = actions.resize(vm.client, vm.config, target, wanted)
-        done = _followed(vm, upid, "enlarging", recorder)
+        done = followed(vm, upid, "enlarging", recorder)
         now = vm.again().drive(target)
         if now.size_bytes is None or now.size_bytes < wanted:
             raise HostError(
@@ -334,9 +334,10 @@ def find(guest_id: int) -> Guest:
     return guest
 
 
-def _followed(vm: Vm, upid: str, stage: str, recorder: Recorder) -> dict[str, Any]:
+def followed(vm: Vm, upid: str, stage: str, recorder: Recorder, *, stops: bool = True) -> dict[str, Any]:
+    """Waits for a task, as :func:`proxmox_vms.follow`; what a job's result says of it."""
     stopping: Callable[[], bool] = runner.stopping.is_set
-    outcome = proxmox_vms.follow(vm, upid, stage, recorder, stopping)
+    outcome = proxmox_vms.follow(vm, upid, stage, recorder, stopping, stops=stops)
     if outcome.warnings:
         recorder.log(f"Proxmox VE reported {outcome.warnings} warnings, see above", JobLog.Level.WARNING)
     return {"task": upid, "warnings": outcome.warnings}
@@ -350,7 +351,7 @@ def _storage(vm: Vm, name: str) -> StorageFacts | None:
     return next((one for one in reader.read_storages(vm.client, vm.ref.node) if one.name == name), None)
 
 
-def _of_template(vm: Vm) -> list[Refusal]:
+def of_template(vm: Vm) -> list[Refusal]:
     if not vm.is_template:
         return []
     sentence = gettext("{guest} is a template. Linked clones use its disks, which cannot be changed.").format(

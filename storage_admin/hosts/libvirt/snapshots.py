@@ -12,6 +12,7 @@ from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts.libvirt.process import ask
 from storage_admin.hosts.libvirt.relay import refuse_to_write
 from storage_admin.hosts.libvirt.uri import uri_of
+from storage_admin.hosts.live_facts import Part, Snapshot, newest_first
 from storage_admin.hosts.models import Host
 
 #: Seconds until a list is given up, until a new one is, and until a deletion is, which writes what the overlays hold.
@@ -20,33 +21,6 @@ LIST_TIMEOUT, CREATE_TIMEOUT, DELETE_TIMEOUT = 10.0, 120.0, 24 * 3600.0
 DELETES_EXTERNAL = 9_000_000
 #: The first one that goes back to them.
 REVERTS_EXTERNAL = 9_009_000
-
-
-@dataclass(frozen=True)
-class Part:
-    """What a snapshot has of a disk: ``how`` is ``external``, then ``path`` is the overlay, or ``internal``."""
-
-    target: str
-    how: str
-    path: str
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A snapshot, as libvirt tells of it; ``state`` is the guest's then, ``disk-snapshot`` without its memory."""
-
-    name: str
-    created: datetime
-    description: str
-    state: str
-    parent: str
-    current: bool
-    disks: tuple[Part, ...]
-
-    @property
-    def is_external(self) -> bool:
-        """Whether it has files of its own."""
-        return any(part.how == "external" for part in self.disks)
 
 
 @dataclass(frozen=True)
@@ -122,7 +96,7 @@ def _asked(host: Host, request: dict[str, Any], seconds: float, tick: Callable[[
     if "contradiction" in told:
         raise RefusedError("stale_plan", _("Nothing was changed: {contradiction}.").format(**told))
     found = [_snapshot(one) for one in told["snapshots"]]
-    return Snapshots(tuple(sorted(found, key=lambda one: one.created, reverse=True)), told["libvirt"])
+    return Snapshots(tuple(newest_first(found)), told["libvirt"])
 
 
 def _snapshot(told: dict[str, Any]) -> Snapshot:

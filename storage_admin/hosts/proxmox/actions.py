@@ -58,7 +58,7 @@ def move_disk(
             "bwlimit": None if bandwidth_bytes_sec is None else max(1, bandwidth_bytes_sec // 1024),
         },
     )
-    return _task(client, upid)
+    return started(client, upid)
 
 
 def check_move(config: Config, target: str, storage: str, format: str) -> Drive:  # noqa: A002 (the field's word)
@@ -151,7 +151,7 @@ def resize(client: Client, config: Config, target: str, size_bytes: int) -> str:
     upid = client.put(
         *config.guest.path, "resize", params={"disk": target, "size": str(size_bytes), "digest": config.digest}
     )
-    return _task(client, upid)
+    return started(client, upid)
 
 
 def trim(client: Client, guest: GuestRef) -> tuple[Trimmed, ...]:
@@ -186,7 +186,8 @@ def trim(client: Client, guest: GuestRef) -> tuple[Trimmed, ...]:
         raise HostError(_("The guest agent of {guest} sent an unexpected response.").format(guest=guest.name)) from None
 
 
-def _task(client: Client, upid: Any) -> str:
+def started(client: Client, upid: Any) -> str:
+    """The id of a task that a call has begun; raises ApiError where it answered something else."""
     if not isinstance(upid, str):
         raise ApiError(_("{who} did not start a task, and sent an unexpected response.").format(who=client.who))
     node_of(upid)

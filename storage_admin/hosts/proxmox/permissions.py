@@ -72,6 +72,8 @@ FEATURES = {
         Feature("flatten", _("rename a flattened disk in its guest's configuration"), (_DISKS,)),
         Feature("move", _("move disks to another storage"), (_DISKS, _SPACE)),
         Feature("resize", _("enlarge disks"), (_DISKS, _SPACE)),
+        Feature("snapshot", _("make and delete snapshots of VMs"), (Need("/vms", ("VM.Snapshot",)),)),
+        Feature("rollback", _("go back to snapshots"), (Need("/vms", ("VM.Snapshot", "VM.Snapshot.Rollback")),)),
         Feature(
             "trim",
             _("trim a guest's filesystems through its guest agent"),

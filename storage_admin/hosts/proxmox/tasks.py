@@ -62,6 +62,7 @@ def follow(
     progress: Callable[[float], None] = lambda __: None,
     log: Callable[[str], None] = lambda __: None,
     check: Callable[[], None] = lambda: None,
+    stops: bool = True,
     interval: float = INTERVAL,
     patience: float = PATIENCE,
 ) -> Outcome:
@@ -72,6 +73,7 @@ def follow(
         progress: told the percentage that the task's log names, whenever it grows.
         log: told every line of the task's log, once.
         check: raises StoppedError where the work is to be given up; the task is stopped then.
+        stops: or, without, goes on by itself: what it does must not be cut off.
         interval: seconds between two looks.
         patience: seconds that the API may not answer meanwhile.
 
@@ -86,6 +88,8 @@ def follow(
         try:
             check()
         except StoppedError:
+            if not stops:
+                raise
             stopped = watched.stop()
             if _did(stopped):
                 return watched.judged(stopped)  # it was quicker

@@ -18,10 +18,10 @@ from images.rewrite.neighbours import ancestors
 from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
-from storage_admin.guests import proxmox_vms
+from storage_admin.guests import proxmox_vms, snapshots
 from storage_admin.guests.kinds.disk_settings import VALUES, SetDisk, restore_options
 from storage_admin.guests.models import Guest, GuestDisk
-from storage_admin.hosts.libvirt import snapshots
+from storage_admin.hosts.live_facts import Snapshot
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import in_scope
 from storage_admin.jobs import kinds, services
@@ -125,10 +125,11 @@ def guest(request: PageRequest, guest_id: int) -> HttpResponseBase:
 @require_safe
 @page()
 def guest_snapshots(request: PageRequest, guest_id: int) -> HttpResponseBase:
-    """The snapshots of a guest, as libvirt tells now: a part of its page, which asks for it when it is there."""
-    shown, known, why = _guest(request, guest_id), None, ""
+    """The snapshots of a guest, as they are now: a part of its page, which asks for it when it is there."""
+    shown, why = _guest(request, guest_id), ""
+    known: tuple[Snapshot, ...] = ()
     try:
-        known = snapshots.of(shown.host, shown.uid)
+        known = snapshots.of(shown)
     except (RefusedError, HostError) as error:
         why = error.detail
     return render(request, "guests/snapshots.html", {"guest": shown, "known": known, "why": why})

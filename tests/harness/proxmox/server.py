@@ -24,9 +24,11 @@ from cryptography.x509.oid import NameOID
 
 from storage_admin.hosts.proxmox.client import Client
 from storage_admin.hosts.proxmox.endpoint import Endpoint, Token
-from tests.harness.proxmox import schema
+from tests.harness.proxmox import schema, snapshots
 from tests.harness.proxmox.answers import CALLS
 from tests.harness.proxmox.world import SECRET, TOKEN_ID, ApiDeathError, World, lab
+
+__all__ = ["snapshots"]  # it notes its calls
 
 ADDRESS = "127.0.0.1"
 _PREFIX = "/api2/json"

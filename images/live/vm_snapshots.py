@@ -1,0 +1,168 @@
+"""What the job kinds of snapshots do with VMs of Proxmox VE: tasks of its own, by its API."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from images.live.disks import seen
+from storage_admin.agent.protocol import INVALID, HostError
+from storage_admin.guests import proxmox_vms
+from storage_admin.guests.kinds.vm_disks import Draft, VmKind, followed, of_template
+from storage_admin.guests.proxmox_vms import Vm
+from storage_admin.hosts.live_facts import Snapshot
+from storage_admin.hosts.proxmox import guests, snapshots
+from storage_admin.jobs.plan_and_progress import Recorder, Refusal
+
+
+def _missing(vm: Vm, name: str) -> Draft:
+    sentence = gettext("{guest} has no snapshot {name}.").format(guest=vm.guest.name, name=name)
+    return Draft(sentence, [], [Refusal("stale_plan", sentence)])
+
+
+def compared(vm: Vm, before: dict[str, int | None]) -> dict[str, Any]:
+    """What a VM's images occupied before, and occupy now, in bytes; nothing where its host's agent does not tell."""
+    after = seen(vm.guest)
+    if not before or before.keys() != after.keys() or None in {*before.values(), *after.values()}:
+        return {}
+    was, now = (sum(size or 0 for size in sizes.values()) for sizes in (before, after))
+    return {"before_bytes": was, "after_bytes": now, "freed_bytes": was - now}
+
+
+class CreateVmSnapshot(VmKind):
+    """A snapshot of all of a VM's disks, without its memory."""
+
+    name = "snapshot"
+    title = _("Create a snapshot")
+
+    def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
+        name, guest = options["name"], vm.guest.name
+        reason = gettext("Proxmox VE keeps the present content of all disks of {guest} as the snapshot {name}.")
+        draft = Draft(reason.format(guest=guest, name=name), ["qm", "snapshot", vm.guest.uid, name])
+        draft.refusals += [*of_template(vm), *proxmox_vms.lacking(vm, "snapshot")]
+        if not snapshots.NAME.fullmatch(name):
+            sentence = gettext(
+                "Proxmox VE takes no such name: start it with a letter, use letters, digits, _ and -, 2 to 40 "
+                "characters."
+            )
+            draft.refusals.append(Refusal(INVALID, sentence))
+        if options["disks"]:
+            sentence = gettext("Proxmox VE keeps all disks of a VM together: leave the disks out.")
+            draft.refusals.append(Refusal(INVALID, sentence))
+        if name in {one.name for one in snapshots.of(vm.client, vm.ref)}:
+            sentence = gettext("{guest} already has a snapshot {name}: choose another name.")
+            draft.refusals.append(Refusal("target_exists", sentence.format(guest=guest, name=name)))
+        if not snapshots.can(vm.client, vm.ref):
+            sentence = gettext(
+                "A disk of {guest} lies on a storage that keeps no snapshots in that format. Move it to qcow2, or to "
+                "a storage that does."
+            )
+            draft.refusals.append(Refusal("unsupported_subformat", sentence.format(guest=guest)))
+        draft.warnings.append(
+            gettext("A snapshot grows as the guest writes data. Delete it when you no longer need it.")
+        )
+        if vm.runs() and not guests.has_agent(vm.config.now):
+            draft.warnings.append(gettext("Filesystems are not quiesced: the snapshot is as after a power cut."))
+        return draft
+
+    def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
+        before, name = seen(vm.guest), options["name"]
+        upid = snapshots.create(vm.client, vm.ref, name, gettext("Created by Storage Admin."))
+        done = followed(vm, upid, "creating", recorder, stops=False)
+        if name not in {one.name for one in snapshots.of(vm.client, vm.ref)}:
+            sentence = gettext("Task {upid} succeeded, but {guest} has no snapshot {name}. Scan the host.")
+            raise HostError(sentence.format(upid=upid, guest=vm.guest.name, name=name))
+        return {"name": name, "words": f"{vm.guest.name} has the snapshot {name}.", **done, **compared(vm, before)}
+
+
+class DeleteVmSnapshot(VmKind):
+    """A snapshot goes; the VM's present data stays."""
+
+    name = "delete_snapshot"
+    title = _("Delete a snapshot")
+
+    def wanted(self, known: Sequence[Snapshot], options: dict[str, Any]) -> list[Snapshot]:
+        """Those that go, in their order."""
+        return [one for one in known if one.name == options["name"]]
+
+    def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
+        wanted = self.wanted(snapshots.of(vm.client, vm.ref), options)
+        if not wanted:
+            return self.none(vm, options)
+        names = ", ".join(one.name for one in wanted)
+        reason = gettext("{names} of {guest}: the present data stays. Nobody can go back to them any more.")
+        draft = Draft(
+            reason.format(names=names, guest=vm.guest.name), ["qm", "delsnapshot", vm.guest.uid, wanted[0].name]
+        )
+        draft.refusals += [*of_template(vm), *proxmox_vms.lacking(vm, "snapshot")]
+        draft.warnings.append(gettext("Proxmox VE cannot be stopped in it: a cancel only ends the waiting."))
+        return draft
+
+    def none(self, vm: Vm, options: dict[str, Any]) -> Draft:
+        """The plan where there is nothing to delete."""
+        return _missing(vm, options["name"])
+
+    def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
+        before, deleted, tasks = seen(vm.guest), list[str](), list[str]()
+        while wanted := self.wanted(snapshots.of(vm.client, vm.ref), options):
+            name = wanted[0].name
+            if name in deleted:
+                sentence = gettext("Proxmox VE deleted the snapshot {name} and still lists it.")
+                raise HostError(sentence.format(name=name))
+            upid = snapshots.delete(vm.client, vm.ref, name)
+            followed(vm, upid, "deleting", recorder, stops=False)
+            recorder.log(f"The snapshot {name} of {vm.guest.name} is deleted.")
+            deleted, tasks = [*deleted, name], [*tasks, upid]
+        words = f"Deleted of {vm.guest.name}: {', '.join(deleted)}. Its present data stays."
+        return {"names": deleted, "tasks": tasks, "words": words, **compared(vm, before)}
+
+
+class DeleteOldVmSnapshots(DeleteVmSnapshot):
+    """All from an age on, the oldest first."""
+
+    name = "delete_old_snapshots"
+    title = _("Delete old snapshots")
+
+    def wanted(self, known: Sequence[Snapshot], options: dict[str, Any]) -> list[Snapshot]:
+        before = timezone.now() - timedelta(days=options["older_than_days"])
+        return [one for one in reversed(known) if one.created is not None and one.created <= before]
+
+    def none(self, vm: Vm, options: dict[str, Any]) -> Draft:
+        sentence = gettext("{guest} has no snapshot that is {days} days old.").format(
+            guest=vm.guest.name, days=options["older_than_days"]
+        )
+        return Draft(sentence, [], [Refusal("nothing_to_free", sentence)])
+
+
+class RevertVm(VmKind):
+    """The disks of a VM that is off have the content of a snapshot again."""
+
+    name = "revert_snapshot"
+    title = _("Go back to a snapshot")
+
+    def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
+        name, guest = options["name"], vm.guest.name
+        chosen = next((one for one in snapshots.of(vm.client, vm.ref) if one.name == name), None)
+        if chosen is None:
+            return _missing(vm, name)
+        reason = gettext(
+            "The disks and the configuration of {guest} are as of {name} again. What was written since is lost; the "
+            "snapshot stays."
+        )
+        draft = Draft(reason.format(guest=guest, name=name), ["qm", "rollback", vm.guest.uid, name])
+        draft.refusals += [*of_template(vm), *proxmox_vms.lacking(vm, "rollback")]
+        if vm.runs():  # Proxmox VE itself would stop it at once, as by a power cut
+            sentence = gettext("{guest} is not off ({state}): shut it down first.")
+            draft.refusals.append(Refusal("image_in_use", sentence.format(guest=guest, state=gettext("running"))))
+        if chosen.with_memory:
+            draft.warnings.append(gettext("The snapshot has the guest's memory: the guest runs afterwards."))
+        return draft
+
+    def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
+        before, name = seen(vm.guest), options["name"]
+        done = followed(vm, snapshots.roll_back(vm.client, vm.ref, name), "reverting", recorder, stops=False)
+        words = f"The disks of {vm.guest.name} are as of the snapshot {name}."
+        return {"name": name, "words": words, **done, **compared(vm, before)}

@@ -1,0 +1,186 @@
+"""Snapshots of VMs of Proxmox VE as jobs, by a server held to the official schema."""
+
+import time
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from images.policies.rules import choose
+from images.policies.shape import Rules
+from storage_admin.guests.models import Guest
+from storage_admin.jobs import runner, services
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import Plan, Recorder
+from tests.factories import PolicyFactory
+from tests.guests.vms import conf, good, host, server, submit, web
+from tests.harness.proxmox import confs
+from tests.harness.proxmox.server import ProxmoxServer
+from tests.harness.proxmox.world import ALL
+from tests.working import OPERATOR, client_as, run, said
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
+
+__all__ = ["host", "server", "web"]
+DAY = 24 * 3600
+
+
+@pytest.fixture
+def vm(server: ProxmoxServer, web: Guest) -> Guest:
+    """Its disks can keep snapshots, and it is off."""
+    one = server.world.guests["vm", 120]
+    one.text = one.text.replace("scsi1: local-lvm:vm-120-disk-1,size=1G\n", "")
+    return web
+
+
+def names(server: ProxmoxServer) -> list[str]:
+    return list(server.world.guests["vm", 120].conf.snapshots)
+
+
+def keep(server: ProxmoxServer, name: str, days: int = 0, **more: str) -> None:
+    """The VM has a snapshot that is so old."""
+    one = server.world.guests["vm", 120]
+    known = one.conf
+    before = {"parent": known.now["parent"]} if "parent" in known.now else {}
+    drives = {key: value for key, value in known.now.items() if key.startswith("scsi")}
+    known.snapshots[name] = drives | before | {"snaptime": str(int(time.time()) - days * DAY)} | more
+    known.now["parent"] = name
+    one.text = confs.write_vm(known)
+
+
+def plan(kind: str, guest: Guest, **options: Any) -> Plan:
+    return services.plan(OPERATOR, kind, guest.pk, options)
+
+
+def codes(kind: str, guest: Guest, **options: Any) -> list[str]:
+    return [one.code for one in plan(kind, guest, **options).refusals]
+
+
+def test_one_is_made_gone_back_to_and_deleted(server: ProxmoxServer, vm: Guest) -> None:
+    assert plan("snapshot", vm, name="before").commands == ("qm snapshot 120 before",)
+    result = good(run(submit("snapshot", vm, name="before")))
+    assert result["name"] == "before"
+    assert result["task"].split(":")[5] == "qmsnapshot"
+    assert names(server) == ["before"]
+    server.world.guests["vm", 120].text = server.world.guests["vm", 120].text.replace("name: web", "name: changed", 1)
+    good(run(submit("revert_snapshot", vm, name="before")))
+    assert conf(server)["name"] == "web"
+    assert good(run(submit("delete_snapshot", vm, name="before")))["names"] == ["before"]
+    assert names(server) == []
+    assert Job.objects.filter(kind="scan", state="queued").exists()
+
+
+def test_what_stands_against_it_is_told_before_a_task_begins(server: ProxmoxServer, vm: Guest) -> None:
+    keep(server, "there")
+    assert codes("snapshot", vm, name="there") == ["target_exists"]
+    assert codes("snapshot", vm, name="1st") == ["invalid"]
+    assert codes("snapshot", vm, name="current") == ["invalid"]
+    assert codes("snapshot", vm, name="now", disks=["scsi0"]) == ["invalid"]
+    assert codes("delete_snapshot", vm, name="gone") == ["stale_plan"]
+    assert codes("revert_snapshot", vm, name="gone") == ["stale_plan"]
+    assert codes("delete_old_snapshots", vm, older_than_days=1) == ["nothing_to_free"]
+    one = server.world.guests["vm", 120]
+    one.running = True
+    assert codes("revert_snapshot", vm, name="there") == ["image_in_use"]
+    assert codes("delete_snapshot", vm, name="there") == []
+    one.running, text = False, one.text
+    one.text = text.replace(".qcow2", ".raw")
+    assert codes("snapshot", vm, name="now") == ["unsupported_subformat"]
+    one.text = "template: 1\n" + text
+    assert codes("snapshot", vm, name="now") == ["immutable"]
+    one.text = "lock: backup\n" + text
+    for kind in ("snapshot", "delete_snapshot", "revert_snapshot"):
+        assert codes(kind, vm, name="there") == ["guest_locked"]
+
+
+@pytest.mark.parametrize(
+    ("right", "refused"),
+    [
+        ("VM.Snapshot", []),
+        ("VM.Snapshot.Rollback", ["snapshot", "delete_snapshot"]),
+        ("VM.Audit", ["snapshot", "delete_snapshot", "revert_snapshot"]),
+    ],
+)
+def test_a_right_that_is_missing_is_named(server: ProxmoxServer, vm: Guest, right: str, refused: list[str]) -> None:
+    keep(server, "there")
+    server.world.allow(*(one for one in ALL if one != "VM.Snapshot"), right)
+    found = [
+        kind
+        for kind, name in (("snapshot", "now"), ("delete_snapshot", "there"), ("revert_snapshot", "there"))
+        if codes(kind, vm, name=name) == ["right_missing"]
+    ]
+    assert found == refused
+
+
+def test_old_ones_are_deleted_the_oldest_first(server: ProxmoxServer, vm: Guest) -> None:
+    for name, days in (("bb", 35), ("aa", 40), ("cc", 2)):
+        keep(server, name, days)
+    assert "aa, bb" in plan("delete_old_snapshots", vm).reason
+    result = good(run(submit("delete_old_snapshots", vm)))
+    assert result["names"] == ["aa", "bb"]
+    assert len(result["tasks"]) == 2
+    assert names(server) == ["cc"]
+
+
+def test_a_policy_is_for_them_too(vm: Guest) -> None:
+    created = int(time.time()) - 40 * DAY
+    Guest.objects.filter(pk=vm.pk).update(snapshots=[{"name": "aa", "created": created, "external": False}])
+    policy = PolicyFactory.create(kind="delete_old_snapshots", options={"older_than_days": 30}, name_pattern="web")
+    found = choose(Rules.of(policy), timezone.now())
+    assert [one.id for one in found.chosen] == [vm.pk]
+
+
+def test_a_deletion_that_fails_is_told_in_proxmox_ves_words(server: ProxmoxServer, vm: Guest) -> None:
+    keep(server, "there")
+    server.world.task_fails = "unable to delete: disk is full"
+    job = run(submit("delete_snapshot", vm, name="there"))
+    assert (job.state, job.error_code) == ("failed", "tool_failed")
+    assert "disk is full" in job.error_detail
+    assert names(server) == ["there"]
+
+
+def test_a_cancel_ends_the_waiting_and_not_the_task(
+    server: ProxmoxServer, vm: Guest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(server, "there")
+    job, tick = submit("delete_snapshot", vm, name="there"), Recorder.tick
+
+    def and_somebody_cancels(recorder: Recorder) -> None:
+        Job.objects.filter(pk=job.pk).update(cancel_requested=True)
+        recorder._written = 0.0
+        tick(recorder)
+
+    monkeypatch.setattr(Recorder, "tick", and_somebody_cancels)
+    ended = run(job)
+    assert ended.state == "cancelled", (ended.error_detail, said(ended))
+    (task,) = server.world.tasks.values()
+    assert task.exit_status == "OK"
+
+
+def test_a_worker_that_is_told_to_end_leaves_the_task_at_work(
+    server: ProxmoxServer, vm: Guest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(server, "there")
+    begin = server.world.begin
+
+    def and_stop(*given: Any) -> str:
+        runner.stopping.set()
+        return begin(*given)
+
+    monkeypatch.setattr(server.world, "begin", and_stop)
+    job = run(submit("delete_snapshot", vm, name="there"))
+    runner.stopping.clear()
+    assert job.state in {"interrupted", "cancelled"}
+    (task,) = server.world.tasks.values()
+    assert task.exit_status == "OK"
+    assert any(task.upid in line for line in said(job))
+
+
+def test_the_guests_page_lists_them_with_what_can_be_done(server: ProxmoxServer, vm: Guest) -> None:
+    keep(server, "aa", 40)
+    keep(server, "bb", 1)
+    viewer = client_as(role="viewer")
+    page = viewer.get(f"/guests/{vm.pk}/snapshots/").content.decode()
+    assert [name in page for name in ("name=aa", "name=bb", "go back")] == [True, True, True]
+    told = viewer.get(f"/api/v1/guests/{vm.pk}/snapshots/").json()
+    assert ([one["name"] for one in told["snapshots"]], told["unknown"]) == (["bb", "aa"], None)
