@@ -34,7 +34,8 @@ def test_an_auditor_lacks_the_right_behind_the_images() -> None:
     assert may.missing("images")[0].sentence == (
         "To list the images of a storage, the API token needs VM.Config.Disk on /vms."
     )
-    assert {right.feature for right in may.all_missing()} == {"images", "limits", "flatten", "move", "resize", "trim"}
+    lacking = {"images", "limits", "flatten", "move", "resize", "snapshot", "rollback", "trim"}
+    assert {right.feature for right in may.all_missing()} == lacking
 
 
 def test_the_recorded_auditor_is_judged_so() -> None:

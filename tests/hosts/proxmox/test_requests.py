@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from storage_admin.agent.protocol import HELD_LOCK, HostError
-from storage_admin.hosts.proxmox import actions, changes, limits, permissions, reader, tasks
+from storage_admin.hosts.proxmox import actions, changes, limits, permissions, reader, snapshots, tasks
 from storage_admin.hosts.proxmox.client import Client
 from storage_admin.hosts.proxmox.config import GuestRef, read_config, read_snapshots, set_config, unset_config
 from storage_admin.hosts.proxmox.permissions import FEATURES
@@ -51,6 +51,17 @@ def _snapshots(api: Client) -> None:
         list(read_snapshots(api, read_config(api, guest)))
 
 
+def _keep(api: Client) -> None:
+    assert snapshots.can(api, RUNS)
+    tasks.follow(api, snapshots.create(api, RUNS, "before", "Created by Storage Admin."), interval=0)
+    assert [one.name for one in snapshots.of(api, RUNS)] == ["before"]
+    tasks.follow(api, snapshots.delete(api, RUNS, "before"), interval=0)
+
+
+def _roll_back(api: Client) -> None:
+    tasks.follow(api, snapshots.roll_back(api, GuestRef("pve1", 123), "before"), interval=0)
+
+
 #: What is done, by whose right: a feature's, what the inventory needs, or root's.
 DONE: dict[str, tuple[tuple[str, ...], Callable[[Client], Any]]] = {
     "a node is read": (
@@ -65,6 +76,8 @@ DONE: dict[str, tuple[tuple[str, ...], Callable[[Client], Any]]] = {
     ),
     "disks are moved": (("guests", "move"), _move),
     "a disk is enlarged": (("guests", "resize"), _follow),
+    "a snapshot is made and deleted": (("guests", "snapshot"), _keep),
+    "a snapshot is gone back to": (("guests", "rollback"), _roll_back),
     "a guest is trimmed": (("trim",), lambda api: actions.trim(api, RUNS)),
     "a guest is locked": ((ROOT,), _lock),
     "a drive is written back": (
@@ -83,6 +96,7 @@ def _node(*features: str) -> Recorder:
     world.guests["vm", 120] = Guest("vm", 120, text)
     world.guests["vm", 122] = Guest("vm", 122, "agent: 1\n", running=True, trims=[{"path": "/", "trimmed": 1}])
     world.guests["vm", 121] = Guest("vm", 121, f"scsi0: {LINKED},size=10G\nunused0: {LINKED}\n")
+    world.guests["vm", 123] = Guest("vm", 123, "parent: before\n\n[before]\nsnaptime: 1760600000\n")
     world.rights = {path: {} for path in TOPS}
     for need in (need for name in features if name != ROOT for need in FEATURES[name].needs):
         world.rights[need.scope][need.rights[0]] = 1
