@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from django.utils.translation import gettext
@@ -18,17 +19,20 @@ from storage_admin.guests import proxmox_vms
 from storage_admin.guests.kinds.vm_disks import Draft, VmKind, find
 from storage_admin.guests.models import Guest
 from storage_admin.guests.proxmox_vms import Vm
-from storage_admin.hosts import asking, qemu_bugs
+from storage_admin.hosts import asking, qemu_bugs, transport
 from storage_admin.hosts.libvirt import running
 from storage_admin.hosts.libvirt.relay import why_read_only
 from storage_admin.hosts.live_facts import AgentNow, DeviceNow, DiskNow, GuestNow, Trimmed
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.proxmox import actions, drives, guests
+from storage_admin.hosts.proxmox import actions, drives, guests, node_trim
+from storage_admin.hosts.proxmox.config import GuestRef
 from storage_admin.hosts.proxmox.drives import Drive
 from storage_admin.jobs import runner
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plan_and_progress import Plan, Recorder, Refusal
 
+#: A drive's discard mode in libvirt's words.
+_MODES = {"on": "unmap", "unmap": "unmap"}
 #: Causes that concern the agent, by which a trim cannot even begin.
 _NO_AGENT = frozenset({"no_agent", "agent_silent", "agent_cannot_trim"})
 
@@ -47,10 +51,13 @@ class Trim(VmKind):
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         guest = find(target_id)
-        if guest.kind != Guest.Kind.DOMAIN:
+        by_node = _by_node(guest)
+        if guest.kind != Guest.Kind.DOMAIN and not by_node:
             return super().plan(actor, target_id, options)
         draft = Draft(f"{self.title}: {guest.name}.", [], _offline(guest))
-        if not draft.refusals:
+        if by_node:
+            draft = _draft_by_node(guest)
+        elif not draft.refusals:
             try:
                 draft = _draft(
                     guest, running.look(guest.host, guest.uid, agent=True), ["virsh", "domfstrim", guest.name]
@@ -68,6 +75,14 @@ class Trim(VmKind):
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest = find(job.target_id)
+        if _by_node(guest):
+            for refusal in _draft_by_node(guest).refusals:
+                raise RefusedError(refusal.code, refusal.detail)
+            shell, ref = transport.shell(guest.host), _ref(guest)
+            trim = partial(node_trim.trim, shell, ref)
+            result = _done(guest, seen(guest), partial(seen, guest), trim, recorder)
+            recorder.log(result["words"])
+            return result
         if guest.kind != Guest.Kind.DOMAIN:
             return super().work(job, recorder)
         for refusal in _offline(guest):
@@ -98,6 +113,45 @@ class Trim(VmKind):
         if result.get("before_bytes") is not None:
             record.write_line(job, pool_of(find(job.target_id)), result["before_bytes"], result["after_bytes"])
         return result
+
+
+def _by_node(guest: Guest) -> bool:
+    """Whether its node's own command trims it: containers of Proxmox VE, and VMs where there is no token."""
+    if guest.kind == Guest.Kind.CONTAINER:
+        return bool(guest.host.runs_proxmox)
+    return guest.kind == Guest.Kind.VM and not guest.host.token_id and not _without_shell(guest.host)
+
+
+def _without_shell(host: Host) -> list[Refusal]:
+    """Why no command runs there; nothing where one does."""
+    try:
+        transport.shell(host)
+    except RefusedError as error:
+        return [Refusal(error.code, error.detail)]
+    return []
+
+
+def _ref(guest: Guest) -> GuestRef:
+    kind = drives.CONTAINER if guest.kind == Guest.Kind.CONTAINER else drives.VM
+    return GuestRef(guest.host.node, int(guest.uid), kind)
+
+
+def _draft_by_node(guest: Guest) -> Draft:
+    """What such a trim would do, and what stands against it, as the last scan knows the guest."""
+    command = node_trim.command(_ref(guest))
+    if guest.kind == Guest.Kind.VM:
+        disks = [DiskNow(disk.target, disk.target.rstrip("0123456789"), discard=_MODES.get(disk.discard, "ignore"))
+                 for disk in guest.disks.filter(only_in="", device="disk")]  # fmt: skip
+        draft = _draft(guest, GuestNow(guest.state, agent=AgentNow(configured=True), disks=tuple(disks)), command)
+    else:
+        sentence = gettext("The node trims the volumes of {guest} (fstrim). Nothing stops, and nothing is copied.")
+        draft = Draft(sentence.format(guest=guest.name), command)
+        draft.warnings.append(gettext("Proxmox VE locks the container for that time."))
+    draft.refusals += _without_shell(guest.host)
+    if guest.lock:
+        sentence = gettext("{guest} is locked by Proxmox VE ({lock}). Wait until the lock is released.")
+        draft.refusals.append(Refusal("guest_locked", sentence.format(guest=guest.name, lock=guest.lock)))
+    return draft
 
 
 def _offline(guest: Guest) -> list[Refusal]:

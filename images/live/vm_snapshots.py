@@ -1,5 +1,6 @@
 """What the job kinds of snapshots do with VMs of Proxmox VE: tasks of its own, by its API."""
 
+import contextlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -9,7 +10,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.live.disks import seen
-from storage_admin.agent.protocol import INVALID, HostError
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.kinds.vm_disks import Draft, VmKind, followed, of_template
 from storage_admin.guests.proxmox_vms import Vm
@@ -30,6 +31,17 @@ def compared(vm: Vm, before: dict[str, int | None]) -> dict[str, Any]:
         return {}
     was, now = (sum(size or 0 for size in sizes.values()) for sizes in (before, after))
     return {"before_bytes": was, "after_bytes": now, "freed_bytes": was - now}
+
+
+def _left_locked(vm: Vm) -> str:
+    """What to do where a deletion that failed has left the VM locked; empty where it has not, or nobody tells."""
+    with contextlib.suppress(HostError, RefusedError):
+        if vm.again().now.get("lock") == "snapshot-delete":
+            return gettext(
+                "Proxmox VE leaves {guest} locked then (snapshot-delete): see what is wrong with its disks, run qm "
+                "unlock {uid} on the node, and delete the snapshot again."
+            ).format(guest=vm.guest.name, uid=vm.guest.uid)
+    return ""
 
 
 class CreateVmSnapshot(VmKind):
@@ -113,7 +125,10 @@ class DeleteVmSnapshot(VmKind):
                 sentence = gettext("Proxmox VE deleted the snapshot {name} and still lists it.")
                 raise HostError(sentence.format(name=name))
             upid = snapshots.delete(vm.client, vm.ref, name)
-            followed(vm, upid, "deleting", recorder, stops=False)
+            try:
+                followed(vm, upid, "deleting", recorder, stops=False)
+            except HostError as error:
+                raise HostError(f"{error.detail} {_left_locked(vm)}".strip(), error.code) from None
             recorder.log(f"The snapshot {name} of {vm.guest.name} is deleted.")
             deleted, tasks = [*deleted, name], [*tasks, upid]
         words = f"Deleted of {vm.guest.name}: {', '.join(deleted)}. Its present data stays."

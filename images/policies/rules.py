@@ -112,8 +112,9 @@ def _others(rules: Rules) -> Iterator[tuple[StoragePool | Guest, str]]:
     pools: dict[int, set[int]] = defaultdict(set)
     for guest_id, pool_id in ImageUse.objects.values_list("disk__guest", "image__pool").distinct():
         pools[guest_id].add(pool_id)
-    guests = Guest.objects.exclude(kind=Guest.Kind.CONTAINER).select_related("host").order_by("name", "pk")
-    for guest in guests:
+    for guest in Guest.objects.select_related("host").order_by("name", "pk"):
+        if guest.kind == Guest.Kind.CONTAINER and not (rules.kind == "trim" and guest.host.runs_proxmox):
+            continue
         yield guest, members.strange_guest(guest.host_id, pools[guest.pk], guest.name)
 
 

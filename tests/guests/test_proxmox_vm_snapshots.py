@@ -74,7 +74,9 @@ def test_what_stands_against_it_is_told_before_a_task_begins(server: ProxmoxServ
     keep(server, "there")
     assert codes("snapshot", vm, name="there") == ["target_exists"]
     assert codes("snapshot", vm, name="1st") == ["invalid"]
-    assert codes("snapshot", vm, name="current") == ["invalid"]
+    for reserved in ("current", "pending", "PENDING"):
+        assert codes("snapshot", vm, name=reserved) == ["invalid"]
+    assert codes("snapshot", vm, name="Current") == []
     assert codes("snapshot", vm, name="now", disks=["scsi0"]) == ["invalid"]
     assert codes("delete_snapshot", vm, name="gone") == ["stale_plan"]
     assert codes("revert_snapshot", vm, name="gone") == ["stale_plan"]
@@ -132,11 +134,13 @@ def test_a_policy_is_for_them_too(vm: Guest) -> None:
 
 def test_a_deletion_that_fails_is_told_in_proxmox_ves_words(server: ProxmoxServer, vm: Guest) -> None:
     keep(server, "there")
-    server.world.task_fails = "unable to delete: disk is full"
+    server.world.snapshot_fails = "command '/usr/bin/qemu-img snapshot -d there' failed: exit code 1"
     job = run(submit("delete_snapshot", vm, name="there"))
     assert (job.state, job.error_code) == ("failed", "tool_failed")
-    assert "disk is full" in job.error_detail
+    assert server.world.snapshot_fails in job.error_detail
+    assert "qm unlock 120" in job.error_detail
     assert names(server) == ["there"]
+    assert codes("delete_snapshot", vm, name="there") == ["guest_locked"]
 
 
 def test_a_cancel_ends_the_waiting_and_not_the_task(

@@ -335,11 +335,15 @@ def test_a_trim_is_for_guests_that_run() -> None:
     GuestFactory.create(host=runs.host, name="db-1", state="running")
     GuestFactory.create(name="web-elsewhere", state="running")
     GuestFactory.create(host=runs.host, name="web-ct", state="running", kind="container")
+    node = HostFactory.create(kind="proxmox")
+    GuestFactory.create(host=node, name="web-pct", state="running", kind="container")
+    policy = PolicyFactory.create(kind="trim", hosts=[node.pk])
+    assert chosen(policy) == ["web-pct"]
     policy = PolicyFactory.create(kind="trim", hosts=[runs.host_id], name_pattern="web-*")
     found = look(policy)
     assert [(one.label, one.pool_id) for one in found.chosen] == [("web-1", None)]
     assert [(skip.label, skip.code) for skip in found.skips] == [("web-off", "guest_off")]
-    assert found.not_meant == {"other_name": 1, "other_host": 1}
+    assert found.not_meant == {"other_name": 1, "other_host": 2}
     assert [one.name for one in others_not_meant(Rules.of(policy), "other_name")] == ["db-1"]
     policy.name_pattern, policy.pools = "", [disk.pool_id]
     assert (chosen(policy), look(policy).not_meant["other_pool"]) == (["web-1"], 2)

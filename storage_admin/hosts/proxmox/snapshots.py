@@ -10,7 +10,7 @@ from storage_admin.hosts.proxmox.client import Client
 from storage_admin.hosts.proxmox.config import GuestRef
 
 #: Names that Proxmox VE takes (format ``pve-configid``, at most 40 characters), but for those that it keeps for itself.
-NAME = re.compile(r"(?!(?:current|pending)$)[A-Za-z][A-Za-z0-9_-]{1,39}")
+NAME = re.compile(r"(?!(?:current|(?i:pending))$)[A-Za-z][A-Za-z0-9_-]{1,39}")
 #: What the list has for the present.
 _PRESENT = "current"
 

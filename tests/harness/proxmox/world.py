@@ -91,6 +91,7 @@ class World:
         rights: of the token, by path.
         broken: storages whose listing dies, with these words; no words for a 596.
         task_fails: the next task ends with these words.
+        snapshot_fails: deletions of snapshots end with these words, and leave the VM locked.
         delay: seconds before a bad token is refused.
         root: whether root itself asks, by ``pvesh``.
         after_put: called with the guest when it was changed.
@@ -110,6 +111,7 @@ class World:
     tasks: dict[str, Task] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
     task_fails: str = ""
+    snapshot_fails: str = ""
     delay: float = 0.0
     root: bool = False
     after_put: Callable[[Guest], None] | None = None
