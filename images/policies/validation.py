@@ -39,6 +39,7 @@ _NEVER = {
         ),
     ),
     "down_to": (None, _("This names a single image, but a policy works on many. Leave this out.")),
+    "accept_hidden_lines": (None, _("This names a single configuration. An admin accepts it on the guest's page.")),
 }
 Fields = dict[str, str]
 

@@ -116,7 +116,10 @@ def fill(name: str = "vm-104-disk-0.qcow2") -> Filled:
     )  # fmt: skip
     for days in (9, 4):
         ImageSampleFactory.create(image=image, at=now - timedelta(days=days), allocated_size=days * GIB)
-    use = ImageUseFactory.create(image=image, disk__guest__name=name, disk__target="vda", disk__cache="writeback")
+    kept = {"name": name, "created": int(now.timestamp()) - 40 * 86400, "external": False, "files": []}
+    use = ImageUseFactory.create(
+        image=image, disk__guest__name=name, disk__target="vda", disk__cache="writeback", disk__guest__snapshots=[kept]
+    )
     running = JobFactory.create(
         kind="reclaim", target=base, target_label=name, state="running", progress=46.3, stage="copying",
         done_bytes=GIB, total_bytes=4 * GIB, bytes_per_sec=300_000_000, eta_seconds=66, started=now,

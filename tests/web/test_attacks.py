@@ -109,6 +109,17 @@ def test_no_policy_takes_an_option_that_shuts_guests_down_or_forces(admin: Clien
     assert Policy.objects.get().options == policy.options
 
 
+def test_no_policy_accepts_the_lines_that_a_change_of_a_configuration_would_drop(admin: Client) -> None:
+    options = {"older_than_days": 30, "accept_hidden_lines": "0" * 40}
+    body = {"name": "x", "cron": "0 1 * * *", "kind": "delete_old_snapshots", "options": options}
+    assert admin.post("/api/v1/policies/", body, "application/json").status_code == 400
+    body["options"] = {"older_than_days": 30}
+    assert admin.post("/api/v1/policies/", body, "application/json").status_code == 201
+    page = admin.get(f"/policies/{Policy.objects.get().pk}/change/").content.decode()
+    assert "option-older_than_days" in page
+    assert "accept_hidden_lines" not in page
+
+
 def tried(client: Client, name: str, address: str, **headers: str) -> int:
     return client.post(
         "/login/", {"username": name, "password": "no"}, REMOTE_ADDR=address, headers=headers
