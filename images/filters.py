@@ -110,21 +110,26 @@ class OrphanFilters(GivenFilters):
         return unchanged_for(rows, days)
 
 
-class GuestFilters(GivenFilters):
-    """Filters and search of the list of guests."""
+class GuestsByName(GivenFilters):
+    """Guests by their host and name, where something of theirs is listed."""
 
     host = HostFilter()
-    kind = django_filters.ChoiceFilter(choices=Guest.Kind.choices)
-    state = django_filters.ChoiceFilter(choices=[(state, state) for state in GUEST_STATES])
     search = django_filters.CharFilter(
         method="by_text", max_length=200, label=_("Part of the name, or the beginning of the UUID.")
-    )
-    ordering = django_filters.ChoiceFilter(
-        choices=[(sign + name, sign + name) for name in GUEST_ORDERINGS for sign in ("", "-")], method="by_order"
     )
 
     def by_text(self, rows: QuerySet[Guest], _name: str, value: str) -> QuerySet[Guest]:
         return rows.filter(Q(name__icontains=value) | Q(uid__istartswith=value))
+
+
+class GuestFilters(GuestsByName):
+    """Filters and search of the list of guests."""
+
+    kind = django_filters.ChoiceFilter(choices=Guest.Kind.choices)
+    state = django_filters.ChoiceFilter(choices=[(state, state) for state in GUEST_STATES])
+    ordering = django_filters.ChoiceFilter(
+        choices=[(sign + name, sign + name) for name in GUEST_ORDERINGS for sign in ("", "-")], method="by_order"
+    )
 
     def by_order(self, rows: QuerySet[Guest], _name: str, value: str) -> QuerySet[Guest]:
         down, column = value.startswith("-"), GUEST_ORDERINGS[value.removeprefix("-")]

@@ -13,7 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from images.api.shapes import GuestSnapshotsSerializer, OverviewSerializer
-from images.filters import GuestFilters
+from images.filters import GuestFilters, GuestsByName
 from images.selectors import guests_for, overview
 from images.selectors.snapshots import snapshots_of
 from images.serializers import GuestSerializer, SnapshotRowSerializer
@@ -57,7 +57,7 @@ class SnapshotEndpoints(EndpointSet):
 
     queryset = Guest.objects.none()
     serializer_class = SnapshotRowSerializer
-    filterset_class = GuestFilters
+    filterset_class = GuestsByName
 
     def get_queryset(self) -> QuerySet[Any]:
         return guests_for(self.actor)

@@ -8,7 +8,7 @@ from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_safe
 
 from images import selectors
-from images.filters import GuestFilters
+from images.filters import GuestsByName
 from images.selectors.snapshots import EXTERNAL, INTERNAL, STORAGE, Kept, snapshots_of
 from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.guests.models import Guest
@@ -26,7 +26,7 @@ BY = {"libvirt": "libvirt", "proxmox": "Proxmox VE", "image": _("only the image"
 
 
 def _guests(request: PageRequest) -> Filtered[Guest]:
-    return filtered(request, GuestFilters, selectors.guests_for(request.actor))
+    return filtered(request, GuestsByName, selectors.guests_for(request.actor))
 
 
 @require_safe
