@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from images.live.disks import Layers, layers_of, occupied
+from images.live.disks import Layers, drop, files, layers_of, occupied
 from images.live.follow import Follower, keep, kept, settled
 from images.live.kind import LiveGuestKind, running_guest
 from images.models import Image
@@ -30,7 +30,7 @@ from storage_admin.hosts.libvirt.block_jobs import Wanted
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.kinds import BEGUN, Unsuccessful
-from storage_admin.jobs.models import Job
+from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
 
 DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": _("The disk (its target), such as vda.")}
@@ -157,7 +157,8 @@ class LiveKind(LiveGuestKind):
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         if result["before_bytes"] is not None and result["after_bytes"] is not None:
-            image = Image.objects.filter(host=job.host, path_key=path_key(os.fsencode(result["chain"][0]))).first()
+            grown = path_key(os.fsencode(result.get("grown", result["chain"][0])))
+            image = Image.objects.filter(host=job.host, path_key=grown).first()
             record.write_line(job, image.pool if image else None, result["before_bytes"], result["after_bytes"])
         return result
 
@@ -227,6 +228,11 @@ class LiveMerge(LiveKind):
         "disk": DISK,
         "layer": _PATH | {"description": _("Path of the overlay to merge; null for the one that the guest writes to.")},
         "into": _PATH | {"description": _("Path of the image that it is merged into; null for the one right below.")},
+        "delete_merged": {
+            "type": "boolean",
+            "default": False,
+            "description": _("Delete the files of the merged overlays once the guest's chain is without them."),
+        },
         "bandwidth_bytes_sec": record.SPEED_OPTIONS["bandwidth_bytes_sec"],
     }
 
@@ -244,6 +250,8 @@ class LiveMerge(LiveKind):
                 gettext("{title}: {guest}.").format(title=self.title, guest=guest.name), [], refusals=tuple(against)
             )
         against += needed_by_others(layers, top, base)
+        deletes = options["delete_merged"]
+        against += refusals.without_agent(guest.host) if deletes else []
         grows = layers.images_at([base])
         held = [image.allocated_size for image in layers.images_at(range(top, base))]
         before = grows[0].allocated_size if grows else None
@@ -255,18 +263,53 @@ class LiveMerge(LiveKind):
         ).format(layer=layers.names[top], image=layers.names[base], guest=guest.name, count=base - top)
         command = ["virsh", "blockcommit", guest.name, layers.disk, "--base", chain[base], "--top", chain[top]]
         command += ["--active", "--pivot"] if top == 0 else []
+        told = gettext("There is no undo: {image} is written to.").format(image=layers.names[base])
+        if deletes:
+            after = gettext("Once the chain is without them, the files of the merged overlays are deleted.")
+        else:
+            after = gettext(
+                "The files of the merged overlays stay, and must never be attached to a guest again: delete them."
+            )
         return Choice(
             reason, command, top, base, None, grows[0].pool if grows else None, before, most, tuple(against),
-            (
-                gettext(
-                    "There is no undo: {image} is written to. The files of the merged overlays stay, and must never be "
-                    "attached to a guest again: delete them."
-                ).format(image=layers.names[base]),
-            ),
+            (told, after),
         )  # fmt: skip
 
     def _allocated(self, guest: Guest, wanted: Wanted) -> int | None:
-        return super()._allocated(guest, wanted) if wanted.top == 0 else None
+        """What the image that has grown occupies now."""
+        [file] = files(guest, [wanted.chain[wanted.base or 0]])
+        if file is None:
+            return super()._allocated(guest, wanted) if wanted.top == 0 else None
+        return file["bytes"]
+
+    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
+        result, wanted = super().work(job, recorder), kept(job)[0]
+        result["grown"] = wanted.chain[wanted.base or 0]
+        if not job.options["delete_merged"]:
+            return result
+        deleted = _deleted(find(job.target_id), wanted.chain[wanted.top : wanted.base], recorder)
+        result["deleted"] = list(deleted)
+        if result["before_bytes"] is not None and result["after_bytes"] is not None:
+            result["before_bytes"] += sum(deleted.values())
+            result["freed_bytes"] = result["before_bytes"] - result["after_bytes"]
+        return result
+
+
+def _deleted(guest: Guest, paths: list[str], recorder: Recorder) -> dict[str, int]:
+    """Deletes the files of overlays that nothing of the chain names any more; bytes that each gave back.
+
+    One that is used, or has another name, stays, which the log says.
+    """
+    found, keys = dict[str, int](), [path_key(os.fsencode(path)) for path in paths]
+    images = Image.objects.filter(host=guest.host_id, path_key__in=keys).select_related("pool")
+    pools = {image.path_key: image.pool for image in images}
+    for path, key in zip(paths, keys, strict=True):
+        try:
+            found[path] = drop(guest, path, pools.get(key))
+            recorder.log(f"deleted {path}, which was merged: {found[path]:,} bytes")
+        except (RefusedError, HostError) as error:
+            recorder.log(f"{path} was merged and is left, delete it: {error.detail}", JobLog.Level.WARNING)
+    return found
 
 
 def _place(layers: Layers, path: str, against: list[Refusal]) -> int:

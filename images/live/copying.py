@@ -14,16 +14,15 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds.convert import Convert, target_of, wrong_target
 from images.live.block_jobs import DISK, Choice, LiveKind
-from images.live.disks import Layers, files
+from images.live.disks import Layers, drop, files
 from images.live.kind import OFF, LiveGuestKind
 from images.models import Image
 from images.rewrite import forecasts, neighbours, record, refusals
 from storage_admin.accounts.models import Actor
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError, b64
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import asking
 from storage_admin.hosts.libvirt import control, running
 from storage_admin.hosts.libvirt.block_jobs import Wanted
 from storage_admin.hosts.libvirt.disks import Edit
@@ -131,11 +130,7 @@ class LiveCopy(LiveKind):
             return
         path, pool = wanted.target["path"], _pool_of(job)
         try:
-            if pool is None:
-                raise RefusedError("outside_pool", gettext("its pool is gone"))
-            since = int(job.created.timestamp())
-            args = {"path_b64": b64(os.fsencode(path)), "pool_path_b64": b64(bytes(pool.path_bytes)), "since": since}
-            asking.ask(guest.host, "drop", args)
+            drop(guest, path, pool, int(job.created.timestamp()))
             recorder.log(f"removed the unfinished copy {path}")
         except (RefusedError, HostError) as error:
             recorder.log(f"the unfinished copy {path} is left, delete it: {error.detail}", JobLog.Level.WARNING)

@@ -97,6 +97,23 @@ def seen(guest: Guest) -> dict[str, int | None]:
     return {target: image.allocated_size for target, image in images_of(guest).items()}
 
 
+def drop(guest: Guest, path: str, pool: StoragePool | None, since: int = 0) -> int:
+    """Has a host's agent delete the file of an image that nothing needs; the bytes that became free.
+
+    Args:
+        since: seconds since the epoch: an older one is left.
+
+    Raises:
+        RefusedError: it is used, has another name, or is older, or its pool is gone.
+        HostError: the host does not answer.
+    """
+    if pool is None:
+        raise RefusedError("outside_pool", gettext("its pool is gone"))
+    args = {"path_b64": b64(os.fsencode(path)), "pool_path_b64": b64(bytes(pool.path_bytes)), "since": since}
+    freed: int = asking.ask(guest.host, "drop", args)["freed_bytes"]
+    return freed
+
+
 def pool_of(guest: Guest) -> StoragePool | None:
     """The pool that all images of a guest are in; ``None`` where they are in several."""
     images = Image.objects.filter(uses__disk__guest=guest).select_related("pool")

@@ -15,7 +15,8 @@ from storage_admin.guests import proxmox_vms
 from storage_admin.guests.kinds.vm_disks import Draft, VmKind, followed, of_template
 from storage_admin.guests.proxmox_vms import Vm
 from storage_admin.hosts.live_facts import Snapshot
-from storage_admin.hosts.proxmox import guests, snapshots
+from storage_admin.hosts.proxmox import drives, guests, reader, snapshots, volumes
+from storage_admin.hosts.proxmox.drives import Drive
 from storage_admin.jobs.plan_and_progress import Recorder, Refusal
 
 
@@ -33,14 +34,15 @@ def compared(vm: Vm, before: dict[str, int | None]) -> dict[str, Any]:
     return {"before_bytes": was, "after_bytes": now, "freed_bytes": was - now}
 
 
-def _left_locked(vm: Vm) -> str:
+def _left_locked(vm: Vm, name: str) -> str:
     """What to do where a deletion that failed has left the VM locked; empty where it has not, or nobody tells."""
     with contextlib.suppress(HostError, RefusedError):
         if vm.again().now.get("lock") == "snapshot-delete":
             return gettext(
                 "Proxmox VE leaves {guest} locked then (snapshot-delete): see what is wrong with its disks, run qm "
-                "unlock {uid} on the node, and delete the snapshot again."
-            ).format(guest=vm.guest.name, uid=vm.guest.uid)
+                "unlock {uid} on the node, and delete the snapshot again; or, where its image has no such snapshot, "
+                "qm delsnapshot {uid} {name} --force."
+            ).format(guest=vm.guest.name, uid=vm.guest.uid, name=name)
     return ""
 
 
@@ -128,7 +130,7 @@ class DeleteVmSnapshot(VmKind):
             try:
                 followed(vm, upid, "deleting", recorder, stops=False)
             except HostError as error:
-                raise HostError(f"{error.detail} {_left_locked(vm)}".strip(), error.code) from None
+                raise HostError(f"{error.detail} {_left_locked(vm, name)}".strip(), error.code) from None
             recorder.log(f"The snapshot {name} of {vm.guest.name} is deleted.")
             deleted, tasks = [*deleted, name], [*tasks, upid]
         words = f"Deleted of {vm.guest.name}: {', '.join(deleted)}. Its present data stays."
@@ -152,6 +154,17 @@ class DeleteOldVmSnapshots(DeleteVmSnapshot):
         return Draft(sentence, [], [Refusal("nothing_to_free", sentence)])
 
 
+def _kept_as_files(vm: Vm, name: str) -> str:
+    """A disk of a VM whose snapshots are files or volumes of their own; empty where none is."""
+    storages = {one.name: one for one in reader.read_storages(vm.client, vm.ref.node)}
+    for key, text in vm.config.now.items():
+        if drives.is_drive(key, drives.VM) and not key.startswith(proxmox_vms.BESIDE):
+            with contextlib.suppress(ValueError):
+                if volumes.snapshot_id(Drive.parse(text).volume, name, storages):
+                    return key
+    return ""
+
+
 class RevertVm(VmKind):
     """The disks of a VM that is off have the content of a snapshot again."""
 
@@ -160,7 +173,8 @@ class RevertVm(VmKind):
 
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
         name, guest = options["name"], vm.guest.name
-        chosen = next((one for one in snapshots.of(vm.client, vm.ref) if one.name == name), None)
+        known = snapshots.of(vm.client, vm.ref)
+        chosen = next((one for one in known if one.name == name), None)
         if chosen is None:
             return _missing(vm, name)
         reason = gettext(
@@ -172,6 +186,12 @@ class RevertVm(VmKind):
         if vm.runs():  # Proxmox VE itself would stop it at once, as by a power cut
             sentence = gettext("{guest} is not off ({state}): shut it down first.")
             draft.refusals.append(Refusal("image_in_use", sentence.format(guest=guest, state=gettext("running"))))
+        if not chosen.current and (disk := _kept_as_files(vm, name)):
+            sentence = gettext(
+                "The storage of {disk} keeps snapshots as files, of which Proxmox VE goes back to the newest alone. "
+                "Delete the newer ones first."
+            )
+            draft.refusals.append(Refusal("in_snapshot_chain", sentence.format(disk=disk)))
         if chosen.with_memory:
             draft.warnings.append(gettext("The snapshot has the guest's memory: the guest runs afterwards."))
         return draft

@@ -109,7 +109,8 @@ def _kept(guest: Guest, images: _Images) -> Iterator[Kept]:
         files = [image for path in _files(one) if (image := images.by_place.get((guest.host_id, _key(path))))]
         files += [image for image in apart.get(name, []) if image not in files]
         inside = own.pop(name, [])
-        kind = EXTERNAL if one["external"] or files else INTERNAL if inside or by == "libvirt" else STORAGE
+        internal = inside or by == "libvirt" or any(disk.volume.endswith(".qcow2") for disk in guest.disks.all())
+        kind = EXTERNAL if one["external"] or files else INTERNAL if internal else STORAGE
         yield Kept(
             guest, name, None if created is None else datetime.fromtimestamp(created, UTC), kind, by,
             *_held(inside), _sum([image.allocated_size for image in files]),

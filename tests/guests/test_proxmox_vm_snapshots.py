@@ -95,6 +95,16 @@ def test_what_stands_against_it_is_told_before_a_task_begins(server: ProxmoxServ
         assert codes(kind, vm, name="there") == ["guest_locked"]
 
 
+def test_where_snapshots_are_files_only_the_newest_is_gone_back_to(server: ProxmoxServer, vm: Guest) -> None:
+    keep(server, "old", 2)
+    keep(server, "new", 1)
+    assert codes("revert_snapshot", vm, name="old") == []
+    (store,) = [one for one in server.world.storages if one["storage"] == "store"]
+    store["snapshot-as-volume-chain"] = 1
+    assert codes("revert_snapshot", vm, name="old") == ["in_snapshot_chain"]
+    assert codes("revert_snapshot", vm, name="new") == []
+
+
 @pytest.mark.parametrize(
     ("right", "refused"),
     [

@@ -1,18 +1,20 @@
 """Chains shortened under guests that write all the time: every acknowledged write is there, and all agree then."""
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import libvirt
 import pytest
 
+from images.models import Image
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.harness.guests import Disk, LibvirtGuest
-from tests.live.chains import at_stage, chain_of, definition_of, done, submit, whole
+from tests.live.chains import PATTERNS, at_stage, chain_of, definition_of, done, patterns, submit, whole
 from tests.live.conftest import scanned
 from tests.live.writer import PLACES, acknowledged, wait_for_writes, writing
-from tests.working import OPERATOR, client_as, create, image_at, run, said
+from tests.working import OPERATOR, client_as, create, image_at, run, said, scan
 
 pytestmark = [
     pytest.mark.guest,
@@ -61,6 +63,39 @@ def test_overlays_are_merged_under_a_guest_that_writes(
     assert definition_of(guest) == left[0]
     assert client_as(role="viewer").get(f"/jobs/{Job.objects.get(kind='live_merge').pk}/").status_code == 200
     whole(guest, folder / left[0], acknowledged(guest))
+
+
+@pytest.mark.parametrize("layer", [None, "middle.qcow2"])
+def test_the_files_of_merged_overlays_are_deleted_where_that_was_asked_for(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], layer: str | None
+) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    host, row = scanned(folder, guest)
+    merged = chain[1] if layer else chain[0]
+    before = sum(path.stat().st_blocks * 512 for path in chain)
+    options = {"layer": layer and str(folder / layer), "delete_merged": True}
+    job = done(submit("live_merge", row, **options))
+    assert (job.result or {})["deleted"] == [str(merged)]
+    assert not merged.exists()
+    left = [path for path in chain if path != merged]
+    assert chain_of(guest) == [path.name for path in left]
+    assert patterns(guest) == PATTERNS
+    freed = before - sum(path.stat().st_blocks * 512 for path in left)
+    # What QEMU, or the guest, writes into the image that has grown after it was looked at.
+    assert abs((job.freed_bytes or 0) - freed) <= 64 << 10
+    scan(host)
+    assert not Image.objects.filter(name=merged.name, state="ok").exists()
+
+
+def test_an_overlay_that_somebody_has_open_stays(tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]) -> None:
+    guest = tcg_guest(Disk(chain[0]))
+    __, row = scanned(chain[0].parent, guest)
+    with subprocess.Popen(["tail", "-f", chain[0]], stdout=subprocess.DEVNULL) as reader:
+        job = done(submit("live_merge", row, delete_merged=True))
+        reader.kill()
+    assert (job.result or {})["deleted"] == []
+    assert chain[0].exists()
+    assert any("is left, delete it" in line for line in said(job))
 
 
 def test_a_base_that_others_use_is_never_merged_into(tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]) -> None:

@@ -55,6 +55,7 @@ def test_a_snapshot_is_quiesced_listed_and_deleted_from_the_guests_page(
     assert definition_of(guest) == "disk.before"
     (found,) = snapshots.of(row.host, row.uid).found
     assert (found.name, found.current, found.is_external) == ("before", True, True)
+    assert found.created is not None
     assert timezone.now() - found.created < timedelta(minutes=5)
     page = client_as(role="operator").get(f"/guests/{row.pk}/snapshots/").content.decode()
     assert "before" in page

@@ -50,6 +50,8 @@ TEXTS = (
     "name",
     "target_name",
 )
+#: Options that are on or off.
+SWITCHES = ("delete_source", "quiesce", "delete_merged")
 #: Options that are ids.
 IDS = ("target_pool", "job")
 #: A size is a whole number of these.
@@ -142,7 +144,7 @@ def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
         InvalidError: a field holds something else than it should; it names each.
     """
     options: dict[str, Any] = {name: text for name in TEXTS if (text := str(form.get(name, "")).strip())}
-    options |= {name: form[name] == "true" for name in ("delete_source", "quiesce") if name in form}
+    options |= {name: form[name] == "true" for name in SWITCHES if name in form}
     for name in IDS:
         if text := str(form.get(name, "")).strip():
             options[name] = _number(text, name, 1)
@@ -221,7 +223,17 @@ def _start(request: PageRequest, shown: Guest, kind_name: str, options: dict[str
 def _context(
     shown: Guest, given: QueryDict, kind: JobKind, plan: Plan | None, error: InvalidError | None
 ) -> dict[str, Any]:
-    names = (*TEXTS, *IDS, "size_gib", "older_than_days", "bandwidth_mib", "delete_source", "quiesce", "confirm_name")
+    names = (
+        *TEXTS,
+        *IDS,
+        "size_gib",
+        "older_than_days",
+        "bandwidth_mib",
+        "delete_source",
+        "quiesce",
+        "delete_merged",
+        "confirm_name",
+    )
     pools = StoragePool.objects.filter(host=shown.host_id, source=StoragePool.Source.PROXMOX)
     return {
         "section": "guests", "guest": shown, "title": kind.title, "plan": plan, "error": error,
