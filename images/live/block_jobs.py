@@ -336,7 +336,8 @@ def needed_by_others(layers: Layers, top: int, base: int) -> list[Refusal]:
         near = neighbours.of(image)
         # One overlay is the layer above, one guest's disk the disk itself.
         above, itself = min(place, 1), (layers.guest_id, layers.disk)
-        own = [disk for disk in near.own_disks if (disk.guest_id, disk.target) != itself]
+        # Of several files that a section names for a disk, the later ones are "vda #2" and so on.
+        own = [disk for disk in near.own_disks if (disk.guest_id, disk.target.partition(" #")[0]) != itself]
         others = [
             *near.needed_by,
             *(gettext("Guest {guest} uses it as a disk.").format(guest=disk.guest.name) for disk in own),

@@ -13,12 +13,11 @@ from django.utils.translation import gettext, gettext_noop, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from images.live import block_jobs
-from images.live.disks import layers_of, occupied
-from images.live.kind import OFF
+from images.live.disks import change_of, layers_of, whole_chains
 from images.live.snapshots import NAME, SnapshotKind, asked
 from images.live.vm_snapshots import DeleteOldVmSnapshots, DeleteVmSnapshot
 from storage_admin.agent import protocol
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
+from storage_admin.agent.protocol import HostError, RefusedError, StoppedError
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
@@ -89,10 +88,6 @@ class DeleteSnapshot(SnapshotKind):
         for part in chosen.disks:
             if part.how != "external":
                 continue
-            if now.state == OFF:
-                sentence = gettext("The overlays of {name} are merged by QEMU: start {guest} first.")
-                against.append(Refusal(INVALID, sentence.format(name=chosen.name, guest=guest.name)))
-                break
             disk = next((one for one in now.disks if one.target == part.target), None)
             if disk is None or part.path not in disk.chain[:-1]:
                 sentence = gettext("{path} is not in the chain of {disk}.")
@@ -110,7 +105,7 @@ class DeleteSnapshot(SnapshotKind):
         guest, kept = find(job.target_id), job.kept.get(BEGUN)
         if kept is None:
             now = self.check(guest, job.options)
-            kept = {"name": "", "before": occupied(guest, now) if now.state == OFF else {}, "deleted": []}
+            kept = {"name": "", "before": whole_chains(guest, now), "deleted": []}
         # What an earlier version has begun was one of a guest that runs, and kept no sizes.
         before, deleted = kept.get("before", {}), list(kept.get("deleted", []))
         recorder.progress({"stage": "merging", "message": "by libvirt, which reports no progress"})
@@ -130,7 +125,7 @@ class DeleteSnapshot(SnapshotKind):
             recorder.log(f"The snapshot {name} of {guest.name} is deleted; what was written since stays.")
             deleted, begun = [*deleted, name], False
         words = f"Deleted of {guest.name}: {', '.join(deleted)}. What was written since stays."
-        return {"names": deleted, "words": words, **self.compared(guest, before)}
+        return {"names": deleted, "words": words, **change_of(guest, before)}
 
     @staticmethod
     def _delete(job: Job, guest: Guest, name: str, recorder: Recorder, *, begun: bool) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from django.utils.translation import gettext
 
 from images.models import Image
-from images.rewrite import refusals
+from images.rewrite import neighbours, refusals
 from images.scan import look
 from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.guests.models import Guest
@@ -66,6 +66,36 @@ def occupied(guest: Guest, now: GuestNow) -> dict[str, int | None]:
     for disk, file in zip(unknown, files(guest, [disk.chain[0] for disk in unknown]), strict=True):
         found[disk.target] = None if file is None else file["bytes"]
     return found
+
+
+def chain_of(guest: Guest, disk: DiskNow) -> tuple[str, ...]:
+    """The images of a disk from above; where its definition names the first alone, as the last scan saw the others."""
+    if len(disk.chain) != 1:
+        return disk.chain
+    image = Image.objects.filter(host=guest.host_id, path_key=path_key(os.fsencode(disk.chain[0]))).first()
+    try:
+        return disk.chain if image is None else (disk.chain[0], *(base.path for base in neighbours.ancestors(image)))
+    except RefusedError:
+        return disk.chain
+
+
+def whole_chains(guest: Guest, now: GuestNow) -> dict[str, int]:
+    """What each image of all disks' chains occupies now, by path, as its host's agent tells; nothing where one is
+    unknown.
+    """
+    paths = list(dict.fromkeys(path for disk in now.disks for path in chain_of(guest, disk)))
+    told = files(guest, paths)
+    return {} if None in told else {path: file["bytes"] for path, file in zip(paths, told, strict=True) if file}
+
+
+def change_of(guest: Guest, before: dict[str, int]) -> dict[str, int]:
+    """What became of that: ``before_bytes``, ``after_bytes``, ``freed_bytes``; files that are gone occupy nothing."""
+    tops = [disk.chain[0] for disk in running.look(guest.host, guest.uid).disks if disk.chain] if before else []
+    told = files(guest, list(dict.fromkeys([*before, *tops])))
+    if not any(told):
+        return {}
+    was, now = sum(before.values()), sum(file["bytes"] for file in told if file is not None)
+    return {"before_bytes": was, "after_bytes": now, "freed_bytes": was - now}
 
 
 def files(guest: Guest, paths: Sequence[str]) -> list[dict[str, int] | None]:

@@ -14,7 +14,7 @@ from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images.live import block_jobs
-from images.live.disks import layers_of, occupied, pool_of
+from images.live.disks import chain_of, change_of, layers_of, pool_of, whole_chains
 from images.live.kind import OFF, LiveGuestKind, libvirt_guest
 from images.live.vm_snapshots import CreateVmSnapshot, RevertVm
 from images.rewrite import record
@@ -24,9 +24,9 @@ from storage_admin.guests import proxmox_vms
 from storage_admin.guests.kinds.vm_disks import VmKind, find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import qemu_bugs
-from storage_admin.hosts.libvirt import running, snapshots
+from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.libvirt.snapshots import Snapshots
-from storage_admin.hosts.live_facts import GuestNow
+from storage_admin.hosts.live_facts import GuestNow, Snapshot
 from storage_admin.jobs.kinds import Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
@@ -96,17 +96,6 @@ class SnapshotKind(LiveGuestKind):
         for refusal in self.choose(guest, now, known, options)[2]:
             raise RefusedError(refusal.code, refusal.detail)
         return now
-
-    def compared(self, guest: Guest, before: dict[str, int | None]) -> dict[str, Any]:
-        """What the images of a guest that is off occupied before, and occupy now, in bytes; nothing where unknown."""
-        if not before:
-            return {}
-        after = occupied(guest, running.look(guest.host, guest.uid))
-        was = [size for size in before.values() if size is not None]
-        now = [size for disk in before if (size := after.get(disk)) is not None]
-        if len(was) != len(before) or len(now) != len(before):
-            return {}
-        return {"before_bytes": sum(was), "after_bytes": sum(now), "freed_bytes": sum(was) - sum(now)}
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         if "before_bytes" in result:
@@ -198,7 +187,7 @@ class CreateSnapshot(SnapshotKind):
         disks = options["disks"] or [disk.target for disk in now.disks]
         recorder.progress({"stage": "creating"})
         recorder.flush()
-        before = occupied(guest, now) if now.state == OFF else {}
+        before = whole_chains(guest, now) if now.state == OFF else {}
         described = gettext("Created by {user} (job {job}).").format(user=job.created_by, job=job.pk)
         known = snapshots.create(guest.host, guest.uid, options["name"], described, disks, quiesce=options["quiesce"])
         made = known.named(options["name"])
@@ -209,7 +198,7 @@ class CreateSnapshot(SnapshotKind):
         words = f"{guest.name} has the snapshot {made.name} of {', '.join(part.target for part in made.disks)}."
         recorder.log(words)
         overlays = {part.target: part.path for part in made.disks if part.how == "external"}
-        return {"name": made.name, "overlays": overlays, "words": words, **self.compared(guest, before)}
+        return {"name": made.name, "overlays": overlays, "words": words, **change_of(guest, before)}
 
 
 class RevertSnapshot(SnapshotKind):
@@ -243,11 +232,13 @@ class RevertSnapshot(SnapshotKind):
                 "can."
             )
             against.append(Refusal("tool_missing", sentence.format(version=known.version_words, host=guest.host.name)))
+        against += _not_the_newest(guest, now, known, chosen)
         concerned = {part.target for part in chosen.disks}
         for disk in now.disks:
             if disk.target in concerned:
                 layers = layers_of(guest, replace(now, snapshots=()), disk)
                 against += [*layers.refusals, *block_jobs.needed_by_others(layers, 0, 0)]
+        warnings.append(gettext("The guest's definition becomes that of the snapshot as well, with the disks of then."))
         if chosen.with_memory:
             warnings.append(gettext("The snapshot has the guest's memory: the guest runs afterwards."))
         reason = gettext(
@@ -260,18 +251,43 @@ class RevertSnapshot(SnapshotKind):
 
     def by_libvirt(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest, name = find(job.target_id), job.options["name"]
-        before = occupied(guest, self.check(guest, job.options))
+        before = whole_chains(guest, self.check(guest, job.options))
         recorder.progress({"stage": "reverting"})
         recorder.flush()
         snapshots.revert(guest.host, guest.uid, name)
         words = f"The disks of {guest.name} are as of the snapshot {name}."
         recorder.log(words)
-        return {"name": name, "words": words, **self.compared(guest, before)}
+        return {"name": name, "words": words, **change_of(guest, before)}
+
+
+def _not_the_newest(guest: Guest, now: GuestNow, known: Snapshots, chosen: Snapshot) -> list[Refusal]:
+    """Where snapshots have files of their own, only the newest is gone back to, and only with all disks.
+
+    An older one stands in images that others stand on by then. And libvirt (11.3) goes back with all disks, whichever
+    the snapshot is of, and deletes the files of the snapshot that the guest is at, whatever stands on them.
+    """
+    if not any(one.is_external for one in known.found):
+        return []
+    if not chosen.current or any(one.parent == chosen.name for one in known.found):
+        sentence = gettext(
+            "{guest} has snapshots with files of their own: only the newest can be gone back to. Delete the newer ones "
+            "first."
+        )
+        return [Refusal("in_snapshot_chain", sentence.format(guest=guest.name))]
+    overlays = {part.target: part.path for part in chosen.disks}
+    if chosen.is_external and any(overlays.get(disk.target) != disk.chain[0] for disk in now.disks if disk.chain):
+        sentence = gettext(
+            "libvirt goes back with all disks, and {guest} does not write to the overlays of {name} on each of them. "
+            "Create a snapshot of all disks first, or go back by hand."
+        )
+        return [Refusal("in_snapshot_chain", sentence.format(guest=guest.name, name=chosen.name))]
+    return []
 
 
 def asked(guest: Guest, options: dict[str, Any]) -> tuple[GuestNow, Snapshots]:
     """A guest and its snapshots as they are now; raises RefusedError or HostError."""
     now = libvirt_guest(guest, agent=bool(options.get("quiesce")))
+    now = replace(now, disks=tuple(replace(disk, chain=chain_of(guest, disk)) for disk in now.disks))
     if not now.runs and now.state != OFF:
         sentence = gettext("{guest} is neither running nor off ({state}).")
         raise RefusedError(INVALID, sentence.format(guest=guest.name, state=now.state))

@@ -59,11 +59,11 @@ def _domain(connection: Any, domain: Any) -> GuestFacts:
     recording = _recording_chains(domain)
     snapshots: list[SnapshotFacts] = []
     beside = sections.beside_its_disks(domain, root, {disk.path for disk in disks.values()}, unread, snapshots)
-    disks |= {f"{disk.target} {disk.only_in}": disk for disk in beside}
     return GuestFacts(
         kind="domain", uid=domain.UUIDString(), name=domain.name(), state=STATES.get(domain.state()[0], "unknown"),
         disks=tuple(
-            replace(disk, records_chain=disk.target.removesuffix(NEXT_START) in recording) for disk in disks.values()
+            replace(disk, records_chain=disk.target.removesuffix(NEXT_START) in recording)
+            for disk in (*disks.values(), *beside)
         ),
         io_weight=_number(root, "blkiotune/weight") or None, io_limits=_limits(root),
         unread=tuple(dict.fromkeys(unread)), snapshots=tuple(snapshots),
