@@ -36,7 +36,7 @@ class SnapshotSerializer(serializers.Serializer[Any]):
     size = serializers.IntegerField(allow_null=True)
     created = serializers.DateTimeField(allow_null=True)
     held_bytes = serializers.IntegerField(
-        allow_null=True, help_text=_("What it alone holds, as of the last analysis; null until then.")
+        allow_null=True, help_text=_("What it alone holds, as of the last analysis; null until then, and in lists.")
     )
 
 

@@ -42,7 +42,8 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
     parameters: ClassVar[dict[str, frozenset[str]]] = {"history": frozenset({"limit", "offset"})}
 
     def get_queryset(self) -> QuerySet[Any]:
-        return images_for(self.actor)
+        rows = images_for(self.actor)
+        return rows if self.action == "list" else rows.defer(None)  # one image's estimate tells of its snapshots
 
     def listed(self, rows: QuerySet[Any]) -> Any:
         """What is cut into pages; samples of a history are few enough to be read directly."""

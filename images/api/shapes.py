@@ -175,7 +175,9 @@ class GuestSnapshotPartSerializer(serializers.Serializer[Any]):
 
     target = serializers.CharField()
     how = serializers.ChoiceField(choices=("external", "internal"))
-    path = serializers.CharField(allow_blank=True, help_text=_("The overlay that was created; empty if internal."))
+    path = serializers.CharField(
+        allow_blank=True, help_text=_("The overlay that was created; if internal, the image that holds it.")
+    )
 
 
 class GuestSnapshotSerializer(serializers.Serializer[Any]):

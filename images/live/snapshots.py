@@ -266,6 +266,11 @@ def _not_the_newest(guest: Guest, now: GuestNow, known: Snapshots, chosen: Snaps
     An older one stands in images that others stand on by then. And libvirt (11.3) goes back with all disks, whichever
     the snapshot is of, and deletes the files of the snapshot that the guest is at, whatever stands on them.
     """
+    tops = {disk.target: disk.chain[0] for disk in now.disks if disk.chain}
+    inside = [part for part in chosen.disks if part.how == "internal" and part.path]
+    if any(part.path != tops.get(part.target, part.path) for part in inside):
+        sentence = gettext("{name} is in an image that others stand on by now: going back would write over it.")
+        return [Refusal("in_snapshot_chain", sentence.format(name=chosen.name))]
     if not any(one.is_external for one in known.found):
         return []
     if not chosen.current or any(one.parent == chosen.name for one in known.found):
@@ -275,7 +280,7 @@ def _not_the_newest(guest: Guest, now: GuestNow, known: Snapshots, chosen: Snaps
         )
         return [Refusal("in_snapshot_chain", sentence.format(guest=guest.name))]
     overlays = {part.target: part.path for part in chosen.disks}
-    if chosen.is_external and any(overlays.get(disk.target) != disk.chain[0] for disk in now.disks if disk.chain):
+    if chosen.is_external and any(overlays.get(target) != top for target, top in tops.items()):
         sentence = gettext(
             "libvirt goes back with all disks, and {guest} does not write to the overlays of {name} on each of them. "
             "Create a snapshot of all disks first, or go back by hand."

@@ -140,7 +140,13 @@ def _inside(image: Image) -> Iterator[tuple[str, _Inside]]:
 
 
 def held_by_each(image: Image) -> list[int | None]:
-    """What each snapshot in an image's header alone holds, in bytes, as it was last analyzed; ``None`` for unknown."""
+    """What each snapshot in an image's header alone holds, in bytes, as it was last analyzed.
+
+    Returns:
+        ``None`` for what is unknown; and for all where the estimate was not read, as for lists.
+    """
+    if "estimate" in image.get_deferred_fields():
+        return [None] * len(image.snapshots)
     basis = (image.estimate or {}).get("basis") or {}
     looked = basis.get("snapshots") or []
     if [one["created"] for one in looked] != [one.get("created") for one in image.snapshots]:

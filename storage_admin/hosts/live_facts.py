@@ -134,7 +134,9 @@ def trimmed(paths: object) -> tuple[Trimmed, ...]:
 
 @dataclass(frozen=True)
 class Part:
-    """What a snapshot has of a disk: ``how`` is ``external``, then ``path`` is the overlay, or ``internal``."""
+    """What a snapshot has of a disk: ``how`` is ``external``, then ``path`` is the overlay, or ``internal``, then it is
+    the image that holds it; empty where that is not told.
+    """
 
     target: str
     how: str

@@ -79,8 +79,8 @@ def test_snapshots_have_times_not_seconds_and_a_senseless_time_is_unknown(viewer
     ]
     row = viewer.get(f"/api/v1/images/{ImageFactory.create(snapshots=snapshots).pk}/").json()
     assert row["snapshots"] == [
-        {"name": "before", "size": 0, "created": "2023-11-14T22:13:20Z"},
-        {"name": "bomb", "size": 5, "created": None},
+        {"name": "before", "size": 0, "created": "2023-11-14T22:13:20Z", "held_bytes": None},
+        {"name": "bomb", "size": 5, "created": None, "held_bytes": None},
     ]
 
 

@@ -20,11 +20,11 @@ from storage_admin.jobs import kinds, services
 from storage_admin.jobs.kinds import BEGUN
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
-from tests.harness.guests import Disk, LibvirtGuest, write_pattern
+from tests.harness.guests import Disk, Domains, LibvirtGuest, write_pattern
 from tests.live.chains import PATTERNS, chain_of, definition_of, done
 from tests.live.conftest import filesystem_image, scanned
 from tests.live.writer import acknowledged, check, wait_for_writes, writing
-from tests.working import OPERATOR, client_as, create, image_at, reread, scan
+from tests.working import OPERATOR, client_as, create, image_at, reread, scan, this_machine
 
 pytestmark = [
     pytest.mark.guest,
@@ -252,6 +252,19 @@ def test_only_the_newest_is_gone_back_to_where_snapshots_have_files(
     guest.domain.destroy()
     scan(host)
     assert refused_reverts(row, "two", "part") == [["in_snapshot_chain"], ["in_snapshot_chain"]]
+
+
+def test_an_internal_one_below_an_overlay_is_not_gone_back_to(domains: Domains, shared_folder: Path) -> None:
+    domain = domains.define([Disk(create(shared_folder / "disk.qcow2"))])
+    domain.snapshotCreateXML("<domainsnapshot><name>inside</name></domainsnapshot>", 0)
+    host = this_machine(shared_folder)
+    scan(host)
+    row = Guest.objects.get(uid=domain.UUIDString())
+    assert refused_reverts(row, "inside") == [[]]
+    create(shared_folder / "overlay.qcow2", base="disk.qcow2")
+    domain.connect().defineXML(domain.XMLDesc().replace("disk.qcow2", "overlay.qcow2"))
+    scan(host)
+    assert refused_reverts(row, "inside") == [["in_snapshot_chain"]]
 
 
 def test_every_file_that_a_snapshot_names_is_known_as_its_guests(

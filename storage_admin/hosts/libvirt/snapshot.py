@@ -38,10 +38,15 @@ def _snapshots(domain: Any) -> Iterator[dict[str, Any]]:
 
 
 def _disks(root: ET.Element) -> Iterator[dict[str, str]]:
-    """What a snapshot has of each disk: where it is ``external``, the overlay that was made; or it is ``internal``."""
+    """What a snapshot has of each disk: ``external``, the overlay that was made; ``internal``, the image it is in."""
+    then = {
+        target.get("dev"): disk.find("source")
+        for disk in root.findall("domain/devices/disk")
+        if (target := disk.find("target")) is not None
+    }
     for disk in root.findall("disks/disk"):
-        source = disk.find("source")
         if (how := disk.get("snapshot", "")) in {"external", "internal"}:
+            source = disk.find("source") if how == "external" else then.get(disk.get("name"))
             path = "" if source is None else source.get("file") or source.get("dev") or ""
             yield {"target": disk.get("name", ""), "how": how, "path": path}
 
