@@ -305,7 +305,7 @@ def _deleted(guest: Guest, paths: list[str], recorder: Recorder) -> dict[str, in
     pools = {image.path_key: image.pool for image in images}
     for path, key in zip(paths, keys, strict=True):
         try:
-            found[path] = drop(guest, path, pools.get(key))
+            found[path] = drop(guest, path, pools.get(key), needed=True)
             recorder.log(f"deleted {path}, which was merged: {found[path]:,} bytes")
         except (RefusedError, HostError) as error:
             recorder.log(f"{path} was merged and is left, delete it: {error.detail}", JobLog.Level.WARNING)

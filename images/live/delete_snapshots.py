@@ -5,7 +5,8 @@ when whoever asked for it has gone. Of a guest that is off it takes the snapshot
 """
 
 import time
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
@@ -50,8 +51,8 @@ class DeleteSnapshot(SnapshotKind):
     }
     properties = {"name": NAME, **proxmox_vms.ACCEPT}
 
-    def wanted(self, known: Snapshots, options: dict[str, Any]) -> list[Snapshot]:
-        """Those that go, in their order; raises nothing where there is none."""
+    def wanted(self, known: Snapshots, options: dict[str, Any], at: datetime | None = None) -> list[Snapshot]:  # noqa: ARG002
+        """Those that go, in their order, as of a moment: of now where none is given."""
         chosen = known.named(options["name"])
         return [] if chosen is None else [chosen]
 
@@ -111,29 +112,6 @@ class DeleteSnapshot(SnapshotKind):
         recorder.progress({"stage": "merging", "message": "by libvirt, which reports no progress"})
         recorder.flush()
         begun, name = kept["name"] != "", kept["name"]
-        while True:
-            if not begun:
-                now, known = asked(guest, job.options)
-                if not (wanted := self.wanted(known, job.options)):
-                    break
-                for refusal in self.against(guest, now, known, wanted[0]):
-                    raise RefusedError(refusal.code, refusal.detail)
-                name = wanted[0].name
-                job.kept = job.kept | {BEGUN: {"name": name, "before": before, "deleted": deleted}}
-                job.ours().update(kept=job.kept)
-            self._delete(job, guest, name, recorder, begun=begun)
-            recorder.log(f"The snapshot {name} of {guest.name} is deleted; what was written since stays.")
-            deleted, begun = [*deleted, name], False
-        words = f"Deleted of {guest.name}: {', '.join(deleted)}. What was written since stays."
-        return {"names": deleted, "words": words, **change_of(guest, before)}
-
-    @staticmethod
-    def _delete(job: Job, guest: Guest, name: str, recorder: Recorder, *, begun: bool) -> None:
-        """Has libvirt delete one, and waits for it.
-
-        Args:
-            begun: a worker before has asked for it: libvirt may still be at it.
-        """
 
         def tick() -> None:
             recorder.tick()
@@ -144,6 +122,33 @@ class DeleteSnapshot(SnapshotKind):
                     raise GoesOnError("another worker has it")
                 raise StoppedError(protocol.CANCELLED, gettext("Cancelled. libvirt finishes deleting the snapshot."))
 
+        while True:
+            if not begun:
+                now, known = asked(guest, job.options)
+                # Of an age as of the plan: none becomes old enough while the job waits or works.
+                if not (wanted := self.wanted(known, job.options, job.created)):
+                    break
+                if deleted:
+                    recorder.flush()
+                    tick()
+                for refusal in self.against(guest, now, known, wanted[0]):
+                    raise RefusedError(refusal.code, refusal.detail)
+                name = wanted[0].name
+                job.kept = job.kept | {BEGUN: {"name": name, "before": before, "deleted": deleted}}
+                job.ours().update(kept=job.kept)
+            self._delete(guest, name, tick, begun=begun)
+            recorder.log(f"The snapshot {name} of {guest.name} is deleted; what was written since stays.")
+            deleted, begun = [*deleted, name], False
+        words = f"Deleted of {guest.name}: {', '.join(deleted)}. What was written since stays."
+        return {"names": deleted, "words": words, **change_of(guest, before)}
+
+    @staticmethod
+    def _delete(guest: Guest, name: str, tick: Callable[[], None], *, begun: bool) -> None:
+        """Has libvirt delete one, and waits for it.
+
+        Args:
+            begun: a worker before has asked for it: libvirt may still be at it.
+        """
         while True:
             try:
                 known = snapshots.delete(guest.host, guest.uid, name, tick)
@@ -178,8 +183,8 @@ class DeleteOldSnapshots(DeleteSnapshot):
         **proxmox_vms.ACCEPT,
     }
 
-    def wanted(self, known: Snapshots, options: dict[str, Any]) -> list[Snapshot]:
-        before = timezone.now() - timedelta(days=options["older_than_days"])
+    def wanted(self, known: Snapshots, options: dict[str, Any], at: datetime | None = None) -> list[Snapshot]:
+        before = (at or timezone.now()) - timedelta(days=options["older_than_days"])
         return [one for one in reversed(known.found) if one.created is not None and one.created <= before]
 
     def choose(

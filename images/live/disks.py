@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from django.utils.translation import gettext
 
+from images.kinds.aside import looked_through
 from images.models import Image
 from images.rewrite import neighbours, refusals
 from images.scan import look
@@ -90,7 +91,9 @@ def whole_chains(guest: Guest, now: GuestNow) -> dict[str, int]:
 
 def change_of(guest: Guest, before: dict[str, int]) -> dict[str, int]:
     """What became of that: ``before_bytes``, ``after_bytes``, ``freed_bytes``; files that are gone occupy nothing."""
-    tops = [disk.chain[0] for disk in running.look(guest.host, guest.uid).disks if disk.chain] if before else []
+    tops: list[str] = []
+    with contextlib.suppress(RefusedError, HostError):
+        tops = [disk.chain[0] for disk in running.look(guest.host, guest.uid).disks if disk.chain] if before else []
     told = files(guest, list(dict.fromkeys([*before, *tops])))
     if not any(told):
         return {}
@@ -127,19 +130,23 @@ def seen(guest: Guest) -> dict[str, int | None]:
     return {target: image.allocated_size for target, image in images_of(guest).items()}
 
 
-def drop(guest: Guest, path: str, pool: StoragePool | None, since: int = 0) -> int:
+def drop(guest: Guest, path: str, pool: StoragePool | None, since: int = 0, *, needed: bool = False) -> int:
     """Has a host's agent delete the file of an image that nothing needs; the bytes that became free.
 
     Args:
         since: seconds since the epoch: an older one is left.
+        needed: look through the host's pools first for images that stand on it.
 
     Raises:
-        RefusedError: it is used, has another name, or is older, or its pool is gone.
+        RefusedError: it is used or needed, has another name, or is older, or its pool is gone.
         HostError: the host does not answer.
     """
     if pool is None:
         raise RefusedError("outside_pool", gettext("its pool is gone"))
-    args = {"path_b64": b64(os.fsencode(path)), "pool_path_b64": b64(bytes(pool.path_bytes)), "since": since}
+    args: dict[str, object] = {
+        "path_b64": b64(os.fsencode(path)), "pool_path_b64": b64(bytes(pool.path_bytes)), "since": since,
+        "pools": looked_through(guest.host) if needed else [],
+    }  # fmt: skip
     freed: int = asking.ask(guest.host, "drop", args)["freed_bytes"]
     return freed
 

@@ -10,13 +10,15 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.live.disks import seen
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError
+from storage_admin.agent import protocol
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.kinds.vm_disks import Draft, VmKind, followed, of_template
 from storage_admin.guests.proxmox_vms import Vm
 from storage_admin.hosts.live_facts import Snapshot
 from storage_admin.hosts.proxmox import drives, guests, reader, snapshots, volumes
 from storage_admin.hosts.proxmox.drives import Drive
+from storage_admin.jobs import runner
 from storage_admin.jobs.plan_and_progress import Recorder, Refusal
 
 
@@ -121,16 +123,19 @@ class DeleteVmSnapshot(VmKind):
 
     def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
         before, deleted, tasks = seen(vm.guest), list[str](), list[str]()
-        while wanted := self.wanted(snapshots.of(vm.client, vm.ref), options):
-            name = wanted[0].name
-            if name in deleted:
-                sentence = gettext("Proxmox VE deleted the snapshot {name} and still lists it.")
-                raise HostError(sentence.format(name=name))
+        for name in [one.name for one in self.wanted(snapshots.of(vm.client, vm.ref), options)]:
+            recorder.flush()
+            recorder.tick()
+            if deleted and (recorder.cancel_requested or runner.stopping.is_set()):
+                raise StoppedError(protocol.CANCELLED, gettext("Cancelled. The other snapshots stay."))
             upid = snapshots.delete(vm.client, vm.ref, name)
             try:
                 followed(vm, upid, "deleting", recorder, stops=False)
             except HostError as error:
                 raise HostError(f"{error.detail} {_left_locked(vm, name)}".strip(), error.code) from None
+            if name in {one.name for one in snapshots.of(vm.client, vm.ref)}:
+                sentence = gettext("Proxmox VE deleted the snapshot {name} and still lists it.")
+                raise HostError(sentence.format(name=name))
             recorder.log(f"The snapshot {name} of {vm.guest.name} is deleted.")
             deleted, tasks = [*deleted, name], [*tasks, upid]
         words = f"Deleted of {vm.guest.name}: {', '.join(deleted)}. Its present data stays."

@@ -9,15 +9,13 @@ from typing import Any
 from django.db.models import Q, QuerySet
 
 from images.models import Image, ImageUse
-from storage_admin.guests.models import Guest
+from storage_admin.guests.models import LATEST, Guest
 from storage_admin.hosts.names import path_key
 
 INTERNAL, EXTERNAL, STORAGE = "internal", "external", "storage"
 KINDS = (INTERNAL, EXTERNAL, STORAGE)
 #: Whoever lists it.
 LISTED_BY = ("libvirt", "proxmox", "image")
-#: Seconds since 1970 of the year 3000: what a header says beyond it is no time.
-LATEST = 32_503_680_000
 
 
 @dataclass(frozen=True)
@@ -106,14 +104,14 @@ def _kept(guest: Guest, images: _Images) -> Iterator[Kept]:
                 own[name].append(found)
     for one in guest.snapshots:
         name, created = one["name"], one["created"]
-        files = [image for path in _files(one) if (image := images.by_place.get((guest.host_id, _key(path))))]
+        files = [images.by_place.get((guest.host_id, _key(path))) for path in _files(one)]
         files += [image for image in apart.get(name, []) if image not in files]
         inside = own.pop(name, [])
         internal = inside or by == "libvirt" or any(disk.volume.endswith(".qcow2") for disk in guest.disks.all())
         kind = EXTERNAL if one["external"] or files else INTERNAL if internal else STORAGE
         yield Kept(
-            guest, name, None if created is None else datetime.fromtimestamp(created, UTC), kind, by,
-            *_held(inside), _sum([image.allocated_size for image in files]),
+            guest, name, header_time(created), kind, by,
+            *_held(inside), _sum([None if image is None else image.allocated_size for image in files]),
         )  # fmt: skip
     for name, inside in own.items():
         created = min((part.created for part in inside if part.created is not None), default=None)

@@ -6,6 +6,8 @@ from django.db import models
 
 from storage_admin.hosts.models import Host
 
+#: Seconds since 1970 of the year 3000: what is said beyond it is no time.
+LATEST = 32_503_680_000
 #: States in which nothing of a guest runs, so that nothing of it can write.
 OFF_STATES = frozenset({"shut off", "stopped", "crashed"})
 
@@ -57,7 +59,7 @@ class Guest(models.Model):
     @property
     def oldest_snapshot(self) -> datetime | None:
         """When the oldest of its snapshots was made; ``None`` where it has none, or nobody tells."""
-        created = [one["created"] for one in self.snapshots if one["created"] is not None]
+        created = [one["created"] for one in self.snapshots if 0 < (one["created"] or 0) < LATEST]
         return datetime.fromtimestamp(min(created), UTC) if created else None
 
     @property

@@ -89,6 +89,15 @@ def test_of_several_disks_it_is_the_sum_and_unknown_where_one_is() -> None:
     assert in_short(kept(use.disk.guest)) == [("one", "internal", "image", None, None)]
 
 
+def test_a_file_that_nobody_has_seen_makes_the_sum_unknown_and_a_senseless_time_is_none() -> None:
+    image = ImageFactory.create(path="/srv/disk.one", path_key=path_key(b"/srv/disk.one"))
+    both = told("one", 3, "/srv/disk.one", "/elsewhere/second.one", external=True)
+    guest = GuestFactory.create(host=image.host, snapshots=[both | {"created": 10**18}])
+    ImageUseFactory.create(image=image, disk__guest=guest)
+    assert in_short(kept()) == [("one", "external", "libvirt", None, None)]
+    assert ([one.created for one in kept()], guest.oldest_snapshot) == ([None], None)
+
+
 def test_of_proxmox_ve_it_is_a_file_where_the_storage_keeps_files_and_else_the_storages() -> None:
     host = HostFactory.create(kind=Host.Kind.PROXMOX)
     pool = StoragePoolFactory.create(host=host)

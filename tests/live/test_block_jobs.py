@@ -98,6 +98,18 @@ def test_an_overlay_that_somebody_has_open_stays(tcg_guest: Callable[..., Libvir
     assert any("is left, delete it" in line for line in said(job))
 
 
+def test_an_overlay_that_somebody_made_an_image_on_meanwhile_stays(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+) -> None:
+    guest = tcg_guest(Disk(chain[0]))
+    __, row = scanned(chain[0].parent, guest)
+    job = submit("live_merge", row, delete_merged=True)
+    with at_stage("pivoting", lambda: create(chain[0].parent / "new.qcow2", base="top.qcow2")):
+        job = done(job)
+    assert (job.result or {})["deleted"] == []
+    assert chain[0].exists()
+
+
 def test_a_base_that_others_use_is_never_merged_into(tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]) -> None:
     create(chain[0].parent / "sibling.qcow2", base="base.qcow2")
     guest = tcg_guest(Disk(chain[0]))

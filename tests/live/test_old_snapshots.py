@@ -129,6 +129,36 @@ def test_a_worker_that_dies_in_the_second_is_followed_by_the_next_one(
     assert names(row) == []
 
 
+def test_a_cancel_between_two_leaves_the_others(
+    domains: Domains, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest = domains.define([Disk(create(shared_folder / "disk.qcow2", "96M"))])
+    for name, days in (("a", 40), ("b", 35), ("c", 33)):
+        snapshot(guest, name, days, external=False)
+    row = seen(shared_folder, guest)
+    job, deletes = submit(row, 30), snapshots.delete
+
+    def and_somebody_cancels(*given: object) -> object:
+        Job.objects.filter(pk=job.pk).update(cancel_requested=True)
+        return deletes(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(snapshots, "delete", and_somebody_cancels)
+    run(job)
+    assert job.state == "cancelled", said(job)
+    assert names(row) == ["c", "b"]
+
+
+def test_none_becomes_old_enough_while_the_job_waits(domains: Domains, shared_folder: Path) -> None:
+    guest = domains.define([Disk(create(shared_folder / "disk.qcow2", "96M"))])
+    for name, days in (("a", 40), ("b", 32)):  # b was 29 days old when the job was made
+        snapshot(guest, name, days, external=False)
+    row = seen(shared_folder, guest)
+    job = submit(row, 30)
+    Job.objects.filter(pk=job.pk).update(created=timezone.now() - timedelta(days=3))
+    done(job)
+    assert names(row) == ["b"]
+
+
 def test_a_policy_deletes_them_at_night_and_says_why_not_on_the_others(domains: Domains, shared_folder: Path) -> None:
     old, young = (domains.define([Disk(create(shared_folder / f"{name}.qcow2", "96M"))]) for name in ("old", "young"))
     snapshot(old, "a", 40, external=False)

@@ -14,9 +14,9 @@ from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.formats.qcow2 import Header
 from storage_admin.agent.measure.file_data import DataMap
-from storage_admin.agent.measure.qcow2_leaks import UnknownError, Use
+from storage_admin.agent.measure.qcow2_leaks import MAX_CLUSTERS, UnknownError, Use
 
-#: The most clusters of the file, times mappings: sixteen snapshots of 1 TiB in clusters of 64 KiB.
+#: The most clusters of the file, times mappings: fifteen snapshots of 1 TiB in clusters of 64 KiB.
 MAX_MARKS = 1 << 28
 
 
@@ -44,7 +44,7 @@ def held_by_each(
         deadline: on the monotonic clock; when it has passed the answer is that it is not known.
     """
     clusters = -(-reader.file_size // (1 << header.cluster_bits))
-    if clusters * (header.snapshots_count + 1) > MAX_MARKS:
+    if clusters >= MAX_CLUSTERS or clusters * (header.snapshots_count + 1) > MAX_MARKS:
         return Held(None, "the image has too many clusters and snapshots to keep count of each")
     try:
         mappings = [(header.l1_offset, header.l1_size, header.snapshots_offset)]

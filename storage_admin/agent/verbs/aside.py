@@ -204,24 +204,29 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
 
 
 def drop(request: Request, io: AgentIO) -> dict[str, Any]:
-    """Delete an unfinished file that libvirt made for a copy and left where it was.
+    """Delete a file that libvirt made for a copy and left unfinished, or an overlay that was merged.
 
     Args:
         request: ``args``: ``path_b64``, ``pool_path_b64``; ``since``: seconds since the epoch, before which the copy
-            had not begun.
+            had not begun; ``pools`` (as for :func:`set_aside`), through which is looked for who needs it.
         io: the controller.
 
     Returns:
         ``freed_bytes``: what it occupied.
 
     Raises:
-        RefusedError: ``stale_plan``: it is older, or not there; ``image_in_use``, ``hard_linked``, ``outside_pool``.
+        RefusedError: ``stale_plan``: it is older, or not there; ``image_in_use``, ``hard_linked``, ``outside_pool``,
+            ``has_overlays``, ``guests_unknown``.
         HostError: the host failed; it is there.
     """
-    args = Arguments(request.args, _WHERE | {"since"})
-    since = args.take("since", int)
+    args = Arguments(request.args, _WHERE | {"since", "pools"})
+    since, path = args.take("since", int), args.path("path_b64")
+    pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
     io.progress("checking", 0, None)
     with _host_errors(), _opened(args) as image:
+        if pools:
+            volume_chains.refuse_named(path)
+            refuse_needed(pools, image.wanted, io)
 
         def look(_doors: Doors) -> None:
             status = os.fstat(image.fd)

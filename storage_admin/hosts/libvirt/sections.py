@@ -84,9 +84,8 @@ def _snapshot(name: str, xml: str) -> SnapshotFacts:
     created = root.findtext("creationTime") or ""
     external = root.findall("disks/disk[@snapshot='external']")
     files = [source.get("file", "") for disk in external if (source := disk.find("source")) is not None]
-    return SnapshotFacts(
-        name[:200], int(created) if created.isdecimal() else None, bool(external), tuple(filter(None, files))
-    )
+    at = int(created) if created.isdecimal() and len(created) < 12 else None
+    return SnapshotFacts(name[:200], at, bool(external), tuple(filter(None, files)))
 
 
 def _note(error: libvirt.libvirtError, what: str, unread: list[str]) -> None:

@@ -100,5 +100,5 @@ def _asked(host: Host, request: dict[str, Any], seconds: float, tick: Callable[[
 
 
 def _snapshot(told: dict[str, Any]) -> Snapshot:
-    created = datetime.fromtimestamp(told["created"], UTC)
+    created = None if told["created"] is None else datetime.fromtimestamp(told["created"], UTC)
     return Snapshot(**told | {"created": created, "disks": tuple(Part(**disk) for disk in told["disks"])})

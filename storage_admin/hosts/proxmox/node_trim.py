@@ -38,7 +38,7 @@ def trim(shell: Shell, guest: GuestRef) -> tuple[Trimmed, ...]:
         RefusedError: ``guest_locked``.
         HostError: it failed, with the node's words; or takes longer than anybody waits, then it goes on there.
     """
-    done = shell.run(["env", "LC_ALL=C", "setsid", "--wait", *command(guest)], seconds=SECONDS)
+    done = shell.run(["env", "LC_ALL=C", "setsid", "--fork", "--wait", *command(guest)], seconds=SECONDS)
     said = (done.stdout + b"\n" + done.stderr).decode("utf-8", "replace")
     if done.exit_code != 0:
         if (locked := _LOCKED.search(said)) is not None:
