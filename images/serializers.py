@@ -12,9 +12,10 @@ from images.models import Image, ImageSample
 from images.orphans.selectors import evidence
 from images.scan import known
 from images.selectors.guests import why_no_image
-from images.selectors.snapshots import KINDS, LISTED_BY, header_time, held_by_each
+from images.selectors.snapshots import KINDS, LISTED_BY, held_by_each
 from images.services import DECLARABLE
 from storage_admin.guests.models import Guest, GuestDisk
+from storage_admin.hosts.live_facts import since_1970
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.rest.fields import Body, StrictBoolean, StrictInteger, StrictNumber, StrictText, TextOrNull
 from storage_admin.rest.shown import Shown
@@ -97,7 +98,7 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
             {
                 "name": snapshot.get("name", ""),
                 "size": snapshot.get("size"),
-                "created": header_time(snapshot.get("created")),
+                "created": since_1970(snapshot.get("created")),
                 "held_bytes": held,
             }
             for snapshot, held in zip(image.snapshots, held_by_each(image), strict=True)

@@ -90,15 +90,20 @@ def whole_chains(guest: Guest, now: GuestNow) -> dict[str, int]:
 
 
 def change_of(guest: Guest, before: dict[str, int]) -> dict[str, int]:
-    """What became of that: ``before_bytes``, ``after_bytes``, ``freed_bytes``; files that are gone occupy nothing."""
-    tops: list[str] = []
-    with contextlib.suppress(RefusedError, HostError):
-        tops = [disk.chain[0] for disk in running.look(guest.host, guest.uid).disks if disk.chain] if before else []
-    told = files(guest, list(dict.fromkeys([*before, *tops])))
-    if not any(told):
+    """What became of that, as of :func:`change`; nothing where it is unknown; files that are gone occupy nothing."""
+    if not before:
         return {}
-    was, now = sum(before.values()), sum(file["bytes"] for file in told if file is not None)
-    return {"before_bytes": was, "after_bytes": now, "freed_bytes": was - now}
+    try:
+        tops = [disk.chain[0] for disk in running.look(guest.host, guest.uid).disks if disk.chain]
+    except (RefusedError, HostError):
+        return {}  # what it writes to now is unknown
+    told = files(guest, list(dict.fromkeys([*before, *tops])))
+    return change(sum(before.values()), sum(file["bytes"] for file in told if file is not None)) if any(told) else {}
+
+
+def change(before: int, after: int) -> dict[str, int]:
+    """Bytes before and after, as a job's result has them."""
+    return {"before_bytes": before, "after_bytes": after, "freed_bytes": before - after}
 
 
 def files(guest: Guest, paths: Sequence[str]) -> list[dict[str, int] | None]:

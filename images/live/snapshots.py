@@ -16,12 +16,12 @@ from django.utils.translation import gettext_lazy as _
 from images.live import block_jobs
 from images.live.disks import chain_of, change_of, layers_of, pool_of, whole_chains
 from images.live.kind import OFF, LiveGuestKind, libvirt_guest
-from images.live.vm_snapshots import CreateVmSnapshot, RevertVm
+from images.live.vm_snapshots import CreateVmSnapshot, RevertVm, VmSnapshotKind
 from images.rewrite import record
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.guests import proxmox_vms
-from storage_admin.guests.kinds.vm_disks import VmKind, find
+from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.libvirt import snapshots
@@ -44,7 +44,7 @@ class SnapshotKind(LiveGuestKind):
     """A kind that has libvirt, or Proxmox VE, do something with snapshots of a guest."""
 
     #: What it does with VMs of Proxmox VE.
-    of_vms: ClassVar[type[VmKind]]
+    of_vms: ClassVar[type[VmSnapshotKind]]
     #: What has to be given: options without a default.
     needs: ClassVar[tuple[str, ...]] = ("name",)
 
@@ -74,7 +74,9 @@ class SnapshotKind(LiveGuestKind):
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest = find(job.target_id)
-        return self.of_vms().work(job, recorder) if guest.kind == Guest.Kind.VM else self.by_libvirt(job, recorder)
+        if guest.kind == Guest.Kind.VM:
+            return self.of_vms(job.created).work(job, recorder)
+        return self.by_libvirt(job, recorder)
 
     @abstractmethod
     def by_libvirt(self, job: Job, recorder: Recorder) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.live import doctor
-from images.live.disks import images_of, occupied, pool_of, seen
+from images.live.disks import change, images_of, occupied, pool_of, seen
 from images.rewrite import record, refusals
 from storage_admin.accounts.models import Actor
 from storage_admin.agent import protocol
@@ -104,10 +104,9 @@ class Trim(VmKind):
         return result
 
     def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:  # noqa: ARG002 (it has none)
-        def sizes() -> dict[str, int | None]:
-            return seen(vm.guest)
-
-        return _done(vm.guest, sizes(), sizes, lambda: actions.trim(vm.client, vm.ref), recorder)
+        return _done(
+            vm.guest, seen(vm.guest), partial(seen, vm.guest), partial(actions.trim, vm.client, vm.ref), recorder
+        )
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         if result.get("before_bytes") is not None:
@@ -117,9 +116,9 @@ class Trim(VmKind):
 
 def _by_node(guest: Guest) -> bool:
     """Whether its node's own command trims it: containers of Proxmox VE, and VMs where there is no token."""
-    if guest.kind == Guest.Kind.CONTAINER:
-        return bool(guest.host.runs_proxmox)
-    return guest.kind == Guest.Kind.VM and not guest.host.token_id and not _without_shell(guest.host)
+    if guest.kind == Guest.Kind.DOMAIN or not guest.host.runs_proxmox:
+        return False
+    return guest.kind == Guest.Kind.CONTAINER or (not guest.host.token_id and not _without_shell(guest.host))
 
 
 def _without_shell(host: Host) -> list[Refusal]:
@@ -261,8 +260,7 @@ def _done(
     good = sum(not one.error for one in trimmed)
     words = f"{good} of {len(trimmed)} filesystems in {guest.name} trimmed"
     if disks:
-        result |= {name: sum(disk[name] for disk in disks) for name in ("before_bytes", "after_bytes")}
-        result["freed_bytes"] = result["before_bytes"] - result["after_bytes"]
+        result |= change(*(sum(disk[name] for disk in disks) for name in ("before_bytes", "after_bytes")))
         words += f": {result['freed_bytes']:,} bytes became free on the host."
     else:
         words += ". What that freed on the host, the scan that follows reads."

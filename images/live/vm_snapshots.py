@@ -2,14 +2,14 @@
 
 import contextlib
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from images.live.disks import seen
+from images.live.disks import change, seen
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
 from storage_admin.guests import proxmox_vms
@@ -32,8 +32,7 @@ def compared(vm: Vm, before: dict[str, int | None]) -> dict[str, Any]:
     after = seen(vm.guest)
     if not before or before.keys() != after.keys() or None in {*before.values(), *after.values()}:
         return {}
-    was, now = (sum(size or 0 for size in sizes.values()) for sizes in (before, after))
-    return {"before_bytes": was, "after_bytes": now, "freed_bytes": was - now}
+    return change(*(sum(size or 0 for size in sizes.values()) for sizes in (before, after)))
 
 
 def _left_locked(vm: Vm, name: str) -> str:
@@ -48,7 +47,15 @@ def _left_locked(vm: Vm, name: str) -> str:
     return ""
 
 
-class CreateVmSnapshot(VmKind):
+class VmSnapshotKind(VmKind):
+    """A kind that has Proxmox VE do something with snapshots of a VM."""
+
+    def __init__(self, at: datetime | None = None) -> None:
+        #: When the job was made; of a plan none.
+        self.at = at
+
+
+class CreateVmSnapshot(VmSnapshotKind):
     """A snapshot of all of a VM's disks, without its memory."""
 
     name = "snapshot"
@@ -94,7 +101,7 @@ class CreateVmSnapshot(VmKind):
         return {"name": name, "words": f"{vm.guest.name} has the snapshot {name}.", **done, **compared(vm, before)}
 
 
-class DeleteVmSnapshot(VmKind):
+class DeleteVmSnapshot(VmSnapshotKind):
     """A snapshot goes; the VM's present data stays."""
 
     name = "delete_snapshot"
@@ -149,7 +156,7 @@ class DeleteOldVmSnapshots(DeleteVmSnapshot):
     title = _("Delete old snapshots")
 
     def wanted(self, known: Sequence[Snapshot], options: dict[str, Any]) -> list[Snapshot]:
-        before = timezone.now() - timedelta(days=options["older_than_days"])
+        before = (self.at or timezone.now()) - timedelta(days=options["older_than_days"])
         return [one for one in reversed(known) if one.created is not None and one.created <= before]
 
     def none(self, vm: Vm, options: dict[str, Any]) -> Draft:
@@ -170,7 +177,7 @@ def _kept_as_files(vm: Vm, name: str) -> str:
     return ""
 
 
-class RevertVm(VmKind):
+class RevertVm(VmSnapshotKind):
     """The disks of a VM that is off have the content of a snapshot again."""
 
     name = "revert_snapshot"

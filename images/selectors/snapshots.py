@@ -9,7 +9,8 @@ from typing import Any
 from django.db.models import Q, QuerySet
 
 from images.models import Image, ImageUse
-from storage_admin.guests.models import LATEST, Guest
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.live_facts import since_1970
 from storage_admin.hosts.names import path_key
 
 INTERNAL, EXTERNAL, STORAGE = "internal", "external", "storage"
@@ -110,7 +111,7 @@ def _kept(guest: Guest, images: _Images) -> Iterator[Kept]:
         internal = inside or by == "libvirt" or any(disk.volume.endswith(".qcow2") for disk in guest.disks.all())
         kind = EXTERNAL if one["external"] or files else INTERNAL if internal else STORAGE
         yield Kept(
-            guest, name, header_time(created), kind, by,
+            guest, name, since_1970(created), kind, by,
             *_held(inside), _sum([None if image is None else image.allocated_size for image in files]),
         )  # fmt: skip
     for name, inside in own.items():
@@ -133,7 +134,7 @@ def _inside(image: Image) -> Iterator[tuple[str, _Inside]]:
     for snapshot, held in zip(image.snapshots, held_by_each(image), strict=True):
         yield (
             snapshot.get("name") or snapshot.get("id") or "",
-            _Inside(header_time(snapshot.get("created")), held, image.analyzed_at),
+            _Inside(since_1970(snapshot.get("created")), held, image.analyzed_at),
         )
 
 
@@ -150,10 +151,3 @@ def held_by_each(image: Image) -> list[int | None]:
     if [one["created"] for one in looked] != [one.get("created") for one in image.snapshots]:
         return [None] * len(image.snapshots)
     return [one["held_bytes"] for one in looked]
-
-
-def header_time(seconds: Any) -> datetime | None:
-    """A time from a header, which may claim anything; ``None`` where it is none."""
-    if not isinstance(seconds, int) or not 0 < seconds < LATEST:
-        return None
-    return datetime.fromtimestamp(seconds, tz=UTC)

@@ -1,13 +1,12 @@
 """Guests and their disks. Which image a disk is, the images app knows."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 from django.db import models
 
+from storage_admin.hosts.live_facts import since_1970
 from storage_admin.hosts.models import Host
 
-#: Seconds since 1970 of the year 3000: what is said beyond it is no time.
-LATEST = 32_503_680_000
 #: States in which nothing of a guest runs, so that nothing of it can write.
 OFF_STATES = frozenset({"shut off", "stopped", "crashed"})
 
@@ -59,8 +58,8 @@ class Guest(models.Model):
     @property
     def oldest_snapshot(self) -> datetime | None:
         """When the oldest of its snapshots was made; ``None`` where it has none, or nobody tells."""
-        created = [one["created"] for one in self.snapshots if 0 < (one["created"] or 0) < LATEST]
-        return datetime.fromtimestamp(min(created), UTC) if created else None
+        created = [at for one in self.snapshots if (at := since_1970(one["created"])) is not None]
+        return min(created, default=None)
 
     @property
     def off(self) -> bool:

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+#: Seconds since 1970 of the year 3000: what is claimed beyond it is no time.
+LATEST = 32_503_680_000
 #: The command of the guest agent that trims.
 FSTRIM = "guest-fstrim"
 #: Of what an agent tells, which is whatever the guest wants: filesystems, and characters of each text.
@@ -171,6 +173,13 @@ class Snapshot:
     def with_memory(self) -> bool:
         """Whether a guest that goes back to it runs afterwards."""
         return self.state not in {"shutoff", "disk-snapshot"}
+
+
+def since_1970(seconds: object) -> datetime | None:
+    """A time that a header, a guest's manager or a stranger claims; ``None`` for what is none, or of another age."""
+    if not isinstance(seconds, int) or not 0 < seconds < LATEST:
+        return None
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def newest_first(found: Iterable[Snapshot]) -> tuple[Snapshot, ...]:

@@ -1,6 +1,7 @@
 """Snapshots of VMs of Proxmox VE as jobs, by a server held to the official schema."""
 
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -132,6 +133,16 @@ def test_old_ones_are_deleted_the_oldest_first(server: ProxmoxServer, vm: Guest)
     assert result["names"] == ["aa", "bb"]
     assert len(result["tasks"]) == 2
     assert names(server) == ["cc"]
+
+
+def test_none_becomes_old_enough_while_the_job_waits(server: ProxmoxServer, vm: Guest) -> None:
+    keep(server, "aa", 40)
+    keep(server, "bb", 32)
+    job = submit("delete_old_snapshots", vm)
+    Job.objects.filter(pk=job.pk).update(created=timezone.now() - timedelta(days=3))
+    job.refresh_from_db()
+    assert good(run(job))["names"] == ["aa"]
+    assert names(server) == ["bb"]
 
 
 def test_a_policy_is_for_them_too(vm: Guest) -> None:

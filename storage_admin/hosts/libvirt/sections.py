@@ -79,13 +79,17 @@ def _sections(domain: Any, unread: list[str], snapshots: list[SnapshotFacts]) ->
         _note(error, "its saved state", unread)
 
 
+def created(root: ET.Element) -> int | None:
+    """When a snapshot was made, in seconds since 1970; ``None`` where it does not tell."""
+    text = root.findtext("creationTime") or ""
+    return int(text) if text.isdecimal() and len(text) < 12 else None
+
+
 def _snapshot(name: str, xml: str) -> SnapshotFacts:
     root = ET.fromstring(xml)  # noqa: S314 (libvirt wrote it)
-    created = root.findtext("creationTime") or ""
     external = root.findall("disks/disk[@snapshot='external']")
     files = [source.get("file", "") for disk in external if (source := disk.find("source")) is not None]
-    at = int(created) if created.isdecimal() and len(created) < 12 else None
-    return SnapshotFacts(name[:200], at, bool(external), tuple(filter(None, files)))
+    return SnapshotFacts(name[:200], created(root), bool(external), tuple(filter(None, files)))
 
 
 def _note(error: libvirt.libvirtError, what: str, unread: list[str]) -> None:

@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 
 import libvirt
 
-from storage_admin.hosts.libvirt import helper
+from storage_admin.hosts.libvirt import helper, sections
 
 
 def main(uri: str) -> None:
@@ -30,17 +30,11 @@ def _snapshots(domain: Any) -> Iterator[dict[str, Any]]:
     for snapshot in domain.listAllSnapshots():
         root = ET.fromstring(snapshot.getXMLDesc())  # noqa: S314 (libvirt wrote it)
         yield {
-            "name": snapshot.getName(), "created": _time(root.findtext("creationTime") or ""),
+            "name": snapshot.getName(), "created": sections.created(root),
             "description": root.findtext("description") or "", "state": root.findtext("state") or "",
             "parent": root.findtext("parent/name") or "", "current": bool(snapshot.isCurrent()),
             "disks": list(_disks(root)),
         }  # fmt: skip
-
-
-def _time(seconds: str) -> int | None:
-    """When it was made; nothing where it does not say, or says what no time is."""
-    found = int(seconds) if seconds.isdecimal() and len(seconds) < 12 else 0
-    return found if 0 < found < 1 << 34 else None
 
 
 def _disks(root: ET.Element) -> Iterator[dict[str, str]]:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -12,7 +11,7 @@ from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts.libvirt.process import ask
 from storage_admin.hosts.libvirt.relay import refuse_to_write
 from storage_admin.hosts.libvirt.uri import uri_of
-from storage_admin.hosts.live_facts import Part, Snapshot, newest_first
+from storage_admin.hosts.live_facts import Part, Snapshot, newest_first, since_1970
 from storage_admin.hosts.models import Host
 
 #: Seconds until a list is given up, until a new one is, and until a deletion is, which writes what the overlays hold.
@@ -100,5 +99,5 @@ def _asked(host: Host, request: dict[str, Any], seconds: float, tick: Callable[[
 
 
 def _snapshot(told: dict[str, Any]) -> Snapshot:
-    created = None if told["created"] is None else datetime.fromtimestamp(told["created"], UTC)
+    created = since_1970(told["created"])
     return Snapshot(**told | {"created": created, "disks": tuple(Part(**disk) for disk in told["disks"])})

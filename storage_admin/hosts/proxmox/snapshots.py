@@ -1,10 +1,8 @@
 """Snapshots of a VM, by the API: listed, made, deleted and gone back to. Each change is a task of Proxmox VE's own."""
 
 import re
-from datetime import UTC, datetime
-from typing import Any
 
-from storage_admin.hosts.live_facts import Snapshot, newest_first
+from storage_admin.hosts.live_facts import Snapshot, newest_first, since_1970
 from storage_admin.hosts.proxmox.actions import started
 from storage_admin.hosts.proxmox.client import Client
 from storage_admin.hosts.proxmox.config import GuestRef
@@ -21,16 +19,12 @@ def of(client: Client, guest: GuestRef) -> tuple[Snapshot, ...]:
     below = {str(row.get("parent")) for row in rows if row.get("name") == _PRESENT}
     return newest_first(
         Snapshot(
-            name, _moment(row.get("snaptime")), str(row.get("description") or ""),
+            name, since_1970(row.get("snaptime")), str(row.get("description") or ""),
             "running" if row.get("vmstate") else "disk-snapshot", str(row.get("parent") or ""), name in below, (),
         )
         for row in rows
         if (name := str(row.get("name"))) != _PRESENT
     )  # fmt: skip
-
-
-def _moment(seconds: Any) -> datetime | None:
-    return datetime.fromtimestamp(seconds, UTC) if isinstance(seconds, int) and 0 < seconds < 1 << 34 else None
 
 
 def can(client: Client, guest: GuestRef) -> bool:

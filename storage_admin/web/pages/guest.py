@@ -223,17 +223,7 @@ def _start(request: PageRequest, shown: Guest, kind_name: str, options: dict[str
 def _context(
     shown: Guest, given: QueryDict, kind: JobKind, plan: Plan | None, error: InvalidError | None
 ) -> dict[str, Any]:
-    names = (
-        *TEXTS,
-        *IDS,
-        "size_gib",
-        "older_than_days",
-        "bandwidth_mib",
-        "delete_source",
-        "quiesce",
-        "delete_merged",
-        "confirm_name",
-    )
+    names = (*TEXTS, *IDS, *SWITCHES, "size_gib", "older_than_days", "bandwidth_mib", "confirm_name")
     pools = StoragePool.objects.filter(host=shown.host_id, source=StoragePool.Source.PROXMOX)
     return {
         "section": "guests", "guest": shown, "title": kind.title, "plan": plan, "error": error,

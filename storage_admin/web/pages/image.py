@@ -17,10 +17,11 @@ from images.orphans import rows
 from images.orphans.selectors import evidence
 from images.rewrite import neighbours, planning
 from images.scan import look, vanished
-from images.selectors.snapshots import header_time, held_by_each
+from images.selectors.snapshots import held_by_each
 from images.services import DECLARABLE, declare_format
 from storage_admin.accounts.models import Role
 from storage_admin.errors import NotFoundError
+from storage_admin.hosts.live_facts import since_1970
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job
@@ -134,7 +135,7 @@ def _chart(image: Image) -> dict[str, Any] | None:
 def _snapshots(image: Image) -> list[dict[str, Any]]:
     """The internal snapshots, with the time that their headers give, and what each alone holds."""
     return [
-        snapshot | {"at": header_time(snapshot.get("created")), "held": held}
+        snapshot | {"at": since_1970(snapshot.get("created")), "held": held}
         for snapshot, held in zip(image.snapshots, held_by_each(image), strict=True)
     ]
 
