@@ -149,6 +149,7 @@ class Facts:
         aside: names of those of them that are set aside.
         held: who has it open on the host; empty where nobody.
         owners_unknown: why nobody knows who uses it; empty where it is known.
+        perhaps: names of images with overlays which may be this file by another name.
     """
 
     id: int
@@ -160,6 +161,7 @@ class Facts:
     aside: Sequence[str]
     held: str
     owners_unknown: str
+    perhaps: Sequence[str] = ()
 
 
 def judge(image: Facts, world: World) -> tuple[bool | None, list[str]]:
@@ -179,6 +181,11 @@ def judge(image: Facts, world: World) -> tuple[bool | None, list[str]]:
         world.unread,
         " ".join(filter(None, [world.needs.unseen, world.unseen])),
         world.needs.blind.but(image.id),
+        *(
+            f"It may be the file of {name}, which has overlays: the folder of {name} cannot be read, and the inode "
+            "was the same there. If that folder no longer exists, remove it from the pools."
+            for name in image.perhaps[:NAMED]
+        ),
         world.needs.described.get(image.name, ""),
         world.elsewhere.get(number, ""),
         world.busy.get(number, ""),

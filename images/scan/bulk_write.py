@@ -25,6 +25,8 @@ ROW_COLUMNS = (
     "backing_format", "backing_key", "backing_found", "backing_unsafe", "held", "pool_id", "path", "aside_since",
     "deleted_at",
 )  # fmt: skip
+#: The states of a pool of which the images may all be as last seen.
+AS_LAST_SEEN = frozenset({"missing", "changed", "not_listed", "unreadable", StoragePool.SILENT})
 #: What :func:`resolve_host` decides of an image, in the order in which it is compared and written.
 RESOLVED_COLUMNS = (
     "backing_id", "root_id", "chain_depth", "overlays_count", "declared_format", "declared_by", "state",
@@ -37,6 +39,7 @@ def resolve_host(host: Host) -> None:
     shared = shared_storages.unknown(host)
     pools = StoragePool.objects.filter(host=host)
     unknown = {pool.pk: pool.owners_unknown or host.owners_unknown or shared.get(pool.pk, "") for pool in pools}
+    unseen = {pool.pk for pool in pools if pool.state in AS_LAST_SEEN}
     rows, before = [], {}
     for values in _raw_rows(host, (*ROW_COLUMNS, *RESOLVED_COLUMNS)):
         (
@@ -50,6 +53,7 @@ def resolve_host(host: Host) -> None:
                 row_id, name, path_key, f"{dev}:{inode}", format_, unreadable, missing_since is not None, admin_format,
                 backing_file, backing_format, backing_key, backing_found, backing_unsafe, held,
                 unknown.get(pool_id, ""), path, "deleted" if deleted_at else "set_aside" if aside_since else "",
+                pool_id in unseen,
             )
         )  # fmt: skip
     rows.sort()  # by id; the database would copy all columns to do that

@@ -50,6 +50,8 @@ class Row(NamedTuple):
     path: str = ""
     #: ``set_aside`` or ``deleted`` where it is one of these; an image that is set aside stands on its base still.
     gone: str = ""
+    #: Its folder could not be entered: all of it is as last seen, and its inode may be another file's by now.
+    unseen: bool = False
 
 
 @dataclass(frozen=True)
@@ -312,6 +314,7 @@ class Resolver:
         facts = Facts(
             row.id, row.name, row.path, row.inode, [disk.naming for disk in disks], bool(above),
             [overlay.name for overlay in above if overlay.gone], row.held, row.owners_unknown,
+            [twin.name for twin in self._perhaps(row)],
         )  # fmt: skip
         answer.orphan, answer.orphan_evidence = judge(facts, self.world)
 
@@ -319,13 +322,18 @@ class Resolver:
         """The images that stand right on its file, by whatever name of that.
 
         Args:
-            twins: only where the file has the same name, as in a folder that is registered twice: of a folder that is
-                gone the images stay as last seen, and their inodes may be other files' by now.
+            twins: only where the file has the same name, as in a folder that is registered twice.
         """
         there = not row.missing and not row.gone
         names = self._same_inode[row.inode] if there else [row.id]  # else its inode may be another file's by now
+        names = [one for one in names if one == row.id or not self.rows[one].unseen]
         names = [one for one in names if not twins or self.rows[one].name == row.name]
         return [self.rows[overlay] for row_id in names for overlay in self.answers[row_id].overlays]
+
+    def _perhaps(self, row: Row) -> list[Row]:
+        """Images with overlays, in folders that could not be entered, which may be its file by another name."""
+        twins = [self.rows[one] for one in self._same_inode[row.inode] if one != row.id]
+        return [twin for twin in twins if twin.unseen and self.answers[twin.id].overlays]
 
 
 def _short(text: str) -> str:

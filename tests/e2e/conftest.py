@@ -1,5 +1,7 @@
 """One dashboard with the demo, and one browser, for all tests here."""
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +22,22 @@ def dashboard(running_dashboard_session: Dashboard) -> Dashboard:
     client.scan()
     client.quiet()
     return running_dashboard_session
+
+
+@pytest.fixture(scope="session")
+def folders() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="sa-test-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def shared_folder(folders: Path) -> Path:
+    """As elsewhere, but kept to the end: the dashboard lists it still, and new files would get its files' numbers."""
+    folder = Path(tempfile.mkdtemp(prefix="sa-test-", dir=folders))
+    folder.chmod(0o755)
+    return folder
 
 
 @pytest.fixture(scope="session")

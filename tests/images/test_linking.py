@@ -170,6 +170,21 @@ def test_every_name_of_a_file_is_in_use_when_one_is() -> None:
     assert [answers[number].orphan for number in (1, 2, 7, 8)] == [False] * 4
 
 
+def test_an_inode_of_a_folder_that_is_gone_is_a_doubt_and_no_overlay() -> None:
+    """The file may be new, and have got the number of one that is deleted; or a mount that gave it two names is off."""
+    rows = (row(1, unseen=True), row(2, 1, unseen=True), row(3, unseen=True, inode="1:9"))
+    answers = resolve(*rows, row(7, inode="1:1"), row(9))
+    assert (answers[7].orphan, answers[7].overlays_count) == (None, 0)
+    assert "disk1.qcow2" in answers[7].orphan_evidence[0]
+    assert answers[9].orphan is True  # nothing stands on what may be its file
+    assert (answers[1].orphan, answers[1].overlays_count) == (False, 1)
+
+
+def test_an_overlay_in_a_folder_that_is_gone_still_needs_the_base_that_it_names() -> None:
+    answers = resolve(row(1), row(2, 1, unseen=True))
+    assert (answers[1].orphan, answers[1].overlays_count) == (False, 1)
+
+
 def test_what_a_process_holds_is_in_use_and_no_orphan() -> None:
     answer = resolve(row(1, held="behind the loop device loop0"))[1]
     assert (answer.in_use, answer.in_use_detail, answer.orphan) == (True, "behind the loop device loop0", False)

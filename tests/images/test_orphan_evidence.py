@@ -247,6 +247,18 @@ def test_a_scan_after_an_undo_copy_went_says_that_nothing_stands_on_the_base_any
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("state", ["ok", "missing", "changed", "unreadable", "silent"])
+def test_a_file_with_the_inode_of_a_base_in_a_folder_that_was_not_seen_is_left_open(state: str) -> None:
+    host = HostFactory.create()
+    left, away = rows(host), StoragePoolFactory.create(host=host, state=state)
+    base = ImageFactory.create(pool=away, name="base.qcow2", dev=left.dev, inode=left.inode)
+    ImageFactory.create(pool=away, backing_file=base.path, backing_key=base.path_key)
+    orphan, told = resolved(left)
+    assert orphan is (False if state == "ok" else None)
+    assert state == "ok" or "base.qcow2" in told[0]
+
+
+@pytest.mark.django_db
 def test_where_processes_cannot_be_seen_nothing_is_an_orphan() -> None:
     image = rows(HostFactory.create(capabilities={"busy_complete": False}))
     orphan, why = resolved(image)
