@@ -350,6 +350,7 @@ DEFAULT_FROM_EMAIL = env.str("EMAIL_FROM", default="") or "Storage Admin <storag
 STATIC_URL = "static/"
 STATIC_ROOT = DATA_DIR / "static"
 STATICFILES_DIRS = [("", SITE_DIR / "static")] if INSTALLED else [(to, BASE_DIR / at) for to, at in FOLDERS.items()]
+STATICFILES_FINDERS = [f"storage_admin.supervisor.static_files.{name}" for name in ("OfFolders", "OfApps")]
 FILE_UPLOAD_PERMISSIONS = 0o600  # of what collectstatic writes into the data folder
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},

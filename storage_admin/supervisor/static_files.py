@@ -1,13 +1,33 @@
 """Collects the files for the browser, when they differ from what was collected last."""
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
-from django.contrib.staticfiles.finders import get_finders
+from django.contrib.staticfiles.finders import AppDirectoriesFinder, BaseFinder, FileSystemFinder, get_finders
 from django.core.management import call_command
 
+from storage_admin.browser_files import is_loaded
 from storage_admin.supervisor.errors import SetupError
+
+
+class _Loaded(BaseFinder):
+    """Lists what pages load, and nothing else of what libraries bring."""
+
+    def list(self, ignore_patterns: Iterable[str] | None) -> Iterable[Any]:
+        for name, storage in super().list(ignore_patterns):
+            if is_loaded("/".join(filter(None, [getattr(storage, "prefix", ""), name]))):
+                yield name, storage
+
+
+class OfFolders(_Loaded, FileSystemFinder):
+    """As Django's."""
+
+
+class OfApps(_Loaded, AppDirectoriesFinder):
+    """As Django's."""
 
 
 def collect_if_changed(stamp: Path) -> bool:
