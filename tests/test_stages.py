@@ -103,6 +103,7 @@ def test_a_night_that_was_cut_off_goes_on_where_it_was_at_the_same_commit(
     assert (stages.main(["night"], go_on=True), runs()) == (1, 11)
 
 
+@pytest.mark.night
 def test_of_a_stage_that_was_cut_off_only_those_tests_are_run_that_have_not_passed(tmp_path: Path) -> None:
     """Real pytest with the project's own hooks, in processes beside each other; the second test kills the first run."""
     tests = Path(tempfile.mkdtemp(dir=ROOT / "tests", prefix="cut_off_"))

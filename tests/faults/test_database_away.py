@@ -245,7 +245,7 @@ def at_moment(moment: str, scene: Scene, way: Way, uid: str, rng: random.Random)
     def wait_for(happened: Callable[[], bool]) -> None:
         while not happened():
             assert time.monotonic() < deadline, f"{moment}: {leftovers(scene.pool)}"
-            time.sleep(0.0002)
+            time.sleep(0.0002 if moment == SWAPPED else 0.002)
 
     if moment == COPYING:
         wait_for(lambda: (scene.pool / f".sa-{uid}.new").exists() or ready())

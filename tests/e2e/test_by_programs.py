@@ -4,16 +4,42 @@ import importlib
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.automation import examples
-from tests.automation.conftest import Automated
+from tests.e2e import examples
+from tests.e2e.rest import Rest
+from tests.harness.services import Dashboard
 
-pytestmark = pytest.mark.services
+#: Not of a browser, but of the dashboard that the browsers' stage has.
+pytestmark = pytest.mark.browser
+
+
+@dataclass(frozen=True)
+class Automated:
+    """Where it answers, and the tokens of an operator and an admin."""
+
+    url: str
+    operator: str
+    admin: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"DASHBOARD": self.url, "TOKEN": self.operator, "ADMIN_TOKEN": self.admin}
+
+
+@pytest.fixture(scope="module")
+def automated(dashboard: Dashboard, rest: Rest) -> Automated:
+    rest.scan()
+    rest.quiet()
+    tokens = [
+        dashboard.manage("create_token", f"examples {role}", "--role", role).strip() for role in ("operator", "admin")
+    ]
+    return Automated(dashboard.url, *tokens)
 
 
 @pytest.mark.parametrize("language", ["sh", "python"])
