@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from images.live.disks import Layers, drop, files, layers_of, occupied
+from images.live.disks import Layers, drop, files, images_of, layers_of, occupied
 from images.live.follow import Follower, keep, kept, settled
 from images.live.kind import LiveGuestKind, running_guest
 from images.models import Image
@@ -71,7 +71,7 @@ class LiveKind(LiveGuestKind):
 
     @property
     def options_schema(self) -> dict[str, Any]:
-        return super().options_schema | {"required": ["disk"]}
+        return super().options_schema | ({} if "default" in self.properties["disk"] else {"required": ["disk"]})
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         guest = find(target_id)
@@ -101,7 +101,7 @@ class LiveKind(LiveGuestKind):
         """The chain as the running guest has it now, what would be done to it, and all that stands against it."""
         nothing = Choice(gettext("{title}: {guest}.").format(title=self.title, guest=guest.name), [])
         try:
-            layers = _layers(guest, options["disk"])
+            layers = _layers(guest, options["disk"] or _longest(guest))
         except (RefusedError, HostError) as error:
             return None, nothing, [Refusal(error.code, error.detail)]
         choice = self.choose(guest, layers, options)
@@ -144,7 +144,8 @@ class LiveKind(LiveGuestKind):
             raise RefusedError(refusal.code, refusal.detail)
         chain = [] if layers is None else layers.chain
         speed = self.at_most(job) or 0
-        wanted = Wanted(guest.uid, job.options["disk"], self.op, chain, choice.top, choice.base, speed, choice.target)
+        disk = job.options["disk"] if layers is None else layers.disk
+        wanted = Wanted(guest.uid, disk, self.op, chain, choice.top, choice.base, speed, choice.target)
         keep(job, "planned", wanted, choice.before)
         return wanted, choice.before
 
@@ -174,7 +175,12 @@ class LiveFlatten(LiveKind):
     )
     op = "pull"
     properties = {
-        "disk": DISK,
+        "disk": DISK
+        | {
+            "minLength": 0,
+            "default": "",
+            "description": _("The disk (its target), such as vda; empty for the one with the longest chain."),
+        },
         "down_to": _PATH | {"description": _("Path of the image below that stays its backing file; null for none.")},
         "bandwidth_bytes_sec": record.SPEED_OPTIONS["bandwidth_bytes_sec"],
     }
@@ -293,6 +299,12 @@ class LiveMerge(LiveKind):
             result["before_bytes"] += sum(deleted.values())
             result["freed_bytes"] = result["before_bytes"] - result["after_bytes"]
         return result
+
+
+def _longest(guest: Guest) -> str:
+    """The disk with the longest chain as of the last scan."""
+    images = images_of(guest)
+    return max(sorted(images), key=lambda disk: images[disk].chain_depth, default="")
 
 
 def _deleted(guest: Guest, paths: list[str], recorder: Recorder) -> dict[str, int]:

@@ -31,7 +31,7 @@ class LiveGuestKind(JobKind):
         """The guest, and the chain of its disk: of all its disks where the options name none."""
         found = [Lock(f"guest:{target.id}", exclusive=True)]
         disks = find(target.id).disks.filter(only_in="", device="disk").select_related("use__image")
-        for disk in disks.filter(target=options["disk"]) if "disk" in options else disks:
+        for disk in disks.filter(target=options["disk"]) if options.get("disk") else disks:
             if (use := getattr(disk, "use", None)) is not None:
                 for image in (use.image, *neighbours.ancestors(use.image)):
                     found += neighbours.locks_on(image, exclusive=True)

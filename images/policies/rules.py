@@ -6,12 +6,12 @@ of them. What a job's plan says of an image, as that its copy does not fit, is a
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from django.db.models import BigIntegerField, Case, Count, F, QuerySet, Value, When
+from django.db.models import BigIntegerField, Case, Count, F, Max, QuerySet, Value, When
 from django.db.models.fields.json import KT
 from django.db.models.functions import Cast, NullIf
 from django.utils.translation import gettext as _
@@ -114,6 +114,8 @@ def _others(rules: Rules) -> Iterator[tuple[StoragePool | Guest, str]]:
         pools[guest_id].add(pool_id)
     for guest in Guest.objects.select_related("host").order_by("name", "pk"):
         if guest.kind == Guest.Kind.CONTAINER and not (rules.kind == "trim" and guest.host.runs_proxmox):
+            continue
+        if rules.kind == "live_flatten" and guest.kind != Guest.Kind.DOMAIN:
             continue
         yield guest, members.strange_guest(guest.host_id, pools[guest.pk], guest.name)
 
@@ -219,7 +221,6 @@ class _Judge:
         self._gains = looks_at_gain(rules)
         self._alone = rules.kind in ALONE
         self._writes = self._alone and not (rules.kind == "check" and rules.options.get("repair", "none") == "none")
-        self._depth = max(rules.min_chain_depth, 2 if rules.kind == "flatten" else 1)
         self._last = history.last_jobs(rules.kind, "image", among) if rows else {}
         self._at_work = history.at_work(rules.kind, "image")
         self.held = history.held_images() if self._alone else frozenset()
@@ -229,15 +230,18 @@ class _Judge:
             self._regrown = growth.regrown(self._last, sizes, now)
 
     def rank(self, row: _Row) -> tuple[Any, ...]:
-        """What comes first: who wins most; where nothing is won, the deepest chain, or who was not done for longest."""
-        size = -(row.size or 0)
+        """What comes first: who wins most; where nothing is won, the deepest chain, or who was not done for longest.
+
+        Those whose guests run, and that are waited for, come behind all others.
+        """
+        size, used = -(row.size or 0), self._alone and row.in_use is True
         if self._rules.kind == "reclaim":
-            return (-(row.gain or 0), row.name, row.id)
+            return (used, -(row.gain or 0), row.name, row.id)
         if self._rules.kind == "flatten":
-            return (-row.depth, size, row.name, row.id)
+            return (used, -row.depth, size, row.name, row.id)
         last = self._last.get(row.id)
         done = last.finished if last else row.analyzed_at if self._rules.kind == "analyze" else None
-        return (done is not None, done.timestamp() if done else 0, size, row.name, row.id)
+        return (used, done is not None, done.timestamp() if done else 0, size, row.name, row.id)
 
     def skip(self, row: _Row) -> Skip | None:
         """Why an image is left out; ``None`` where it is not."""
@@ -263,11 +267,13 @@ class _Judge:
             return ("busy", self._rules.kind, self._at_work[row.id])
         if not self._alone or row.in_use is False or row.id in self.held:
             return None  # who uses it while a job has it may be that job: it is asked when its turn comes
+        if row.in_use and self._rules.waits_for_guests:
+            return None  # what is used by no guest, and so not waited for, its plan says
         return ("guests_unknown" if row.in_use is None else "guest_running", row.in_use_detail)
 
     def _chain(self, row: _Row) -> tuple[Any, ...] | None:
-        if row.depth < self._depth:
-            return ("chain_too_short", row.depth, self._depth)
+        if row.depth < self._rules.least_depth:
+            return ("chain_too_short", row.depth, self._rules.least_depth)
         if row.depth > refusals.DEEPEST_CHAIN:
             return ("chain_too_deep", row.depth, refusals.DEEPEST_CHAIN)
         return None
@@ -351,6 +357,8 @@ def _choose_others(rules: Rules, now: datetime, hosts: frozenset[int] | None) ->
     """For kinds that work on pools, or guests: the one that was not done for longest comes first."""
     choice, target = Choice(), rules.target_kind
     last, held = history.last_jobs(rules.kind, target), history.at_work(rules.kind, target)
+    uses = ImageUse.objects.filter(disk__only_in="", disk__device="disk").order_by()
+    depths = dict(uses.values_list("disk__guest").annotate(Max("image__chain_depth")))
     kept: list[tuple[float, StoragePool | Guest]] = []
     for one, code in _others(rules):
         if code:
@@ -359,7 +367,7 @@ def _choose_others(rules: Rules, now: datetime, hosts: frozenset[int] | None) ->
             continue
         done = last.get(one.pk)
         found = done_lately(rules, done, now) if done else None
-        found = _of_guest(rules, one, now) or found if isinstance(one, Guest) else found
+        found = _of_guest(rules, one, now, depths) or found if isinstance(one, Guest) else found
         found = ("busy", rules.kind, held[one.pk]) if one.pk in held else found
         if found is None:
             kept.append((done.finished.timestamp() if done else 0.0, one))
@@ -371,10 +379,15 @@ def _choose_others(rules: Rules, now: datetime, hosts: frozenset[int] | None) ->
     return choice
 
 
-def _of_guest(rules: Rules, guest: Guest, now: datetime) -> tuple[Any, ...] | None:
+def _of_guest(rules: Rules, guest: Guest, now: datetime, depths: Mapping[int, int]) -> tuple[Any, ...] | None:
     """Why there is nothing to do on a guest."""
+    if rules.kind in {"trim", "live_flatten"} and guest.state != "running":
+        return ("guest_off", guest.state)
+    if rules.kind == "live_flatten":
+        depth = depths.get(guest.pk, 0)
+        return ("chain_too_short", depth, rules.least_depth) if depth < rules.least_depth else None
     if rules.kind == "trim":
-        return ("guest_off", guest.state) if guest.state != "running" else None
+        return None
     days, oldest = rules.options["older_than_days"], guest.oldest_snapshot
     return ("no_old_snapshot", days) if oldest is None or now - oldest < timedelta(days=days) else None
 

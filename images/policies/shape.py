@@ -11,7 +11,7 @@ from storage_admin.accounts.models import Actor, Role
 #: The kinds of jobs that a policy may start, by what they work on.
 IMAGE_KINDS = ("reclaim", "flatten", "check", "analyze")
 TARGETS = dict.fromkeys(IMAGE_KINDS, "image") | {
-    "benchmark": "pool", "trim": "guest", "delete_old_snapshots": "guest",
+    "benchmark": "pool", "trim": "guest", "live_flatten": "guest", "delete_old_snapshots": "guest",
 }  # fmt: skip
 KINDS = tuple(TARGETS)
 #: Of them, those that put another file in an image's place, or need nobody to use it meanwhile.
@@ -70,6 +70,16 @@ class Rules:
     def on_images(self) -> bool:
         """Whether it works on images."""
         return self.target_kind == "image"
+
+    @property
+    def waits_for_guests(self) -> bool:
+        """Whether its jobs wait until the guests that run have been shut down."""
+        return self.options.get("when_running") == "wait"
+
+    @property
+    def least_depth(self) -> int:
+        """How many images a chain has at least."""
+        return max(self.min_chain_depth, 2 if self.kind in {"flatten", "live_flatten"} else 1)
 
     @property
     def actor(self) -> Actor:

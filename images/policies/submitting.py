@@ -77,7 +77,8 @@ def _held(rules: Rules) -> frozenset[int]:
 def _free(run: PolicyRun, rules: Rules, host_id: int) -> int:
     """Slots of the policy on a host; earlier runs of it may still have jobs at work."""
     taken = PolicyPick.objects.filter(run__policy=run.policy_id, host=host_id, state=PolicyPick.State.SUBMITTED)
-    return rules.max_jobs_per_host - taken.count()
+    # Those that wait for a guest to be shut down take none.
+    return rules.max_jobs_per_host - taken.exclude(job__state=Job.State.QUEUED, job__parked_at__isnull=False).count()
 
 
 def _is_being_scanned(rules: Rules, host_id: int, now: datetime) -> bool:

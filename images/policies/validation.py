@@ -29,7 +29,6 @@ BOUNDS = {
 }
 #: What a policy does not do, whatever its options ask for.
 _NEVER = {
-    "when_running": ("refuse", _("A policy never waits for a guest and never shuts one down. Leave this out.")),
     "start_after": (False, _("A policy never starts guests. Leave this out.")),
     "repair": (
         "none leaks",
@@ -38,6 +37,7 @@ _NEVER = {
             "manually."
         ),
     ),
+    "disk": ("", _("This names a single disk, but a policy works on many guests. Leave this out.")),
     "down_to": (None, _("This names a single image, but a policy works on many. Leave this out.")),
     "accept_hidden_lines": (None, _("This names a single configuration. An admin accepts it on the guest's page.")),
 }

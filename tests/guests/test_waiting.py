@@ -8,15 +8,18 @@ from pathlib import Path
 
 import libvirt
 import pytest
+from django.utils import timezone
 
 from images.models import Image
+from images.policies import runs
+from images.policies import services as policies
 from images.rewrite import wait_for_guests
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts.libvirt import control
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from tests.factories import HostFactory
+from tests.factories import HostFactory, PolicyFactory
 from tests.harness.guests import Disk, Domains, LibvirtGuest
 from tests.patient import patient
 from tests.working import OPERATOR, create, digests, image_at, reread, run, said, scan, this_machine
@@ -77,6 +80,23 @@ def test_a_running_guest_is_waited_for_and_started_again_and_none_of_its_writes_
     with raw.open("rb") as content:
         content.seek(3 << 20)
         assert hashlib.sha256(content.read(5 << 20)).hexdigest() == written
+
+
+def test_a_policy_waits_for_a_guest_that_is_shut_down_while_its_window_is_open(domains: Domains, disk: Path) -> None:
+    domain = domains.define([Disk(disk)])
+    domain.create()
+    scan(this_machine(disk.parent))
+    policy = PolicyFactory.create(kind="check", options={"repair": "leaks", "when_running": "wait"})
+    policies.run_now(OPERATOR, policy)
+    runs.work(timezone.now())
+    job = run(Job.objects.get(kind="check"))
+    assert (job.state, domain.name() in job.waiting_for) == ("queued", True)
+    domain.destroy()
+    wait_for_guests.look()
+    scan_that_was_asked_for()
+    job = run(job)
+    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    assert not domain.isActive()
 
 
 def test_a_guest_that_was_started_after_the_scan_is_waited_for_and_the_image_read_again(

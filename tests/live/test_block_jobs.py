@@ -6,10 +6,15 @@ from pathlib import Path
 
 import libvirt
 import pytest
+from django.utils import timezone
 
 from images.models import Image
-from storage_admin.jobs import services
+from images.policies import runs
+from images.policies import services as policies
+from storage_admin.hosts.libvirt import running
+from storage_admin.jobs import kinds, services
 from storage_admin.jobs.models import Job
+from tests.factories import PolicyFactory
 from tests.harness.guests import Disk, LibvirtGuest
 from tests.live.chains import PATTERNS, at_stage, chain_of, definition_of, done, patterns, submit, whole
 from tests.live.conftest import scanned
@@ -40,6 +45,23 @@ def test_a_chain_is_flattened_under_a_guest_that_writes(
     assert job.after_bytes == chain[0].stat().st_blocks * 512
     assert (job.freed_bytes or 0) < 0
     whole(guest, chain[0], acknowledged(guest))
+
+
+def test_a_policy_flattens_the_longest_chain_of_a_guest_that_writes(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+) -> None:
+    guest = tcg_guest(Disk(create(chain[0].parent / "other.qcow2", "8M")), Disk(chain[0]))
+    __, row = scanned(chain[0].parent, guest)
+    policy = PolicyFactory.create(kind="live_flatten", options=kinds.get("live_flatten").clean({}))
+    found = client_as(role="operator").get(f"/api/v1/policies/{policy.pk}/preview/").json()
+    assert [one["guest"] for one in found["chosen"]] == [row.pk]
+    policies.run_now(OPERATOR, policy)
+    runs.work(timezone.now())
+    job = run(Job.objects.get(kind="live_flatten"))
+    assert job.state == "succeeded", said(job)
+    assert (job.result or {})["disk"] == "vdb"
+    now = running.look(row.host, row.uid)
+    assert [[Path(path).name for path in disk.chain] for disk in now.disks] == [["other.qcow2"], ["top.qcow2"]]
 
 
 @pytest.mark.parametrize(

@@ -352,6 +352,36 @@ def test_a_trim_is_for_guests_that_run() -> None:
     assert [(skip.label, skip.code) for skip in look(policy).skips] == [("web-1", "too_young")]
 
 
+def test_live_flattening_is_for_libvirts_guests_that_run_with_a_chain() -> None:
+    top = ImageFactory.create(chain_depth=3)
+    runs = ImageUseFactory.create(image=top, disk__guest__name="web", disk__guest__state="running").disk.guest
+    flat = ImageUseFactory.create(image__chain_depth=1, disk__guest__name="flat", disk__guest__state="running")
+    ImageUseFactory.create(image__chain_depth=2, disk__guest__name="off", disk__guest__state="shut off")
+    ImageUseFactory.create(
+        image__chain_depth=4, disk__guest__name="vm", disk__guest__state="running", disk__guest__kind="vm"
+    )
+    policy = PolicyFactory.create(kind="live_flatten")
+    assert [one.id for one in look(policy).chosen] == [runs.pk]
+    assert {(skip.label, skip.code) for skip in look(policy).skips} == {
+        ("flat", "chain_too_short"), ("off", "guest_off"),
+    }  # fmt: skip
+    policy.min_chain_depth = 4
+    assert chosen(policy) == []
+    # What only a snapshot names is not what the guest stands on.
+    ImageUseFactory.create(image__chain_depth=9, disk__guest=flat.disk.guest, disk__only_in="before")
+    assert "flat" not in chosen(PolicyFactory.create(kind="live_flatten"))
+
+
+def test_a_policy_that_waits_takes_what_is_used_last_and_what_nobody_knows_the_users_of_never() -> None:
+    image("used", in_use=True, in_use_detail="guest web is running", reclaimable_bytes=4 * GIB)
+    image("unknown", in_use=None)
+    image("small", reclaimable_bytes=GIB)
+    policy = PolicyFactory.create(options={"when_running": "wait"})
+    found = look(policy)
+    assert [one.label for one in found.chosen] == ["small", "used"]
+    assert [(skip.label, skip.code) for skip in found.skips] == [("unknown", "guests_unknown")]
+
+
 def test_the_choice_among_thousands_of_images_costs_few_queries() -> None:
     count = make_images(MANY[connection.vendor])
     for one in Image.objects.order_by("-reclaimable_bytes")[:20]:

@@ -80,6 +80,17 @@ def test_as_many_jobs_as_a_policy_allows_are_at_work_on_each_host_in_the_order_o
     assert sorted(at_work()) == ["disk0", "disk1", "disk1", "disk2"]
 
 
+def test_a_job_that_waits_for_a_guest_takes_no_slot_of_its_policy_and_is_withdrawn_with_the_window() -> None:
+    images(2)
+    run = begun(PolicyFactory.create())
+    assert at_work() == ["disk0"]
+    Job.objects.update(parked_at=NOW, waiting_for="guest web to be shut down")
+    runs.work(NOW + MINUTE)
+    assert at_work() == ["disk0", "disk1"]
+    runs.work(run.ends)
+    assert picks(reread(run)) == [("disk0", "skipped", "window_closed"), ("disk1", "skipped", "window_closed")]
+
+
 def test_a_run_ends_when_all_has_ended_and_says_how() -> None:
     images(2)
     images(1, in_use=True, in_use_detail="guest web is running")

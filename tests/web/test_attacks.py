@@ -95,7 +95,7 @@ def test_names_of_policies_views_webhooks_and_what_is_recorded_stay_text(admin: 
 @pytest.mark.parametrize(
     "options",
     [
-        {"when_running": "shutdown"}, {"start_after": True}, {"when_running": "wait"}, {"force": True},
+        {"when_running": "shutdown"}, {"start_after": True}, {"force": True},
         {"confirm_name": "x"}, {"down_to": 1}, {"undo_hours": -1},
         {"when_running": "shut_down", "method": "compress"}, {"__class__": "x"},
     ],

@@ -18,7 +18,7 @@ from storage_admin.web.pages.policy_boxes import LISTS, boxes_of, checked
 
 MIB = 1 << 20
 #: What a policy never asks for, or what would name one image.
-HIDDEN = frozenset({"when_running", "wait_hours", "start_after", "down_to", "accept_hidden_lines"})
+HIDDEN = frozenset({"start_after", "disk", "down_to", "accept_hidden_lines"})
 TEXTS = ("name", "cron", "timezone", "name_pattern", "kind")
 NUMBERS = (
     "window_minutes", "quiet_minutes", "min_reclaimable_percent", "min_age_hours", "min_chain_depth",
