@@ -192,7 +192,7 @@ class SnapshotRowSerializer(serializers.Serializer[Any]):
     )
     held_bytes = serializers.IntegerField(
         allow_null=True,
-        help_text=_("What internal ones alone hold, as their images were last analyzed; null while unknown."),
+        help_text=_("What it alone holds and its deletion frees, by the last analysis; null while unknown."),
     )
     held_at = serializers.DateTimeField(allow_null=True, help_text=_("When the first of these images was analyzed."))
     files_bytes = serializers.IntegerField(

@@ -27,7 +27,7 @@ def forgotten(now: datetime) -> Iterator[Trouble]:
     for pk, rows in sorted(kept.items()):
         guest, count = rows[0].guest, len(rows)
         oldest = min((one.created for one in rows if one.created is not None), default=None)
-        held = sum((one.held_bytes or 0) + (one.files_bytes or 0) for one in rows)
+        held = sum((one.files_bytes or 0) if one.held_bytes is None else one.held_bytes for one in rows)
         is_old = oldest is not None and now - oldest >= OLD
         is_large = pk in sizes and held >= LARGE * sizes[pk]
         if not is_old and not is_large and count < MANY:

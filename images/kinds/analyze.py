@@ -29,6 +29,13 @@ _REASONS = {
 
 def sampled(image: Image) -> dict[str, Any]:
     """The image as the agent wants it for an analysis."""
+    found, base = _place(image), image.backing
+    if base is not None and base.state not in Image.NOT_THERE and base.declared_format in {"raw", "qcow2"}:
+        found["base"] = _place(base)
+    return found
+
+
+def _place(image: Image) -> dict[str, Any]:
     known = facts(image)
     return {name: known[name] for name in ("path_b64", "pool_path_b64", "format", "dev", "inode")}
 

@@ -54,7 +54,7 @@ def due_for_estimates(host_id: int) -> QuerySet[Image]:
         state__in=(*Image.NOT_THERE, Image.State.UNREADABLE, Image.State.FORMAT_MISMATCH)
     )
     changed = readable.filter(~Q(analyzed_fingerprint=F("fingerprint")), encrypted=False)
-    return changed.select_related("host", "pool").order_by("-allocated_size", "pk")
+    return changed.select_related("host", "pool", "backing__pool").order_by("-allocated_size", "pk")
 
 
 def record_estimate(image: Image, fingerprint: bytes, estimate: dict[str, Any], at: datetime) -> None:

@@ -27,7 +27,8 @@ class Kept:
         created: ``None`` where nobody tells.
         kind: ``internal`` to its qcow2 images, ``external`` with files of its own, or kept by the ``storage``.
         by: who lists it: ``libvirt``, ``proxmox``, or ``image``: its header alone.
-        held_bytes: what internal ones hold alone, as their images were last analyzed; ``None`` while unknown.
+        held_bytes: what it holds alone, as its images were last analyzed; ``None`` while unknown. Of one with files of
+            its own, what is newer hides so much of it.
         held_at: when the first of these images was analyzed.
         files_bytes: what its own files occupy; ``None`` where it has none, or they are unknown.
     """
@@ -43,8 +44,8 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class _Inside:
-    """A snapshot in the header of one image."""
+class _Part:
+    """What one image tells of a snapshot: one in its header, or one that it stands on."""
 
     created: datetime | None
     held_bytes: int | None
@@ -69,16 +70,20 @@ def snapshots_of(guests: QuerySet[Guest]) -> list[Kept]:
 class _Images:
     by_id: dict[int, Image]
     by_place: dict[tuple[int, str], Image]
+    above: dict[int, list[Image]]
 
 
 def _images(guests: list[Guest]) -> _Images:
-    """What the guests' disks are, and the files of their snapshots: two queries."""
-    needed = ("host", "path_key", "snapshots", "estimate", "analyzed_at", "allocated_size")
+    """What the guests' disks are, the files of their snapshots, and what stands on those: three queries."""
+    needed = ("host", "path_key", "snapshots", "estimate", "analyzed_at", "allocated_size", "backing")
     rows = Image.objects.only(*needed)
     by_id = {row.pk: row for row in rows.filter(uses__disk__guest__in=[guest.pk for guest in guests])}
     places = {(guest.host_id, _key(path)) for guest in guests for one in guest.snapshots for path in _files(one)}
     by_place = {(row.host_id, row.path_key): row for row in rows.filter(path_key__in=[key for _, key in places])}
-    return _Images(by_id, by_place)
+    above = defaultdict[int, list[Image]](list)
+    for row in rows.filter(backing__in=list(by_id)):
+        above[row.backing_id or 0].append(row)
+    return _Images(by_id, by_place, above)
 
 
 def _files(snapshot: dict[str, Any]) -> list[str]:
@@ -92,7 +97,7 @@ def _key(path: str) -> str:
 
 def _kept(guest: Guest, images: _Images) -> Iterator[Kept]:
     by = "libvirt" if guest.kind == Guest.Kind.DOMAIN else "proxmox"
-    own, apart = defaultdict[str, list[_Inside]](list), defaultdict[str, list[Image]](list)
+    own, apart = defaultdict[str, list[_Part]](list), defaultdict[str, list[Image]](list)
     for disk in guest.disks.all():
         use = getattr(disk, "use", None)
         image = images.by_id.get(use.image_id) if use is not None else None
@@ -110,16 +115,29 @@ def _kept(guest: Guest, images: _Images) -> Iterator[Kept]:
         inside = own.pop(name, [])
         internal = inside or by == "libvirt" or any(disk.volume.endswith(".qcow2") for disk in guest.disks.all())
         kind = EXTERNAL if one["external"] or files else INTERNAL if internal else STORAGE
+        tops = files if by == "libvirt" else [_only(images.above[image.pk]) for image in files if image is not None]
         yield Kept(
-            guest, name, since_1970(created), kind, by,
-            *_held(inside), _sum([None if image is None else image.allocated_size for image in files]),
+            guest, name, since_1970(created), kind, by, *_held([*inside, *map(_below, tops)]),
+            _sum([None if image is None else image.allocated_size for image in files]),
         )  # fmt: skip
     for name, inside in own.items():
         created = min((part.created for part in inside if part.created is not None), default=None)
         yield Kept(guest, name, created, INTERNAL, "image", *_held(inside))
 
 
-def _held(inside: list[_Inside]) -> tuple[int | None, datetime | None]:
+def _only(images: list[Image]) -> Image | None:
+    return images[0] if len(images) == 1 else None
+
+
+def _below(top: Image | None) -> _Part:
+    """What the image right below another one holds that is hidden by that."""
+    if top is None:
+        return _Part(None, None, None)
+    basis = (top.estimate or {}).get("basis") or {}
+    return _Part(None, basis.get("hidden_bytes"), top.analyzed_at)
+
+
+def _held(inside: list[_Part]) -> tuple[int | None, datetime | None]:
     held = _sum([part.held_bytes for part in inside])
     return held, None if held is None else min((part.at for part in inside if part.at is not None), default=None)
 
@@ -129,12 +147,12 @@ def _sum(sizes: list[int | None]) -> int | None:
     return sum(known) if known and len(known) == len(sizes) else None
 
 
-def _inside(image: Image) -> Iterator[tuple[str, _Inside]]:
+def _inside(image: Image) -> Iterator[tuple[str, _Part]]:
     """The snapshots in an image's header, by their names, with what they hold if that was looked at since."""
     for snapshot, held in zip(image.snapshots, held_by_each(image), strict=True):
         yield (
             snapshot.get("name") or snapshot.get("id") or "",
-            _Inside(since_1970(snapshot.get("created")), held, image.analyzed_at),
+            _Part(since_1970(snapshot.get("created")), held, image.analyzed_at),
         )
 
 

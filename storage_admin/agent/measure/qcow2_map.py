@@ -20,6 +20,7 @@ _OFFSET = 0x00FFFFFFFFFFFE00
 _COMPRESSED = 1 << 62
 _ZERO = 1
 _SUBCLUSTERS = 0xFFFFFFFF
+_TOO_MANY = "the image has too many tables for a sample; analyze it fully"
 #: L1 entries that are read at once.
 _L1_CHUNK = 8192
 
@@ -84,6 +85,8 @@ class Map:
         #: Tables that anything is found through: their place, the number of the first cluster, what is in them.
         self._tables, self._firsts = array("Q"), array("Q")
         self._data_counts, self._packed_counts = array("I"), array("I")
+        self._places: dict[int, int] | None = None
+        self._at_hand = -1, b""
 
     def count(self, deadline: float | None = None) -> Counts:
         """Read every L2 table once.
@@ -110,7 +113,7 @@ class Map:
             if read % 16 == 0:
                 self._check()
                 if deadline is not None and time.monotonic() > deadline:
-                    raise HostError("the image has too many tables for a sample; analyze it fully")
+                    raise HostError(_TOO_MANY)
         return Counts(*totals)
 
     def in_order_of_creation(self) -> bool:
@@ -136,6 +139,63 @@ class Map:
             if breaks > most:
                 return False
         return True
+
+    def covered(self, deadline: float | None = None) -> Iterator[tuple[int, int]]:
+        """Start and length of each stretch of the guest's bytes that the image has by itself, as data or as zeros.
+
+        Args:
+            deadline: as of :meth:`count`.
+
+        Raises:
+            RefusedError, HostError: as :meth:`count`.
+        """
+        entries = self.cluster_size // (16 if self._extended else 8)
+        piece = self.cluster_size // (32 if self._extended else 1)
+        start = end = 0
+        for table, offset in self._l2_offsets():
+            for number in self._covered_pieces(big_endian(os.pread(self._fd, self.cluster_size, offset))):
+                at = (table * entries * self.cluster_size) + number * piece
+                if at != end:
+                    if end > start:
+                        yield start, end - start
+                    start = at
+                end = at + piece
+            if deadline is not None and time.monotonic() > deadline:
+                raise HostError(_TOO_MANY)
+        if end > start:
+            yield start, end - start
+
+    def _covered_pieces(self, words: array[int]) -> Iterator[int]:
+        """Numbers of the clusters of a table that are there, or of their 32 parts."""
+        if not self._extended:
+            yield from (number for number, entry in enumerate(words) if entry & (_OFFSET | _COMPRESSED | _ZERO))
+            return
+        for cluster, (entry, bitmap) in enumerate(zip(words[::2], words[1::2])):
+            parts = _SUBCLUSTERS if entry & _COMPRESSED else (bitmap | bitmap >> 32) & _SUBCLUSTERS
+            yield from (cluster * 32 + part for part in range(32) if parts >> part & 1)
+
+    def bytes_in(self, start: int, length: int) -> int:
+        """What the file stores of the clusters that lie as a whole in a stretch of the guest's bytes."""
+        width = 16 if self._extended else 8
+        entries, found = self.cluster_size // width, 0
+        first, end = -(-start // self.cluster_size), (start + length) // self.cluster_size
+        while first < end:
+            table, index = divmod(first, entries)
+            count = min(end - first, entries - index)
+            raw = self._table(table)[index * width : (index + count) * width]
+            counts = self._count_table(raw)
+            found += (counts.data + counts.zero_allocated) * self.cluster_size + counts.compressed_bytes
+            first += count
+        return found
+
+    def _table(self, number: int) -> bytes:
+        """An L2 table by its number in the L1 table; empty where there is none. The last one is at hand."""
+        if self._places is None:
+            self._places = dict(self._l2_offsets())
+        if self._at_hand[0] != number:
+            place = self._places.get(number)
+            self._at_hand = number, b"" if place is None else os.pread(self._fd, self.cluster_size, place)
+        return self._at_hand[1]
 
     def _count_table(self, raw: bytes) -> Counts:
         if not raw.strip(b"\0"):

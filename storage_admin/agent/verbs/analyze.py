@@ -17,13 +17,15 @@ from storage_admin.agent.host.priority import idle
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.measure.estimate import analyze_qcow2, analyze_raw
 from storage_admin.agent.measure.extents import analyze_other
+from storage_admin.agent.measure.hidden import hidden_basis
 from storage_admin.agent.measure.prediction import unknown
 from storage_admin.agent.measure.sampling import Pace
 from storage_admin.agent.protocol import HostError, RefusedError, Request, display, unb64
 
-_WORDS = frozenset(
-    {"path_b64", "pool_path_b64", "format", "dev", "inode", "mode", "compression", "samples", "seconds", "seed"}
-)
+_PLACE = frozenset({"path_b64", "pool_path_b64", "format", "dev", "inode"})
+_WORDS = _PLACE | {"base", "mode", "compression", "samples", "seconds", "seed"}
+#: Seconds that a sample may take to find what an overlay hides.
+_HIDDEN_SECONDS = 0.5
 _MODES = frozenset({"sample", "full"})
 _COMPRESSIONS = frozenset({"auto", "all", "zlib", "zstd"})
 #: What keeps every method out.
@@ -37,14 +39,22 @@ _SNAPSHOTS = "it has internal snapshots, which a rewrite would drop"
 
 
 @dataclass(frozen=True)
-class AnalyzeArgs:
-    """The request's arguments, checked; ``seconds`` of processor time for the sample."""
+class Place:
+    """An image as it was scanned, its format as declared."""
 
     path: bytes
     pool_path: bytes
     format: str
     dev: int
     inode: int
+
+
+@dataclass(frozen=True)
+class AnalyzeArgs:
+    """The request's arguments, checked; ``seconds`` of processor time for the sample."""
+
+    image: Place
+    base: Place | None
     mode: str
     compression: str
     samples: int
@@ -59,7 +69,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         request: ``path_b64``, ``pool_path_b64``, ``format`` (declared), ``dev``, ``inode`` (as scanned), ``mode``
             (``sample``; ``full`` reads everything that is allocated, when nobody else wants the disk), ``compression``
             (which one ``full`` measures on all data: ``auto``, the usual one; ``zlib``, ``zstd`` or ``all``),
-            ``samples`` (2000), ``seconds`` (1.0), ``seed`` (by chance).
+            ``samples`` (2000), ``seconds`` (1.0), ``seed`` (by chance); ``base``: of the image right below a qcow2, the
+            first five of these: what of it is hidden is told then.
         io: the controller.
 
     Returns:
@@ -70,7 +81,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         has the numbers of each: one that ``full`` did not measure has a guess from a sample, and as its highest what
         an image takes of which nothing becomes smaller. ``method`` is the best one (:func:`prediction.best`), whose
         numbers stand on top, too. ``basis`` says how they were found: ``leaked_clusters`` and ``leaked_bytes``
-        (``None`` with a ``leaked_reason``), ``snapshots`` (of each internal one, in the header's order, when it was
+        (``None`` with a ``leaked_reason``), ``hidden_bytes`` (of the ``base``, which the image hides; ``None`` with a
+        ``hidden_reason``), ``snapshots`` (of each internal one, in the header's order, when it was
         ``created`` and the ``held_bytes`` that it alone holds; ``None`` with a ``snapshots_reason``),
         ``clusters_zero_allocated``, ``compressed_ratio``, ``sampled``, and where other files share blocks of the image
         ``shared_bytes``, which are won by no method. Of qcow2 and raw ``preallocation``, as
@@ -86,30 +98,30 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     """
     started = time.monotonic()
     args = _parse(request.args)
-    fd = _open(args)
+    fd = _open(args.image)
     try:
         io.check()
         whole = args.mode == "full"
         with cgroups.limited(io, fd, idle=whole, bandwidth=None), idle(whole):
             result = _analyze(fd, args, io)
     except OSError as error:
-        raise HostError(f"{display(args.path)} could not be read: {error.strerror}") from error
+        raise HostError(f"{display(args.image.path)} could not be read: {error.strerror}") from error
     finally:
         os.close(fd)
     return {"mode": args.mode, **result, "seconds": round(time.monotonic() - started, 3)}
 
 
-def _open(args: AnalyzeArgs) -> int:
+def _open(image: Place) -> int:
     try:
-        fd = open_beneath(args.pool_path, args.path, os.O_RDONLY)
+        fd = open_beneath(image.pool_path, image.path, os.O_RDONLY)
     except FileNotFoundError as error:
-        raise RefusedError("stale_plan", f"{display(args.path)} no longer exists; scan the host") from error
+        raise RefusedError("stale_plan", f"{display(image.path)} no longer exists; scan the host") from error
     except OSError as error:
-        raise HostError(f"{display(args.path)} could not be opened: {error.strerror}") from error
+        raise HostError(f"{display(image.path)} could not be opened: {error.strerror}") from error
     status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != (args.dev, args.inode):
+    if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != (image.dev, image.inode):
         os.close(fd)
-        raise RefusedError("stale_plan", f"{display(args.path)} is not the file that was scanned; scan the host")
+        raise RefusedError("stale_plan", f"{display(image.path)} is not the file that was scanned; scan the host")
     return fd
 
 
@@ -119,21 +131,37 @@ def _analyze(fd: int, args: AnalyzeArgs, io: AgentIO) -> dict[str, Any]:
     reader = Reader(fd, status.st_size)
     chance = random.Random(args.seed)  # noqa: S311
     pace = Pace(io, whole=args.mode == "full", samples=args.samples, seconds=args.seconds, chance=chance)
-    if args.format == "raw":
+    image = args.image
+    if image.format == "raw":
         # Whatever a guest wrote into it: where zeros stand in a raw file does not depend on what it looks like.
         return analyze_raw(fd, status.st_size, allocated, pace)
     looks_like = probe_reader(reader)
-    if looks_like != args.format and not (args.format == "vpc" and looks_like == "raw"):
-        raise RefusedError("format_mismatch", f"it is declared as {args.format}, but looks like {looks_like}")
+    if looks_like != image.format and not (image.format == "vpc" and looks_like == "raw"):
+        raise RefusedError("format_mismatch", f"it is declared as {image.format}, but looks like {looks_like}")
     try:
-        facts = read_as(reader, args.format)
+        facts = read_as(reader, image.format)
     except UnreadableError as error:
         raise RefusedError("dirty_or_corrupt", f"its header cannot be read: {error}") from error
     if reason := _untouchable(facts):
         return unknown(allocated, reason)
-    if args.format != "qcow2":
-        return analyze_other(fd, facts, args.path, allocated, pace)
-    return analyze_qcow2(reader, facts, allocated, pace, _SNAPSHOTS if facts.snapshots else "", args.compression)
+    if image.format != "qcow2":
+        return analyze_other(fd, facts, image.path, allocated, pace)
+    found = analyze_qcow2(reader, facts, allocated, pace, _SNAPSHOTS if facts.snapshots else "", args.compression)
+    if args.base is not None:
+        found["basis"] |= _hidden(reader, args.base, io, None if pace.whole else time.monotonic() + _HIDDEN_SECONDS)
+    return found
+
+
+def _hidden(overlay: Reader, base: Place, io: AgentIO, deadline: float | None) -> dict[str, Any]:
+    """What is hidden of the image below, as far as that one can be opened."""
+    try:
+        fd = _open(base)
+    except (RefusedError, HostError) as error:
+        return {"hidden_bytes": None, "hidden_reason": error.detail}
+    try:
+        return hidden_basis(overlay, Reader(fd, os.fstat(fd).st_size), base.format, io.check, deadline)
+    finally:
+        os.close(fd)
 
 
 def _untouchable(facts: Facts) -> str | None:
@@ -143,14 +171,11 @@ def _untouchable(facts: Facts) -> str | None:
 def _parse(args: dict[str, Any]) -> AnalyzeArgs:
     if set(args) - _WORDS:
         raise RefusedError("invalid", f"analyze knows no argument {', '.join(sorted(set(args) - _WORDS))}")
-    seed = args.get("seed")
+    seed, base = args.get("seed"), args.get("base")
     try:
         parsed = AnalyzeArgs(
-            path=unb64(args["path_b64"]),
-            pool_path=unb64(args["pool_path_b64"]),
-            format=args["format"],
-            dev=args["dev"],
-            inode=args["inode"],
+            image=_place(args),
+            base=None if base is None else _place(base),
             mode=args.get("mode", "sample"),
             compression=args.get("compression", "auto"),
             samples=args.get("samples", 2000),
@@ -159,16 +184,26 @@ def _parse(args: dict[str, Any]) -> AnalyzeArgs:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RefusedError("invalid", f"analyze's arguments are not as they should be: {error!r}") from error
-    whole = (parsed.dev, parsed.inode, parsed.samples, parsed.seed)
+    places = [parsed.image, *([] if parsed.base is None else [parsed.base])]
+    whole = (parsed.samples, parsed.seed, *(number for one in places for number in (one.dev, one.inode)))
     if any(isinstance(number, bool) or not isinstance(number, int) for number in whole):
         raise RefusedError("invalid", "dev, inode, samples and seed are whole numbers")
-    if not isinstance(parsed.format, str) or not isinstance(parsed.mode, str) or parsed.mode not in _MODES:
+    if parsed.base is not None and (set(base or ()) != _PLACE or parsed.base.format not in {"raw", "qcow2"}):
+        raise RefusedError("invalid", "analyze's base is a raw or qcow2 image, and has " + ", ".join(sorted(_PLACE)))
+    formats = all(isinstance(one.format, str) for one in places)
+    if not formats or not isinstance(parsed.mode, str) or parsed.mode not in _MODES:
         raise RefusedError("invalid", "analyze's mode is sample or full, its format a name such as qcow2")
     if not isinstance(parsed.compression, str) or parsed.compression not in _COMPRESSIONS:
         raise RefusedError("invalid", "analyze's compression is one of " + ", ".join(sorted(_COMPRESSIONS)))
     if not 1 <= parsed.samples <= 1_000_000 or not _is_time(parsed.seconds):
         raise RefusedError("invalid", "samples are 1 to 1,000,000, seconds above 0 and up to 3,600")
     return parsed
+
+
+def _place(args: dict[str, Any]) -> Place:
+    return Place(
+        unb64(args["path_b64"]), unb64(args["pool_path_b64"]), args["format"], args["dev"], args["inode"]
+    )  # fmt: skip
 
 
 def _is_time(seconds: object) -> bool:

@@ -17,6 +17,8 @@ from storage_admin.web.lists import Filtered, as_choices, filtered
 from storage_admin.web.page import PageRequest, page, paginated
 
 PER_PAGE = 50
+#: Of these an analysis of the images tells what they hold; what a storage keeps, nobody does.
+MEASURED = frozenset({INTERNAL, EXTERNAL})
 KINDS = {
     INTERNAL: _("in the images (internal)"),
     EXTERNAL: _("files of its own (external)"),
@@ -40,7 +42,7 @@ def snapshots(request: PageRequest) -> HttpResponseBase:
         "section": "guests",
         "rows": rows,
         "listed": [{"kept": one, "kind": KINDS[one.kind], "by": BY[one.by]} for one in rows],
-        "unmeasured": sum(one.kind == INTERNAL and one.held_bytes is None for one in kept),
+        "unmeasured": sum(one.kind in MEASURED and one.held_bytes is None for one in kept),
         "held_bytes": sum(one.held_bytes or 0 for one in kept),
         "files_bytes": sum(one.files_bytes or 0 for one in kept),
         "values": found.values,

@@ -1,0 +1,110 @@
+"""What an overlay hides of the image below it is what merging it gives back, beside the overlay's own tables."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_admin.agent.protocol import RefusedError
+from tests.agent.formats.test_against_qemu import create, info, qemu_img
+from tests.agent.recording import encoded
+from tests.agent.test_analyze import MIB, allocated, analyzed
+
+pytestmark = pytest.mark.qemu
+
+#: Formats and options of base and overlay.
+PAIRS = [
+    ("qcow2", "", ""),
+    ("qcow2", "cluster_size=4k", "cluster_size=64k"),
+    ("qcow2", "cluster_size=2M", "cluster_size=64k"),
+    ("qcow2", "compat=0.10", "compat=0.10"),
+    ("qcow2", "", "extended_l2=on"),
+    ("qcow2", "extended_l2=on", ""),
+    ("raw", "", ""),
+]
+
+
+def place(path: Path, image_format: str) -> dict[str, Any]:
+    status = path.stat()
+    return {
+        "path_b64": encoded(path), "pool_path_b64": encoded(path.parent), "format": image_format,
+        "dev": status.st_dev, "inode": status.st_ino,
+    }  # fmt: skip
+
+
+def hidden(overlay: Path, base: Path, image_format: str, **more: Any) -> dict[str, Any]:
+    basis: dict[str, Any] = analyzed(overlay, base=place(base, image_format), **more)["basis"]
+    return basis
+
+
+def write(path: Path, image_format: str, chance: random.Random, *kinds: str) -> None:
+    """Whole clusters of the largest kind, at random, so that what is covered in part is not in question."""
+    places = [f"{chance.randrange(16) * 2}M {chance.randint(1, 3) * 2}M" for _ in range(5)]
+    commands = [f"{chance.choice(kinds)} {place}" for place in places]
+    words = [word for command in commands for word in ("-c", command)]
+    subprocess.run(["qemu-io", "-f", image_format, *words, path], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(("base_format", "of_base", "of_overlay"), PAIRS)
+@pytest.mark.parametrize("seed", range(3))
+def test_is_what_a_merge_gives_back(tmp_path: Path, base_format: str, of_base: str, of_overlay: str, seed: int) -> None:
+    chance = random.Random(seed)
+    base, overlay = tmp_path / f"base.{base_format}", tmp_path / "top.qcow2"
+    create(base, base_format, of_base, "48M")
+    write(base, base_format, chance, "write -P 7")
+    create(overlay, "qcow2", of_overlay, "", "-b", base, "-F", base_format)
+    write(overlay, "qcow2", chance, "write -P 9")
+    told = hidden(overlay, base, base_format)["hidden_bytes"]
+    before = allocated(base) + allocated(overlay)
+    subprocess.run(["qemu-img", "commit", "-q", "-d", overlay], check=True)
+    freed = before - allocated(base)
+    tables = 6 * info(overlay, "qcow2")["cluster-size"] + MIB // 4
+    assert told - MIB // 16 <= freed <= told + tables, f"seed {seed}"
+
+
+def test_zeros_hide_as_data_does_and_compressed_clusters_count_as_they_are_stored(tmp_path: Path) -> None:
+    source, base, overlay = tmp_path / "source.raw", tmp_path / "base.qcow2", tmp_path / "top.qcow2"
+    source.write_bytes(random.Random(3).randbytes(MIB // 8) * 64)
+    qemu_img("convert", "-c", "-f", "raw", "-O", "qcow2", source, base)
+    create(overlay, "qcow2", "", "", "-b", base, "-F", "qcow2")
+    assert hidden(overlay, base, "qcow2")["hidden_bytes"] == 0
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -z 0 8M", overlay], check=True, capture_output=True)
+    told = hidden(overlay, base, "qcow2")["hidden_bytes"]
+    assert abs(told - allocated(base)) < MIB // 2
+
+
+def test_of_a_base_cluster_that_is_covered_in_part_all_is_still_read(tmp_path: Path) -> None:
+    base, overlay = tmp_path / "base.qcow2", tmp_path / "top.qcow2"
+    create(base, "qcow2", "cluster_size=2M", "8M")
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 4M", base], check=True, capture_output=True)
+    create(overlay, "qcow2", "", "", "-b", base, "-F", "qcow2")
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 64k 3M", overlay], check=True, capture_output=True)
+    assert hidden(overlay, base, "qcow2")["hidden_bytes"] == 0  # of 0 to 2M and of 2M to 4M a rest is read
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 64k", overlay], check=True, capture_output=True)
+    assert hidden(overlay, base, "qcow2")["hidden_bytes"] == 2 * MIB
+
+
+def test_what_cannot_be_told_is_not_guessed_and_the_estimate_stands(tmp_path: Path) -> None:
+    base, overlay = tmp_path / "base.qcow2", tmp_path / "top.qcow2"
+    create(base, "qcow2", "", "8M")
+    create(overlay, "qcow2", "", "", "-b", base, "-F", "qcow2")
+    assert "hidden_bytes" not in analyzed(overlay)["basis"]
+    for other in ({"inode": 1}, {"path_b64": encoded(tmp_path / "gone")}, {"pool_path_b64": encoded(tmp_path / "p")}):
+        found = analyzed(overlay, base=place(base, "qcow2") | other)
+        assert (found["basis"]["hidden_bytes"], found["allocated_size"]) == (None, allocated(overlay)), other
+        assert found["basis"]["hidden_reason"]
+    base.write_bytes(base.read_bytes()[:40])
+    assert hidden(overlay, base, "qcow2")["hidden_bytes"] is None
+
+
+@pytest.mark.parametrize("wrong", [{"format": "vmdk"}, {"inode": True}, {"more": 1}, {"path_b64": None}])
+def test_a_base_that_makes_no_sense_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    overlay = tmp_path / "top.qcow2"
+    create(overlay, "qcow2", "", "8M")
+    with pytest.raises(RefusedError) as refused:
+        analyzed(overlay, base=place(overlay, "qcow2") | wrong)
+    assert refused.value.code == "invalid"
