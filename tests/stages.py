@@ -82,6 +82,13 @@ LINT = (
 TYPES = replace(_lint("mypy", str(BIN / "mypy"), "."), beside=GUESTS)
 UNIT = _tests("unit", ALONE, NIGHT, "not (qemu or services or faults or fuzz)", workers=2, beside=GUESTS)
 ON_POSTGRESQL: Any = {"workers": WORKERS, "database": "postgresql", "beside": BROWSERS}
+#: Live work on guests and their definitions, on the libvirt and QEMU of the next Debian.
+ON_DEBIAN_13 = Stage(
+    "guests on debian 13",
+    (sys.executable, "-m", "tests.debian_13", "-m", f"guest and not browser and {BY_DAY}", "-p", "no:cacheprovider",
+     "tests/live", "tests/guests/test_disk_settings.py", "tests/guests/test_repointing.py"),
+    pytest=True,
+)  # fmt: skip
 TIERS = {
     "check": (*LINT, TYPES, UNIT),
     "test": (
@@ -103,6 +110,7 @@ TIERS = {
                 _tests("all on postgresql", "database", ALONE, "not faults", **ON_POSTGRESQL),
                 *_clicked(BY_DAY, prefix="all "),
                 _tests("figures", "faults or fuzz or machines", workers=WAITING, dist="loadgroup"),
+                ON_DEBIAN_13,
                 Stage("nights", (sys.executable, "-m", "tests.nights")),
             ),
         ),

@@ -33,10 +33,23 @@ while os.wait()[0] != daemon.pid:
     pass
 """
 #: Starts a daemon that sees no /dev/kvm: guests of tests run under TCG, and a KVM that libvirt may use half makes
-#: libvirt ask all emulators again for each domain.
+#: libvirt ask all emulators again for each domain. Where a variable names the tree of another Debian, the daemon and
+#: QEMU are that one's, and see of this machine what guests need.
 WITHOUT_KVM = """
 mount --bind "$0"/qemu.conf /etc/libvirt/qemu.conf
 test ! -e /dev/kvm || mount --bind "$0"/no-kvm /dev/kvm
+if [ -n "${STORAGE_ADMIN_LIBVIRT_TREE:-}" ]; then
+    tree=$STORAGE_ADMIN_LIBVIRT_TREE
+    mount --bind "$tree" "$tree"
+    for one in /proc /sys /dev /run /tmp /var/tmp /boot /lib/modules /etc/libvirt /var/lib/libvirt /var/log/libvirt; do
+        mkdir -p "$tree$one"
+        mount --rbind "$one" "$tree$one"
+    done
+    cd "$tree"
+    pivot_root . .
+    umount -l .
+    cd /
+fi
 exec "$@"
 """
 
@@ -87,6 +100,8 @@ def _start(name: str, path: Path) -> None:
     # It outlives this process where another one still needs the daemon.
     wait_until(lambda: _answers(path) or reaper.poll() is not None, 30, f"{name} listens")
     assert reaper.poll() is None, f"{name} did not start: {(_FOLDER / f'{name}.log').read_text()[-2000:]}"
+    if tree := os.environ.get("STORAGE_ADMIN_LIBVIRT_TREE"):
+        assert os.path.samefile(f"/proc/{_pid_file(name).read_text().strip()}/root", tree)
 
 
 def _stop(name: str) -> None:
