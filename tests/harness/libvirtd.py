@@ -101,7 +101,7 @@ def _start(name: str, path: Path) -> None:
     wait_until(lambda: _answers(path) or reaper.poll() is not None, 30, f"{name} listens")
     assert reaper.poll() is None, f"{name} did not start: {(_FOLDER / f'{name}.log').read_text()[-2000:]}"
     if tree := os.environ.get("STORAGE_ADMIN_LIBVIRT_TREE"):
-        assert os.path.samefile(f"/proc/{_pid_file(name).read_text().strip()}/root", tree)
+        assert Path(f"/proc/{_pid_file(name).read_text().strip()}/root").samefile(tree)
 
 
 def _stop(name: str) -> None:
