@@ -57,6 +57,8 @@ def _chains(row: Result) -> bool:
 
 
 _CREATED = ("create_seconds", "physical_bytes")
+#: The modes of a disk of which the definition says nothing.
+_UNSET = "writeback threads"
 MATRICES: dict[str, tuple[Matrix, ...]] = {
     "cluster_size": (Matrix(_("Cluster size"), "write_rate", "64K", _all, _("writes"), _CREATED),),
     "preallocation": (Matrix(_("Preallocation"), "write_rate", "off", _all, _("writes"), _CREATED),),
@@ -65,6 +67,10 @@ MATRICES: dict[str, tuple[Matrix, ...]] = {
         Matrix(_("Layout, random writes"), "rand_write_iops", "qcow2", _layouts, _("does random writes")),
         Matrix(_("Chain depth"), "rand_read_iops", "qcow2", _chains, _("does random reads")),
         Matrix(_("Compression at read time"), "seq_read_rate", "qcow2", _compressed, _("reads")),
+    ),
+    "modes": (
+        Matrix(_("Cache and AIO, random reads"), "rand_read_iops", _UNSET, _all, _("does random reads")),
+        Matrix(_("Cache and AIO, random writes"), "rand_write_iops", _UNSET, _all, _("does random writes")),
     ),
     "boot": (Matrix(_("Layout"), "boot_all_seconds", "qcow2+qcow2", _all, _("boots")),),
     "dd": (

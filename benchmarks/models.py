@@ -17,6 +17,7 @@ class BenchmarkKind(models.TextChoices):
     PREALLOCATION = "preallocation", _("preallocation")
     CLUSTER_SIZE = "cluster_size", _("cluster size")
     FORMATS = "formats", _("formats and chains")
+    MODES = "modes", _("cache and AIO modes")
     BOOT = "boot", _("boot storm")
 
 

@@ -19,8 +19,8 @@ _WORDS = {
 }  # fmt: skip
 #: Parts of a setting in the order in which one names them: PostgreSQL keeps none.
 _PARTS = (
-    "rw", "mode", "layout", "preallocation", "cluster_size", "extended_l2", "sync", "block", "depth", "guests",
-    "direction", "size", "files",
+    "rw", "mode", "layout", "preallocation", "cluster_size", "extended_l2", "sync", "cache", "io", "block", "depth",
+    "guests", "direction", "size", "files",
 )  # fmt: skip
 _SIZE = re.compile(r"([0-9]{1,12})([KMGT]?)")
 _HEADS = ("setting", "metric", "unit", "median", "min", "max", "repetitions", "note")

@@ -172,6 +172,20 @@ def _formats(size: Sizing) -> Iterator[Step]:
             yield Step(fields, 3 * size.data_bytes + tables, 3 * size.data_bytes, 6 * size.data_bytes / size.rate + 2)
 
 
+def _modes(size: Sizing) -> Iterator[Step]:
+    pairs = [("none", io) for io in ("native", "io_uring", "threads")]
+    pairs += [("writeback", io) for io in ("io_uring", "threads")]
+    pairs += [] if size.quick else [("directsync", "native"), ("directsync", "threads"), ("writethrough", "threads")]
+    for cache, io in pairs:
+        fields = {
+            "cache": cache, "io": io, "data_bytes": size.data_bytes, "block_bytes": 4 * KIB,
+            "setting": {"cache": cache, "io": io},
+        }  # fmt: skip
+        # Written from end to end, and at random for two seconds; the file is made once.
+        written = 2 * size.data_bytes + 2 * ASSUMED_IOPS * 4 * KIB
+        yield Step(fields, size.data_bytes, written, 3 * size.data_bytes / size.rate + 5)
+
+
 def _boot(size: Sizing) -> Iterator[Step]:
     assert size.boots is not None  # noqa: S101 - worked out for this kind alone
     boots, options, growth = size.boots, size.boots.options, size.data_bytes
@@ -240,6 +254,10 @@ MADE: dict[str, Made] = {
     "formats": Made(
         _("Formats and chains"), _("What do raw, qcow2, overlays, long chains and compression cost?"),
         _formats, 256 * MIB, 2 * GIB, "qemu-img", "qemu-utils",
+    ),
+    "modes": Made(
+        _("Cache and AIO modes"), _("Which cache and io of a guest's disk are fastest here?"),
+        _modes, 256 * MIB, 2 * GIB, "qemu-img", "qemu-utils",
     ),
     BOOT: Made(
         _("Boot storm"), _("How long do guests with raw disks or overlays take to come up if they start at once? "

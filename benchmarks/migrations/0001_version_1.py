@@ -23,7 +23,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('source', models.CharField(choices=[('run', 'run'), ('pasted', 'pasted')], default='run', max_length=6)),
-                ('kind', models.CharField(choices=[('dd', 'dd'), ('bonnie', 'bonnie++'), ('fio', 'fio'), ('preallocation', 'preallocation'), ('cluster_size', 'cluster size'), ('formats', 'formats and chains'), ('boot', 'boot storm')], max_length=20)),
+                ('kind', models.CharField(choices=[('dd', 'dd'), ('bonnie', 'bonnie++'), ('fio', 'fio'), ('preallocation', 'preallocation'), ('cluster_size', 'cluster size'), ('formats', 'formats and chains'), ('modes', 'cache and AIO modes'), ('boot', 'boot storm')], max_length=20)),
                 ('quick', models.BooleanField(default=True)),
                 ('label', models.CharField(blank=True, max_length=200)),
                 ('options', models.JSONField(default=dict)),
@@ -66,7 +66,7 @@ class Migration(migrations.Migration):
             name='Watch',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('kind', models.CharField(choices=[('dd', 'dd'), ('bonnie', 'bonnie++'), ('fio', 'fio'), ('preallocation', 'preallocation'), ('cluster_size', 'cluster size'), ('formats', 'formats and chains'), ('boot', 'boot storm')], max_length=20)),
+                ('kind', models.CharField(choices=[('dd', 'dd'), ('bonnie', 'bonnie++'), ('fio', 'fio'), ('preallocation', 'preallocation'), ('cluster_size', 'cluster size'), ('formats', 'formats and chains'), ('modes', 'cache and AIO modes'), ('boot', 'boot storm')], max_length=20)),
                 ('every_hours', models.PositiveIntegerField(default=24)),
                 ('last_started', models.DateTimeField(null=True)),
                 ('problem', models.TextField(blank=True)),

@@ -56,6 +56,10 @@ FORMATS: list[dict[str, Any]] = [
         ("zlib", 1, True), ("zstd", 1, True),
     )
 ]  # fmt: skip
+MODES: list[dict[str, Any]] = [
+    {"cache": cache, "io": io, "data_bytes": 16 * MIB, "block_bytes": 4 * KIB, "setting": {"cache": cache, "io": io}}
+    for cache, io in (("none", "native"), ("none", "io_uring"), ("writeback", "threads"), ("writethrough", "threads"))
+]
 KINDS = {
     "dd": DD,
     "bonnie": BONNIE,
@@ -63,6 +67,7 @@ KINDS = {
     "preallocation": PREALLOCATION,
     "cluster_size": CLUSTER_SIZE,
     "formats": FORMATS,
+    "modes": MODES,
 }
 
 

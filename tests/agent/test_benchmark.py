@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from storage_admin.agent import bundle, protocol
+from storage_admin.agent.bench.qemu_bench import Guest
 from storage_admin.agent.folders.scratch import Scratch
 from storage_admin.agent.host import space
 from tests.agent.benching import (
@@ -24,6 +25,7 @@ from tests.agent.benching import (
     KIB,
     KINDS,
     MIB,
+    MODES,
     PREALLOCATION,
     args,
     furnish,
@@ -160,6 +162,31 @@ def test_formats_that_are_read_past_the_cache_say_so(pool: Path) -> None:
     assert result["caches"] == "direct"
 
 
+def test_modes_are_those_that_qemu_is_asked_for_and_all_work_on_one_file(pool: Path) -> None:
+    io, result = measured(pool, "modes", MODES)
+    for metric in ("rand_read_iops", "rand_write_iops", "seq_read_rate", "seq_write_rate"):
+        assert list(samples(io, metric)) == [json.dumps(step["setting"]) for step in MODES], metric
+    asked = [command["argv"] for command in io.all("command") if "bench" in command["argv"]]
+    pairs = [(argv[argv.index("-t") + 1], argv[argv.index("-i") + 1]) for argv in asked]
+    assert list(dict.fromkeys(pairs)) == [(step["cache"], step["io"]) for step in MODES]
+    assert result["caches"] == "dropped"
+    assert result["scratch_bytes_at_most"] < 17 * MIB
+
+
+def test_a_way_that_the_host_cannot_go_is_left_out_with_a_note(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Guest.probe
+
+    def probe(guest: Guest) -> None:
+        if guest.io == "io_uring":
+            raise protocol.HostError("Could not open: Function not implemented")
+        run(guest)
+
+    monkeypatch.setattr(Guest, "probe", probe)
+    io, _ = measured(pool, "modes", MODES[:2])
+    assert list(samples(io, "rand_read_iops")) == [json.dumps(MODES[0]["setting"])]
+    assert "io_uring" in io.all("note")[0]["text"]
+
+
 @pytest.mark.parametrize("name", [b"json:{},a=b:c %s", "-o \n ü{}".encode() + b"\xff"])
 def test_a_pool_may_have_any_name(tmp_path: Path, name: bytes) -> None:
     pool = furnish(tmp_path / os.fsdecode(name))
@@ -273,6 +300,10 @@ def _step(kind: str, **changes: Any) -> dict[str, Any]:
         ("formats", {"layout": "vmdk"}),
         ("formats", {"depth": 65}),
         ("formats", {"data_bytes": 64 * MIB}),
+        ("modes", {"cache": "unsafe"}),
+        ("modes", {"io": "native -f"}),
+        ("modes", {"cache": "writeback"}),
+        ("modes", {"data_bytes": 64 * KIB}),
     ],
 )
 def test_a_step_that_is_not_as_it_should_be_is_refused_before_anything_is_made(

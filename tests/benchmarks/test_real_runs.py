@@ -13,7 +13,7 @@ from benchmarks import profiles, results, selectors, services
 from benchmarks.kind import RunBenchmark
 from benchmarks.models import Benchmark
 from benchmarks.steps import MADE, MIB
-from storage_admin.agent.bench import bonnie, creation, dd, fio, layouts
+from storage_admin.agent.bench import bonnie, creation, dd, fio, layouts, modes
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.session import AgentSession
 from storage_admin.jobs import reaper
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("
 
 PARSERS = {
     "dd": dd.parse, "bonnie": bonnie.parse, "fio": fio.parse, "preallocation": creation.parse,
-    "cluster_size": creation.parse, "formats": layouts.parse,
+    "cluster_size": creation.parse, "formats": layouts.parse, "modes": modes.parse,
 }  # fmt: skip
 #: What each kind must have measured in every step, at least; rates of dd and fio depend on the step.
 METRICS = {
@@ -35,6 +35,7 @@ METRICS = {
     "preallocation": {"create_seconds", "physical_bytes", "write_seconds", "write_rate"},
     "cluster_size": {"create_seconds", "write_seconds", "write_rate"},
     "formats": {"seq_write_rate", "seq_read_rate", "rand_write_iops", "rand_read_iops"},
+    "modes": {"seq_write_rate", "seq_read_rate", "rand_write_iops", "rand_read_iops"},
 }
 
 

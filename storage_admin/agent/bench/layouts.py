@@ -19,7 +19,8 @@ from storage_admin.agent.qemu import img
 
 TOOLS = ("qemu-img",)
 LAYOUTS = ("raw", "qcow2", "raw+qcow2", "qcow2+qcow2", "chain", "zlib", "zstd")
-_SOURCE = "source.raw"
+#: The file with the data.
+SOURCE = "source.raw"
 _DEEPEST = 64
 #: Blocks of the sequential passes, unless a step says otherwise.
 _SEQUENTIAL_BLOCK = 1 << 20
@@ -55,8 +56,8 @@ class LayoutStep(Step):
 
     def run(self, bench: Bench) -> None:
         """Build it, read it, write to it: at random first, as what is written at random is new to an overlay then."""
-        bench.scratch.clear(_SOURCE)
-        _make_source(bench, self.data_bytes, self.virtual_bytes)
+        bench.scratch.clear(SOURCE)
+        make_source(bench, self.data_bytes, self.virtual_bytes)
         files = self._build(bench)
         top, form = files[-1], "raw" if self.layout == "raw" else "qcow2"
 
@@ -72,19 +73,19 @@ class LayoutStep(Step):
         done, seconds = guest().sequential(self.sequential_block_bytes, write=True)
         bench.rate(self.setting, "seq_write_rate", done, seconds)
         bench.measure_scratch()
-        bench.scratch.clear(_SOURCE)
+        bench.scratch.clear(SOURCE)
 
     def _build(self, bench: Bench) -> list[str]:
         """The chain's files, the base first; what conversion costs and what all of it occupies is told."""
         if self.layout == "raw+qcow2":
-            files = [_SOURCE]  # nothing writes to a base
+            files = [SOURCE]  # nothing writes to a base
         else:
             form = "raw" if self.layout == "raw" else "qcow2"
             files = [f"base.{form}"]
             self._convert(bench, files[0], form)
         for number in range(1, self.overlays + 1):
             below, name = files[-1], f"overlay{number}.qcow2"
-            form = "raw" if below == _SOURCE else "qcow2"
+            form = "raw" if below == SOURCE else "qcow2"
             # A base beside the image is named without its folder, so that no path of this process stands in it.
             bench.tool(["qemu-img", "create", "-q", "-f", "qcow2", "-b", below, "-F", form, bench.scratch.path(name)])
             files.append(name)
@@ -96,9 +97,9 @@ class LayoutStep(Step):
         options = {"zlib": ["-c"], "zstd": ["-c", "-o", "compression_type=zstd"]}.get(self.layout, [])
         if bench.direct:
             options = [*options, "-t", "none", "-T", "none"]
-        elif not bench.drop(_SOURCE):
+        elif not bench.drop(SOURCE):
             bench.note("caches could not be dropped: conversions read from memory")
-        files = map(bench.scratch.path, (_SOURCE, name))
+        files = map(bench.scratch.path, (SOURCE, name))
         started = time.monotonic()
         bench.tool(["qemu-img", "convert", "-f", "raw", "-O", form, *options, *files])
         image = bench.scratch.open(name)
@@ -109,14 +110,14 @@ class LayoutStep(Step):
         bench.sample(self.setting, "convert_seconds", round(time.monotonic() - started, 4))
 
 
-def _make_source(bench: Bench, data_bytes: int, virtual_bytes: int) -> None:
+def make_source(bench: Bench, data_bytes: int, virtual_bytes: int) -> None:
     """The file with the data, unless an earlier step made it."""
-    if _SOURCE in bench.scratch.names():
-        if bench.scratch.size(_SOURCE) == virtual_bytes and bench.made_bytes == data_bytes:
+    if SOURCE in bench.scratch.names():
+        if bench.scratch.size(SOURCE) == virtual_bytes and bench.made_bytes == data_bytes:
             return
         bench.scratch.clear()
     piece = compressible(min(data_bytes, 16 << 20))
-    source = bench.scratch.open(_SOURCE, os.O_WRONLY | os.O_CREAT)
+    source = bench.scratch.open(SOURCE, os.O_WRONLY | os.O_CREAT)
     try:
         for start in range(0, data_bytes, len(piece)):
             bench.io.check()

@@ -32,6 +32,7 @@ class Guest:
         format: of that.
         window_bytes: how much of it, from its beginning, is read and written.
         direct: whether past the cache.
+        cache, io: QEMU's words for how requests are made; empty for what it does by itself.
     """
 
     bench: Bench
@@ -39,6 +40,12 @@ class Guest:
     format: str
     window_bytes: int
     direct: bool
+    cache: str = ""
+    io: str = ""
+
+    def probe(self) -> None:
+        """Make one request; raises HostError where that cannot be done."""
+        self._run(1, 4096, 4096, 0, write=False)
 
     def sequential(self, block_bytes: int, *, write: bool) -> tuple[int, float]:
         """Go from end to end: how many bytes were done, and in how many seconds; writes with a flush in the end."""
@@ -64,7 +71,9 @@ class Guest:
     def _run(self, count: int, block_bytes: int, step_bytes: int, offset: int, *, write: bool) -> float:
         depth = min(DEPTH, count)
         argv = [
-            *("qemu-img", "bench", "-t", "none" if self.direct else "writeback", "-c", str(count), "-d", str(depth)),
+            *("qemu-img", "bench", "-t", self.cache or ("none" if self.direct else "writeback")),
+            *(["-i", self.io] if self.io else []),
+            *("-c", str(count), "-d", str(depth)),
             *("-s", str(block_bytes), "-S", str(step_bytes), "-o", str(offset)),
             # One flush, after the last request: tables that were changed are on the disk as well then.
             *(["-w", f"--pattern={_PATTERN}", f"--flush-interval={count}"] if write else []),

@@ -30,6 +30,7 @@ KINDS = {
     "preallocation": "creation",
     "cluster_size": "creation",
     "formats": "layouts",
+    "modes": "modes",
     "boot": "boot",
 }
 #: What a missing tool is installed with, on Debian and Proxmox VE.
