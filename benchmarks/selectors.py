@@ -34,6 +34,12 @@ def history(benchmark: Benchmark) -> list[Benchmark]:
     return list(with_samples(same)[:LONGEST_HISTORY])[::-1]
 
 
+def last_of(kind: str, pool_id: int) -> Benchmark | None:
+    """The newest run of a kind on a pool that ended well, with its figures."""
+    rows = Benchmark.objects.filter(pool=pool_id, kind=kind, finished__isnull=False)
+    return with_samples(rows.select_related("pool")).order_by("-finished").first()
+
+
 def results_of(benchmark: Benchmark) -> list[Result]:
     """Median and spread of each metric of each setting, in the order of the steps."""
     return results.summed(benchmark.samples.all())

@@ -20,6 +20,7 @@ from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import Host
+from storage_admin.jobs import services
 from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
@@ -55,7 +56,7 @@ class AsideKind(ImageKind):
             raise RefusedError(found[0].code, found[0].detail)
 
     def ended(self, job: Job) -> None:
-        rewriting.rescan(job)
+        services.rescan(job)
 
 
 class SetAside(AsideKind):

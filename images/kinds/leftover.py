@@ -17,6 +17,7 @@ from storage_admin.agent import protocol
 from storage_admin.agent.protocol import RefusedError, b64, unb64
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
@@ -194,7 +195,7 @@ class SettleLeftover(JobKind):
 
     def ended(self, job: Job) -> None:
         guest_locks.give_back(job)
-        rewriting.rescan(job)
+        services.rescan(job)
 
 
 def _pool(pool_id: int) -> StoragePool:

@@ -19,7 +19,7 @@ from images.rewrite import refusals, repointing
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import b64, unb64
 from storage_admin.hosts.models import StoragePool
-from storage_admin.jobs import claims, kinds
+from storage_admin.jobs import claims, kinds, services
 from storage_admin.jobs.claims import tell_end
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
@@ -151,7 +151,7 @@ class Recover(HostKind):
         result = job.result or {}
         outcomes = {found["outcome"] for found in result.get("recovered", [])}
         if result.get("replaced") or outcomes & {"finished", "reverted"}:
-            rewriting.rescan(job)
+            services.rescan(job)
         repointing.settle(job.host_id)
 
 

@@ -109,7 +109,7 @@ class OfJob(JobKind):
             # Gone, exchanged or only written to? The journals and names on the host tell, and recovery reads them.
             with contextlib.suppress(RefusedError):
                 services.submit(SYSTEM, "recover", job.host_id, {})
-        rewriting.rescan(job)
+        services.rescan(job)
 
 
 class Undo(OfJob):

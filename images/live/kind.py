@@ -4,13 +4,14 @@ from typing import Any
 
 from django.utils.translation import gettext
 
-from images.rewrite import neighbours, record
+from images.rewrite import neighbours
 from storage_admin.agent.protocol import INVALID, RefusedError
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import running
 from storage_admin.hosts.libvirt.relay import refuse_to_write
 from storage_admin.hosts.live_facts import GuestNow
+from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
 
@@ -38,7 +39,7 @@ class LiveGuestKind(JobKind):
         return list({lock.key: lock for lock in found}.values())
 
     def ended(self, job: Job) -> None:
-        record.rescan(job)
+        services.rescan(job)
 
 
 def libvirt_guest(guest: Guest, *, agent: bool = False) -> GuestNow:

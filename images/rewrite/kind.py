@@ -21,6 +21,7 @@ from images.scan import look
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import SPACE, RefusedError, unb64
 from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
@@ -307,7 +308,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
 
     def ended(self, job: Job) -> None:
         guest_locks.give_back(job)
-        rewriting.rescan(job)
+        services.rescan(job)
         rewriting.ring_policies_after(job)
 
 

@@ -14,7 +14,6 @@ guests wrote into their images meanwhile: that is no job's doing, and no line's.
 Once a job has ended, the policies' runs are rung for at once, so that nothing waits for the scheduler.
 """
 
-import contextlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,9 +28,8 @@ from django.utils.translation import gettext_lazy as _
 from images.models import Image, PolicyPick, PolicyRun
 from images.rewrite import moving, space
 from storage_admin.accounts.models import SYSTEM, audit
-from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import StoragePool
-from storage_admin.jobs import claims, routing, services
+from storage_admin.jobs import claims, routing
 from storage_admin.jobs.models import Elapsed, Job, JobLog
 
 #: The options of a rewriting job that say how fast it may go. Null means: as its host says.
@@ -212,12 +210,6 @@ def write_undo_bytes(pool: StoragePool) -> None:
     )  # fmt: skip
     held = jobs.aggregate(held=Sum("undo_bytes"))["held"] or 0
     StoragePool.objects.filter(pk=pool.pk).update(undo_bytes=held)
-
-
-def rescan(job: Job) -> None:
-    """Has the host scanned after a rewrite, so that the image's facts are read from the image itself."""
-    with contextlib.suppress(RefusedError):  # a host that is gone is scanned when it is back
-        services.submit(SYSTEM, "scan", job.host_id, {})
 
 
 POLICIES_STEP = "images.tasks.advance_policies"

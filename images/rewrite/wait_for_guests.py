@@ -22,7 +22,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from images.models import Image
-from images.rewrite import in_use, record
+from images.rewrite import in_use
 from images.rewrite.neighbours import ancestors
 from storage_admin.accounts.models import SYSTEM, audit
 from storage_admin.agent.protocol import HostError, RefusedError
@@ -272,7 +272,7 @@ def _start_guests_of(job: Job) -> None:
         return
     for guest in guests:
         _start(job, guest)
-    record.rescan(job)
+    services.rescan(job)
 
 
 def _to_be_started(job: Job) -> tuple[list[Guest], str]:

@@ -1,5 +1,6 @@
 """Writes: a job is submitted, cancelled, retried, undone. Roles are checked here, whoever calls."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from storage_admin.accounts.models import Actor, Role, audit
+from storage_admin.accounts.models import SYSTEM, Actor, Role, audit
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host
@@ -108,6 +109,12 @@ def submit(
             return first
         raise
     return job
+
+
+def rescan(job: Job) -> None:
+    """Has the host scanned after a job, so that what it has changed is read from the host itself."""
+    with contextlib.suppress(RefusedError):  # a host that is gone is scanned when it is back
+        submit(SYSTEM, "scan", job.host_id, {})
 
 
 def _target(actor: Actor, kind: JobKind, target_id: int, role: Role) -> Target:

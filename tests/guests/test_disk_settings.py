@@ -1,7 +1,9 @@
 """How a disk is driven, changed in the definition of a real libvirt's guest, and restored."""
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import libvirt
@@ -12,10 +14,10 @@ from storage_admin.guests.models import Guest
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
-from tests.harness.guests import Disk, LibvirtGuest
+from tests.harness.guests import Disk, Domains, LibvirtGuest
 from tests.live.chains import done
 from tests.live.conftest import scanned
-from tests.working import OPERATOR, client_as, create
+from tests.working import OPERATOR, client_as, create, scan, this_machine
 
 pytestmark = [
     pytest.mark.guest,
@@ -28,6 +30,15 @@ pytestmark = [
 def driver_of(guest: LibvirtGuest, flags: int = libvirt.VIR_DOMAIN_XML_INACTIVE) -> dict[str, str]:
     driver = ET.fromstring(guest.domain.XMLDesc(flags)).find("devices/disk/driver")
     return {} if driver is None else dict(driver.attrib)
+
+
+def definition(guest: LibvirtGuest, flags: int = libvirt.VIR_DOMAIN_XML_INACTIVE) -> ET.Element:
+    return ET.fromstring(guest.domain.XMLDesc(flags))
+
+
+def buses(guest: LibvirtGuest, flags: int = libvirt.VIR_DOMAIN_XML_INACTIVE) -> dict[str | None, str | None]:
+    """The bus of each disk by its target."""
+    return {one.get("dev"): one.get("bus") for one in definition(guest, flags).findall("devices/disk/target")}
 
 
 def plan(row: Guest, **options: object) -> Plan:
@@ -59,6 +70,44 @@ def test_settings_hold_from_the_next_start_on_and_what_was_there_is_restored(
     guest.domain.destroy()
     changed(row, **restore_options(result))
     assert driver_of(guest) == before
+
+
+def test_a_disk_goes_to_another_bus_and_back_while_its_guest_is_off(
+    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
+) -> None:
+    image = create(shared_folder / "disk.qcow2")
+    guest = tcg_guest(Disk(image), Disk(create(shared_folder / "other.qcow2")))
+    __, row = scanned(shared_folder, guest)
+    guest.write(3, 2, 0x61)
+    assert [one.code for one in plan(row, bus="sata").refusals] == ["guest_running"]
+    guest.stop()
+    disk, result = "vda", dict[str, Any]()
+    for bus, name in (("scsi", "sda"), ("sata", "sda"), ("virtio", "vda"), ("scsi", "sda")):
+        assert plan(row, disk=disk, bus=bus).refusals == ()
+        result = changed(row, disk=disk, bus=bus).result or {}
+        assert (result["disk"], result["now"]["bus"]) == (name, bus)
+        assert buses(guest) == {name: bus, "vdb": "virtio"}
+        guest.domain.create()
+        assert buses(guest, 0) == {name: bus, "vdb": "virtio"}, "QEMU starts with it"
+        guest.domain.destroy()
+        disk = name
+    controllers = definition(guest).findall("devices/controller[@type='scsi']")
+    assert [one.get("model") for one in controllers] == ["virtio-scsi"]
+    page = client_as(role="operator").get(f"/guests/{row.pk}/set-disk/").content.decode()
+    assert "set-disk/?disk=sda&amp;bus=virtio" in page, "the way back"
+    changed(row, **restore_options(result), disk="sda")
+    assert buses(guest) == {"vda": "virtio", "vdb": "virtio"}
+    subprocess.run(["qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0x61 3M 2M", image], check=True, capture_output=True)
+
+
+def test_a_disk_that_snapshots_know_by_its_name_keeps_its_bus(domains: Domains, shared_folder: Path) -> None:
+    domain = domains.define([Disk(create(shared_folder / "disk.qcow2"))])
+    scan(this_machine(shared_folder))
+    row = Guest.objects.get(uid=domain.UUIDString())
+    assert plan(row, bus="sata").refusals == ()
+    domain.snapshotCreateXML("<domainsnapshot><name>one</name></domainsnapshot>")
+    assert [one.code for one in plan(row, bus="sata").refusals] == ["in_snapshot_chain"]
+    assert plan(row, cache="writeback").refusals == ()
 
 
 def test_what_would_not_start_or_do_nothing_is_refused(

@@ -12,6 +12,7 @@ from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import control
 from storage_admin.hosts.libvirt.control import DiskSettings
+from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
@@ -20,6 +21,11 @@ from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refus
 UNSET = "default"
 #: Values of each setting that are offered, and why one would choose them.
 VALUES: dict[str, dict[str, Any]] = {
+    "bus": {
+        "virtio": _("The fastest, takes an I/O thread; Linux has its driver, Windows needs it installed."),
+        "scsi": _("At a virtio-scsi controller: for many disks; the guest needs that driver."),
+        "sata": _("Any guest knows it; slow."),
+    },
     "cache": {
         "none": _("Bypasses the host's page cache: no data is kept twice, and live migration is safe."),
         "writeback": _("Uses the host's page cache: fast, and safe as long as the guest flushes; keeps data twice."),
@@ -63,7 +69,7 @@ class SetDisk(JobKind):
         **{
             name: {
                 "type": ["string", "null"],
-                "enum": [None, UNSET, *values],
+                "enum": [None, *([] if name == "bus" else [UNSET]), *values],
                 "default": None,
                 "description": _("Null leaves it as it is; default removes it from the definition."),
             }
@@ -94,6 +100,12 @@ class SetDisk(JobKind):
             )
             chosen = sorted(_wanted(options).items())
             warnings = [f"{name}={value}: {VALUES[name][value]}" for name, value in chosen if value in VALUES[name]]
+            if told.after["bus"] != told.before["bus"]:
+                sentence = gettext(
+                    "The disk will be called {disk}. The guest starts only if it has the driver, and names its disks "
+                    "by UUID or label, and not by the bus."
+                )
+                warnings.append(sentence.format(disk=told.disk))
             if told.live is not None and changed:
                 warnings.append(gettext("{guest} runs: it has them from its next start on.").format(guest=guest.name))
             if not changed and not against:
@@ -115,12 +127,15 @@ class SetDisk(JobKind):
         words += "; from its next start on." if told.live is not None else "."
         recorder.log(words)
         return {
-            "disk": options["disk"], "before": told.before, "now": told.after, "pending": told.live is not None,
+            "disk": told.disk, "before": told.before, "now": told.after, "pending": told.live is not None,
             "words": words,
         }  # fmt: skip
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 (the scan writes the rows)
         return result
+
+    def ended(self, job: Job) -> None:
+        services.rescan(job)
 
     def _asked(self, guest: Guest, options: dict[str, Any], *, write: bool) -> DiskSettings:
         if guest.kind != Guest.Kind.DOMAIN:
@@ -158,7 +173,13 @@ def _against(told: DiskSettings, options: dict[str, Any]) -> list[Refusal]:
         found.append(Refusal(INVALID, gettext("io=native needs cache none or directsync: QEMU does not start else.")))
     if after["detect_zeroes"] == "unmap" and after["discard"] != "unmap":
         found.append(Refusal(INVALID, gettext("detect_zeroes=unmap needs discard=unmap: it frees nothing else.")))
-    if options["iothread"] == "on" and told.bus != "virtio":
+    if options["iothread"] == "on" and after["bus"] != "virtio":
         sentence = gettext("{disk} is at the bus {bus}: only virtio disks take an I/O thread of their own.")
-        found.append(Refusal(INVALID, sentence.format(disk=options["disk"], bus=told.bus or "?")))
+        found.append(Refusal(INVALID, sentence.format(disk=options["disk"], bus=after["bus"] or "?")))
+    if after["bus"] != told.before["bus"]:
+        if told.live is not None:
+            found.append(Refusal("guest_running", gettext("The bus of a disk is changed while its guest is off.")))
+        if told.kept:
+            sentence = gettext("Snapshots, or the guest's saved state, know the disk as {disk}: delete them first.")
+            found.append(Refusal("in_snapshot_chain", sentence.format(disk=options["disk"])))
     return found

@@ -3,7 +3,6 @@
 Its tasks do the work; a job asks for one, follows it by its id, and reads the configuration again afterwards.
 """
 
-import contextlib
 import shlex
 from abc import abstractmethod
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from storage_admin.accounts.models import SYSTEM, Actor
+from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.errors import NotFoundError
 from storage_admin.guests import proxmox_vms
@@ -122,8 +121,7 @@ class VmKind(JobKind):
         return result
 
     def ended(self, job: Job) -> None:
-        with contextlib.suppress(RefusedError):  # a host that is gone is scanned when it is back
-            services.submit(SYSTEM, "scan", job.host_id, {})
+        services.rescan(job)
 
 
 class MoveDisk(VmKind):

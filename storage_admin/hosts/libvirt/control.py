@@ -110,19 +110,21 @@ def set_io(
 
 @dataclass(frozen=True)
 class DiskSettings:
-    """How a disk is driven, by the names of :data:`disk_settings.NAMES`; empty for what is not said.
+    """How a disk is driven, by the names of :data:`disk_settings.NAMES`, and its bus; empty for what is not said.
 
     Args:
         before, after: in the definition.
         live: in the running guest; ``None`` where it does not run.
-        bus: that the disk is at.
+        disk: what its target is called afterwards.
+        kept: whether the domain has snapshots, or its memory is saved: these know the disk by its name.
         threads: the highest number of an I/O thread that a disk of the domain has.
     """
 
     before: dict[str, str]
     after: dict[str, str]
     live: dict[str, str] | None
-    bus: str
+    disk: str
+    kept: bool
     threads: int
 
     @property

@@ -1,11 +1,12 @@
 """Reads and sets how a disk of one domain is driven: ``disk_settings URI``; how that went is one JSON document.
 
 The request is JSON on standard input: ``uid``, ``disk`` (its target), ``set``: settings by name (:data:`NAMES`), empty
-for what the definition shall not say; ``write`` (else it only looks) and ``until`` (seconds since the epoch: nothing is
-defined later than that). Only the definition is changed: QEMU takes none of these while a guest runs.
+for what the definition shall not say, and ``bus``; ``write`` (else it only looks) and ``until`` (seconds since the
+epoch: nothing is defined later than that). Only the definition is changed: QEMU takes none of these while a guest runs.
 """
 
 import json
+import string
 import sys
 import time
 from typing import Any
@@ -18,6 +19,10 @@ from storage_admin.hosts.libvirt.disks import ContradictedError, parse
 
 #: Attributes of a disk's ``<driver>``.
 NAMES = ("cache", "io", "discard", "detect_zeroes", "iothread")
+#: How targets are called at each bus that a disk is moved to.
+PREFIXES = {"virtio": "vd", "scsi": "sd", "sata": "sd"}
+#: What only virtio knows of a driver.
+_OF_VIRTIO = ("iothread", "queues", "queue_size", "iommu", "ats", "packed", "page_per_vq")
 
 
 def main(uri: str) -> None:
@@ -43,23 +48,27 @@ def _set(domain: Any, request: dict[str, Any]) -> dict[str, Any]:
     if driver is None:
         driver = ET.Element("driver", {"name": "qemu"})
         disk.insert(0, driver)
-    for name, value in request["set"].items():
+    wanted = dict(request["set"])
+    bus = wanted.pop("bus", "")
+    for name, value in wanted.items():
         if value:
             driver.set(name, value)
         else:
             driver.attrib.pop(name, None)
+    if bus and bus != before["bus"]:
+        _move(root, disk, driver, bus)
+    name = _target(disk).get("dev", "")
     _make_threads(root, driver.get("iothread", ""))
     if request["write"] and _read(disk) != before:
         if time.time() > request["until"]:
             raise ContradictedError("libvirt took too long to respond")
         domain.connect().defineXML(ET.tostring(root, encoding="unicode"))
-        disk = _disk(ET.fromstring(domain.XMLDesc(flags)), request["disk"], domain.name())  # noqa: S314 (libvirt's)
-    target = disk.find("target")
+        disk = _disk(ET.fromstring(domain.XMLDesc(flags)), name, domain.name())  # noqa: S314 (libvirt's)
     threads = [one.get("iothread", "") for one in root.iterfind("devices/disk/driver")]
     return {
         "threads": max([int(one) for one in threads if one.isdecimal()], default=0),
-        "before": before, "after": _read(disk), "live": live,
-        "bus": "" if target is None else target.get("bus", ""),
+        "before": before, "after": _read(disk), "live": live, "disk": name,
+        "kept": bool(domain.snapshotNum() or domain.hasManagedSaveImage()),
     }  # fmt: skip
 
 
@@ -74,7 +83,49 @@ def _disk(root: ET.Element, wanted: str, name: str) -> ET.Element:
 def _read(disk: ET.Element) -> dict[str, str]:
     driver = disk.find("driver")
     settings = {} if driver is None else driver.attrib
-    return {name: settings.get(name, "") for name in NAMES}
+    return {"bus": _target(disk).get("bus", "")} | {name: settings.get(name, "") for name in NAMES}
+
+
+def _target(disk: ET.Element) -> ET.Element:
+    found = disk.find("target")
+    if found is None:
+        raise ContradictedError("the disk has no target")
+    return found
+
+
+def _move(root: ET.Element, disk: ET.Element, driver: ET.Element, bus: str) -> None:
+    """Gives a disk a free name at another bus, and an address there: libvirt's choice, or the next of virtio-scsi."""
+    target = _target(disk)
+    taken = {_target(one).get("dev") for one in root.findall("devices/disk") if one is not disk}
+    names = [PREFIXES[bus] + letter for letter in string.ascii_lowercase]
+    free = next((name for name in names if name not in taken), None)
+    if free is None:
+        raise ContradictedError(f"no name is free at the bus {bus}")
+    target.attrib.update(dev=free, bus=bus)
+    target.attrib.pop("rotation_rate", None)
+    if bus != "virtio":
+        for name in _OF_VIRTIO:
+            driver.attrib.pop(name, None)
+    for old in disk.findall("address"):
+        disk.remove(old)
+    if bus == "scsi":
+        disk.append(_address(root))
+
+
+def _address(root: ET.Element) -> ET.Element:
+    """The next free place at a virtio-scsi controller, which is made where there is none."""
+    devices = root.find("devices")
+    assert devices is not None  # noqa: S101 - the disk is in it
+    known = devices.findall("controller[@type='scsi']")
+    found = next((one.get("index", "0") for one in known if one.get("model") == "virtio-scsi"), None)
+    if found is None:
+        found = str(max([int(one.get("index", "0")) for one in known], default=-1) + 1)
+        ET.SubElement(devices, "controller", {"type": "scsi", "index": found, "model": "virtio-scsi"})
+    used = {one.get("unit") for one in devices.findall(f"disk/address[@type='drive'][@controller='{found}']")}
+    unit = next(str(number) for number in range(1 << 14) if str(number) not in used)
+    return ET.Element(
+        "address", {"type": "drive", "controller": found, "bus": "0", "target": "0", "unit": unit}
+    )  # fmt: skip
 
 
 def _make_threads(root: ET.Element, wanted: str) -> None:

@@ -1,5 +1,6 @@
 """A guest: its disks, and what Proxmox VE itself does with them, with a plan before anything happens."""
 
+from collections import defaultdict
 from decimal import Decimal, InvalidOperation
 from typing import Any
 from urllib.parse import urlencode
@@ -12,6 +13,10 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_safe
 
+from benchmarks import advice
+from benchmarks import selectors as benchmarks
+from benchmarks.figures import figure
+from benchmarks.models import BenchmarkKind
 from images import selectors
 from images.models import Image, ImageUse
 from images.rewrite.neighbours import ancestors
@@ -87,7 +92,23 @@ def _restore(guest: Guest, kind: JobKind) -> str:
     """The query by which the form asks for what the last change of a disk's settings found there; empty without."""
     jobs = Job.objects.filter(kind=SetDisk.name, target_kind="guest", target_id=guest.pk, state=Job.State.SUCCEEDED)
     last = jobs.order_by("pk").last() if kind.name == SetDisk.name else None
-    return "" if last is None else urlencode({"disk": last.options["disk"], **restore_options(last.result or {})})
+    found = (last.result or {}) if last is not None else {}
+    return urlencode({"disk": found["disk"], **restore_options(found)}) if found else ""
+
+
+def _measured(guest: Guest, target: str) -> dict[str, Any]:
+    """What was measured of cache and io on the pool of a disk; of the first disk where none is chosen."""
+    disks = [disk for disk in _own_disks(guest) if disk.target == target] or _own_disks(guest)
+    pool = StoragePool.objects.filter(images__uses__disk__in=[disk.pk for disk in disks[:1]]).first()
+    run = None if pool is None else benchmarks.last_of(BenchmarkKind.MODES, pool.pk)
+    if pool is None or run is None:
+        return {"pool": pool}
+    by_setting = defaultdict[str, dict[str, str]](dict)
+    rows = benchmarks.results_of(run)
+    for row in rows:
+        by_setting[row.name][row.metric] = figure(row)
+    sentences = [one.sentence for one in advice.of(run.kind, rows, pool.name) if one.measurable]
+    return {"pool": pool, "run": run, "rows": by_setting.items(), "sentences": sentences}
 
 
 def _copied(guest: Guest) -> dict[str, int]:
@@ -234,5 +255,6 @@ def _context(
         "confirm_name": shown.name if kind.no_way_back else "",
         "settings": [(name, values.items(), given.get(name, "")) for name, values in VALUES.items()],
         "restore": _restore(shown, kind), "mendable": MENDABLE,
+        "measured": _measured(shown, given.get("disk", "")) if kind.name == SetDisk.name else {},
         "pools": StoragePool.objects.filter(host=shown.host_id).order_by("name"),
     }  # fmt: skip
