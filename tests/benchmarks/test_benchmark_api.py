@@ -146,7 +146,7 @@ def test_profiles_tell_the_cost_before_the_start(viewer: APIClient, pool: Storag
     pool.host.capabilities["tools"] = {"fio": False}
     pool.host.save()
     told = {(one["kind"], one["quick"]): one for one in get(viewer, f"profiles/?pool={pool.pk}")["results"]}
-    assert len(told) == 14
+    assert len(told) == 16
     quick = told["preallocation", True]
     assert quick["available"]
     assert set(quick["cost"]) == {"bytes_written", "scratch_bytes", "seconds_about"}
