@@ -16,6 +16,8 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 #: What is assumed of a pool on which nothing was measured yet, in bytes a second and operations a second.
 ASSUMED_RATE = 200 * MIB
 ASSUMED_IOPS = 10_000
+#: Writes a second of which each is on the disk before the next one is begun.
+ASSUMED_SYNCS = 500
 
 _PREALLOCATIONS = ("off", "metadata", "falloc", "full")
 _LAYOUTS = ("raw", "qcow2", "raw+qcow2", "qcow2+qcow2")
@@ -101,6 +103,15 @@ def _bonnie(size: Sizing) -> Iterator[Step]:
     }  # fmt: skip
     # Written, rewritten, and a tenth of the seeks write.
     yield Step(fields, data + (files * MIB if files else 0), 2 * data, 4 * data / size.rate)
+    if not size.quick:
+        # As databases write: each block, and each file that is made, is on the disk before the next one is begun.
+        data = min(data, 64 * MIB)
+        fields = {
+            "size_bytes": data, "memory_bytes": data // 2, "files": 1, "fast": True, "unbuffered": True,
+            "setting": {"size": short(data), "unbuffered": "on"},
+        }  # fmt: skip
+        syncs = 2 * data // (8 * KIB) + 2 * 1024
+        yield Step(fields, data + MIB, 2 * data, 4 * data / size.rate + syncs / ASSUMED_SYNCS)
 
 
 def _fio(size: Sizing) -> Iterator[Step]:

@@ -46,8 +46,9 @@ def test_chains_go_to_ten_and_both_compressions_are_there(pool: StoragePool) -> 
 def test_a_thorough_dd_and_bonnie_exceed_the_hosts_memory(pool: StoragePool) -> None:
     buffered = [step for step in profiles.build(pool, "dd", quick=False).steps if step["sync"] == "fdatasync"]
     assert {step["block_bytes"] * step["count"] for step in buffered} == {16 * GIB}
-    (bonnie,) = profiles.build(pool, "bonnie", quick=False).steps
+    bonnie, synced = profiles.build(pool, "bonnie", quick=False).steps
     assert (bonnie["size_bytes"], bonnie["memory_bytes"]) == (16 * GIB, 8 * GIB)
+    assert (synced["unbuffered"], synced["size_bytes"], bonnie["unbuffered"]) == (True, 64 * MIB, False)
     assert profiles.build(pool, "bonnie", quick=False).warnings == ()
     (warning,) = profiles.build(pool, "bonnie").warnings
     assert "less than twice the memory of the host" in warning
@@ -57,7 +58,7 @@ def test_a_thorough_dd_and_bonnie_exceed_the_hosts_memory(pool: StoragePool) -> 
 def test_a_thorough_bonnie_does_not_warn_of_its_own_rounding(pool: StoragePool, odd: int) -> None:
     pool.host.capabilities["memory_bytes"] = 8 * GIB + odd
     profile = profiles.build(pool, "bonnie", quick=False)
-    (step,) = profile.steps
+    step = profile.steps[0]
     assert profile.warnings == ()
     assert step["size_bytes"] % (2 * MIB) == 0
     assert 0 <= step["size_bytes"] - 2 * (8 * GIB + odd) < 2 * MIB
