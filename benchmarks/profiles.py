@@ -184,5 +184,6 @@ def rate_of(pool: StoragePool) -> int:
     if last is None:
         return ASSUMED_RATE
     metrics = ("seq_write_rate", "write_rate")
-    rates = [row.median for row in results.of(last) if row.metric in metrics and row.median]
+    rows = [row for row in results.of(last) if "unbuffered" not in row.setting]
+    rates = [row.median for row in rows if row.metric in metrics and row.median]
     return max(int(min(rates)), MIB) if rates else ASSUMED_RATE

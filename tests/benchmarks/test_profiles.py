@@ -103,6 +103,7 @@ def test_the_time_is_told_from_what_was_measured_there(pool: StoragePool) -> Non
     before = profiles.build(pool, "dd").cost
     run: Benchmark = BenchmarkFactory.create(pool=pool)
     Sample.objects.create(benchmark=run, metric="write_rate", unit="B/s", value=20 * MIB, setting={"a": "b"})
+    Sample.objects.create(benchmark=run, metric="seq_write_rate", unit="B/s", value=9, setting={"unbuffered": "on"})
     assert profiles.build(pool, "dd").cost.seconds_about == pytest.approx(10 * before.seconds_about, rel=0.1)
 
 
