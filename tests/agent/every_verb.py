@@ -146,7 +146,9 @@ def request(how: str, path: bytes, pool: Path, form: str) -> tuple[str, dict[str
         return how, _names_request(how, path, pool)
     status = os.stat(path, follow_symlinks=False)
     if how in READS:
-        return "analyze", {**place, "format": form, "dev": status.st_dev, "inode": status.st_ino, **READS[how]}
+        image = {**place, "format": form, "dev": status.st_dev, "inode": status.st_ino}
+        # As if it were its own base: its tables are looked through from both sides.
+        return "analyze", {**image, **({"base": image} if form in {"raw", "qcow2"} else {}), **READS[how]}
     verb, own = REWRITES[how]
     if verb == "convert":
         form_of_target = "raw" if form == "qcow2" else "qcow2"

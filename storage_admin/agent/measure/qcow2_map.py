@@ -85,7 +85,7 @@ class Map:
         #: Tables that anything is found through: their place, the number of the first cluster, what is in them.
         self._tables, self._firsts = array("Q"), array("Q")
         self._data_counts, self._packed_counts = array("I"), array("I")
-        self._places: dict[int, int] | None = None
+        self._places: array[int] | None = None
         self._at_hand = -1, b""
 
     def count(self, deadline: float | None = None) -> Counts:
@@ -101,8 +101,6 @@ class Map:
         totals = [0] * 7
         entries = self.cluster_size // (16 if self._extended else 8)
         for read, (place, offset) in enumerate(self._l2_offsets(), 1):
-            if read * self.cluster_size > self._file_size:
-                raise RefusedError("dirty_or_corrupt", "the L2 tables take more than the whole file; check the image")
             table = self._count_table(os.pread(self._fd, self.cluster_size, offset))
             totals = [total + more for total, more in zip(totals, astuple(table))]
             if table.data or table.compressed:
@@ -153,7 +151,9 @@ class Map:
         piece = self.cluster_size // (32 if self._extended else 1)
         start = end = 0
         for table, offset in self._l2_offsets():
-            for number in self._covered_pieces(big_endian(os.pread(self._fd, self.cluster_size, offset))):
+            raw = os.pread(self._fd, self.cluster_size, offset)
+            self._check()
+            for number in self._covered_pieces(big_endian(raw)) if raw.strip(b"\0") else ():
                 at = (table * entries * self.cluster_size) + number * piece
                 if at != end:
                     if end > start:
@@ -191,10 +191,12 @@ class Map:
     def _table(self, number: int) -> bytes:
         """An L2 table by its number in the L1 table; empty where there is none. The last one is at hand."""
         if self._places is None:
-            self._places = dict(self._l2_offsets())
+            self._places = array("Q", bytes(8 * self._header.l1_size))
+            for known, offset in self._l2_offsets():
+                self._places[known] = offset
         if self._at_hand[0] != number:
-            place = self._places.get(number)
-            self._at_hand = number, b"" if place is None else os.pread(self._fd, self.cluster_size, place)
+            place = self._places[number] if number < len(self._places) else 0
+            self._at_hand = number, os.pread(self._fd, self.cluster_size, place) if place else b""
         return self._at_hand[1]
 
     def _count_table(self, raw: bytes) -> Counts:
@@ -270,6 +272,7 @@ class Map:
 
     def _l2_offsets(self) -> Iterator[tuple[int, int]]:
         """Number in the L1 table, and place in the file."""
+        tables = 0
         for start in range(0, self._header.l1_size, _L1_CHUNK):
             length = min(_L1_CHUNK, self._header.l1_size - start) * 8
             table = os.pread(self._fd, length, self._header.l1_offset + start * 8)
@@ -278,6 +281,10 @@ class Map:
                     offset = entry & _OFFSET
                     if offset % self.cluster_size or not offset or offset >= self._file_size:
                         raise RefusedError("dirty_or_corrupt", "an L2 table is outside the file; check the image")
+                    tables += 1
+                    if tables * self.cluster_size > self._file_size:
+                        why = "the L2 tables take more than the whole file; check the image"
+                        raise RefusedError("dirty_or_corrupt", why)
                     yield number, offset
             self._check()
 
