@@ -213,7 +213,8 @@ def guest_job(request: PageRequest, guest_id: int, kind_name: str) -> HttpRespon
             if not confirmed:
                 sentence = _("Type the guest's name to confirm.")
                 error = InvalidError(sentence, {"confirm_name": sentence})
-        if options.keys() >= set(kind.options_schema.get("required", ())):
+        # The form names a disk, also where the job would choose one.
+        if options.keys() >= {*kind.options_schema.get("required", ()), *({"disk"} & kind.properties.keys())}:
             plan = services.plan(request.actor, kind_name, shown.pk, options)
     except InvalidError as invalid:
         error = invalid
