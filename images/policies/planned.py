@@ -85,7 +85,7 @@ def _plan(rules: Rules, candidate: Candidate, images: dict[int, Image]) -> Plan 
     if not rules.on_images:
         kind = kinds.get(rules.kind)
         try:
-            return kind.plan(rules.actor, candidate.id, kind.clean(rules.options))
+            return kind.plan(rules.actor, candidate.id, kind.clean(choosing.options_for(rules, candidate.id)))
         except NotFoundError:
             return None
     image = images.get(candidate.id)

@@ -357,8 +357,7 @@ def _choose_others(rules: Rules, now: datetime, hosts: frozenset[int] | None) ->
     """For kinds that work on pools, or guests: the one that was not done for longest comes first."""
     choice, target = Choice(), rules.target_kind
     last, held = history.last_jobs(rules.kind, target), history.at_work(rules.kind, target)
-    uses = ImageUse.objects.filter(disk__only_in="", disk__device="disk").order_by()
-    depths = dict(uses.values_list("disk__guest").annotate(Max("image__chain_depth")))
+    depths = dict(_own_disks(rules).values_list("disk__guest").annotate(Max("image__chain_depth")))
     kept: list[tuple[float, StoragePool | Guest]] = []
     for one, code in _others(rules):
         if code:
@@ -377,6 +376,20 @@ def _choose_others(rules: Rules, now: datetime, hosts: frozenset[int] | None) ->
     kept.sort(key=lambda pair: pair[0])
     choice.chosen = [Candidate(one.pk, one.host_id, _pool_id(one), one.name, None) for _done, one in kept]
     return choice
+
+
+def _own_disks(rules: Rules) -> QuerySet[ImageUse]:
+    """The images of guests' own disks in the policy's pools."""
+    uses = ImageUse.objects.filter(disk__only_in="", disk__device="disk").order_by()
+    return uses.filter(image__pool__in=rules.pools) if rules.pools else uses
+
+
+def options_for(rules: Rules, target_id: int) -> dict[str, Any]:
+    """The options of the job on a target: a flatten is of the guest's longest chain in the policy's pools."""
+    if rules.kind != "live_flatten":
+        return rules.options
+    longest = _own_disks(rules).filter(disk__guest=target_id).order_by("-image__chain_depth", "disk__target").first()
+    return rules.options | {"disk": longest.disk.target if longest is not None else ""}
 
 
 def _of_guest(rules: Rules, guest: Guest, now: datetime, depths: Mapping[int, int]) -> tuple[Any, ...] | None:

@@ -209,7 +209,8 @@ def _submitted(run: PolicyRun, rules: Rules, pick: PolicyPick, found: Planned) -
         mine = PolicyPick.objects.filter(pk=pick.pk, state=PolicyPick.State.CHOSEN)
         if mine.update(state=PolicyPick.State.SUBMITTED, code="", reason="") != 1:
             return 0
-        job = services.submit(rules.actor, rules.kind, found.candidate.id, rules.options, by_hand=False, look=False)
+        options = choosing.options_for(rules, found.candidate.id)
+        job = services.submit(rules.actor, rules.kind, found.candidate.id, options, by_hand=False, look=False)
         automation.begin_before(job, run.ends - timedelta(minutes=rules.quiet_minutes))
         predicted = pick.predicted_bytes if found.won_bytes is None else found.won_bytes
         PolicyPick.objects.filter(pk=pick.pk).update(job=job, predicted_bytes=predicted)

@@ -119,7 +119,10 @@ class Resolver:
         self.world = world
         present = [row for row in self.rows.values() if not row.missing and not row.gone]
         self._by_path = {row.path_key: row.id for row in present}
-        self._by_inode = {row.inode: row.id for row in reversed(present)}
+        # What was seen comes before what stands there as last seen, and of that the first.
+        self._by_inode = {
+            row.inode: row.id for unseen in (True, False) for row in reversed(present) if row.unseen is unseen
+        }
         self._same_inode: dict[str, list[int]] = defaultdict(list)
         for row in present:
             self._same_inode[row.inode].append(row.id)
@@ -322,11 +325,12 @@ class Resolver:
         """The images that stand right on its file, by whatever name of that.
 
         Args:
-            twins: only where the file has the same name, as in a folder that is registered twice.
+            twins: only where the file has the same name, as in a folder that is registered twice; there also as last
+                seen, because a merge into the file asks for them.
         """
         there = not row.missing and not row.gone
         names = self._same_inode[row.inode] if there else [row.id]  # else its inode may be another file's by now
-        names = [one for one in names if one == row.id or not self.rows[one].unseen]
+        names = [one for one in names if one == row.id or twins or not self.rows[one].unseen]
         names = [one for one in names if not twins or self.rows[one].name == row.name]
         return [self.rows[overlay] for row_id in names for overlay in self.answers[row_id].overlays]
 

@@ -81,7 +81,8 @@ def _images(guests: list[Guest]) -> _Images:
     places = {(guest.host_id, _key(path)) for guest in guests for one in guest.snapshots for path in _files(one)}
     by_place = {(row.host_id, row.path_key): row for row in rows.filter(path_key__in=[key for _, key in places])}
     above = defaultdict[int, list[Image]](list)
-    for row in rows.filter(backing__in=list(by_id)):
+    states = {*by_id, *(row.backing_id for row in by_place.values())}
+    for row in rows.filter(backing__in=states - {None}):
         above[row.backing_id or 0].append(row)
     return _Images(by_id, by_place, above)
 
@@ -115,9 +116,11 @@ def _kept(guest: Guest, images: _Images) -> Iterator[Kept]:
         inside = own.pop(name, [])
         internal = inside or by == "libvirt" or any(disk.volume.endswith(".qcow2") for disk in guest.disks.all())
         kind = EXTERNAL if one["external"] or files else INTERNAL if internal else STORAGE
-        tops = files if by == "libvirt" else [_only(images.above[image.pk]) for image in files if image is not None]
+        states = [None if image is None else image.backing_id if by == "libvirt" else image.pk for image in files]
+        tops = [None if state is None else _only(images.above[state]) for state in states]
         yield Kept(
-            guest, name, since_1970(created), kind, by, *_held([*inside, *map(_below, tops)]),
+            guest, name, since_1970(created), kind, by,
+            *_held([*inside, *(_below(top, since_1970(created)) for top in tops)]),
             _sum([None if image is None else image.allocated_size for image in files]),
         )  # fmt: skip
     for name, inside in own.items():
@@ -129,9 +132,9 @@ def _only(images: list[Image]) -> Image | None:
     return images[0] if len(images) == 1 else None
 
 
-def _below(top: Image | None) -> _Part:
-    """What the image right below another one holds that is hidden by that."""
-    if top is None:
+def _below(top: Image | None, created: datetime | None) -> _Part:
+    """What the image right below another one holds that is hidden by that, if that was measured since."""
+    if top is None or top.analyzed_at is None or (created is not None and top.analyzed_at < created):
         return _Part(None, None, None)
     basis = (top.estimate or {}).get("basis") or {}
     return _Part(None, basis.get("hidden_bytes"), top.analyzed_at)

@@ -173,6 +173,16 @@ def test_modes_are_those_that_qemu_is_asked_for_and_all_work_on_one_file(pool: P
     assert result["scratch_bytes_at_most"] < 17 * MIB
 
 
+def test_cached_modes_go_through_the_cache_also_where_it_cannot_be_dropped(
+    pool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage_admin.agent.bench.caches.drop", lambda *_: False)
+    io, result = measured(pool, "modes", MODES[2:3])
+    assert result["caches"] == "not dropped"
+    assert all("direct I/O" not in note["text"] for note in io.all("note"))
+    assert "writeback" in next(command["argv"] for command in io.all("command") if "bench" in command["argv"])
+
+
 def test_a_way_that_the_host_cannot_go_is_left_out_with_a_note(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Guest.probe
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,58 @@ def test_of_a_base_cluster_that_is_covered_in_part_all_is_still_read(tmp_path: P
     assert hidden(overlay, base, "qcow2")["hidden_bytes"] == 0  # of 0 to 2M and of 2M to 4M a rest is read
     subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 64k", overlay], check=True, capture_output=True)
     assert hidden(overlay, base, "qcow2")["hidden_bytes"] == 2 * MIB
+
+
+def test_holes_of_the_base_are_nothing_that_is_hidden(tmp_path: Path) -> None:
+    base, overlay = tmp_path / "base.qcow2", tmp_path / "top.qcow2"
+    create(base, "qcow2", "preallocation=metadata", "64M")
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 4M", base], check=True, capture_output=True)
+    create(overlay, "qcow2", "", "", "-b", base, "-F", "qcow2")
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 8M 32M", overlay], check=True, capture_output=True)
+    assert hidden(overlay, base, "qcow2")["hidden_bytes"] < MIB // 4
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 2M", overlay], check=True, capture_output=True)
+    assert 2 * MIB <= hidden(overlay, base, "qcow2")["hidden_bytes"] < 2 * MIB + MIB // 4
+
+
+def test_the_last_cluster_counts_that_the_virtual_size_cuts(tmp_path: Path) -> None:
+    base, overlay = tmp_path / "base.qcow2", tmp_path / "top.qcow2"
+    create(base, "qcow2", "cluster_size=2M", "5M")
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 5M", base], check=True, capture_output=True)
+    create(overlay, "qcow2", "", "", "-b", base, "-F", "qcow2")
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 5M", overlay], check=True, capture_output=True)
+    assert hidden(overlay, base, "qcow2")["hidden_bytes"] >= 5 * MIB
+
+
+@pytest.mark.parametrize("whose", ["base", "top"])
+def test_what_internal_snapshots_hold_on_to_is_not_told(tmp_path: Path, whose: str) -> None:
+    base, overlay = tmp_path / "base.qcow2", tmp_path / "top.qcow2"
+    create(base, "qcow2", "", "8M")
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 4M", base], check=True, capture_output=True)
+    create(overlay, "qcow2", "", "", "-b", base, "-F", "qcow2")
+    qemu_img("snapshot", "-c", "one", tmp_path / f"{whose}.qcow2")
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 4M", overlay], check=True, capture_output=True)
+    found = hidden(overlay, base, "qcow2")
+    assert found["hidden_bytes"] is None
+    assert "internal snapshots" in found["hidden_reason"]
+
+
+def test_tables_that_all_are_one_end_with_the_sample_and_tell_no_more_than_there_is(tmp_path: Path) -> None:
+    base, overlay = tmp_path / "base.qcow2", tmp_path / "top.qcow2"
+    for path in (base, overlay):
+        create(path, "qcow2", "cluster_size=4k", "32G")
+        subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 2M", path], check=True, capture_output=True)
+        with path.open("r+b") as file:  # every L1 entry names the first table
+            head = file.read(48)
+            size, offset = int.from_bytes(head[36:40], "big"), int.from_bytes(head[40:48], "big")
+            file.seek(offset)
+            entry = file.read(8)
+            file.seek(offset)
+            file.write(entry * size)
+            file.truncate(1 << 36)
+    began = time.monotonic()
+    found = hidden(overlay, base, "qcow2")
+    assert time.monotonic() - began < 20  # half a second of it, on a machine that does nothing else
+    assert found["hidden_bytes"] is None or found["hidden_bytes"] <= allocated(base)
 
 
 def test_what_cannot_be_told_is_not_guessed_and_the_estimate_stands(tmp_path: Path) -> None:

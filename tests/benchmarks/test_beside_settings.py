@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from storage_admin.hosts.models import StoragePool
 from tests.benchmarks.factories import BenchmarkFactory, SampleFactory
-from tests.factories import ImageFactory, ImageUseFactory, StoragePoolFactory
+from tests.factories import GuestFactory, ImageFactory, ImageUseFactory, StoragePoolFactory
 from tests.working import client_as
 
 pytestmark = pytest.mark.django_db
@@ -22,6 +22,15 @@ def measured(pool: StoragePool, value: float, **more: object) -> None:
                     benchmark=run, setting={"cache": cache, "io": io}, metric=metric, unit="1/s",
                     value=value * factor + repetition, repetition=repetition,
                 )  # fmt: skip
+
+
+def test_figures_of_another_hosts_pool_are_not_shown() -> None:
+    disk = ImageUseFactory.create(image=ImageFactory.create(), disk__guest=GuestFactory.create()).disk
+    measured(disk.use.image.pool, 9000)
+    assert disk.guest.host != disk.use.image.host
+    page = client_as(role="viewer", hosts=[disk.guest.host.slug]).get(f"/guests/{disk.guest_id}/set-disk/")
+    assert page.status_code == 200
+    assert "9,002" not in page.content.decode()
 
 
 def test_the_newest_run_of_the_disks_own_pool_is_shown_and_what_it_advises() -> None:

@@ -1,5 +1,6 @@
 """How a disk is driven, changed in the definition of a real libvirt's guest, and restored."""
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
 from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.harness.libvirtd import URI
 from tests.live.chains import done
 from tests.live.conftest import scanned
 from tests.working import OPERATOR, client_as, create, scan, this_machine
@@ -98,6 +100,49 @@ def test_a_disk_goes_to_another_bus_and_back_while_its_guest_is_off(
     changed(row, **restore_options(result), disk="sda")
     assert buses(guest) == {"vda": "virtio", "vdb": "virtio"}
     subprocess.run(["qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0x61 3M 2M", image], check=True, capture_output=True)
+
+
+def booting(domains: Domains, folder: Path, *disks: Disk, machine: str = "q35") -> "libvirt.virDomain":
+    """A domain that boots from its first disk, the first one at its bus called a."""
+    xml = domains.define(disks, machine=machine).XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
+    xml = re.sub(r"<(kernel|initrd|cmdline)>.*?</\1>", "", xml, flags=re.DOTALL)
+    xml = xml.replace("</os>", "<boot dev='hd'/></os>").replace("dev='sdb'", "dev='sda'")
+    domain = libvirt.open(URI).defineXML(xml)
+    scan(this_machine(folder))
+    return domain
+
+
+def test_a_guest_keeps_the_disk_that_it_boots_from(domains: Domains, shared_folder: Path) -> None:
+    system, data = create(shared_folder / "system.qcow2"), create(shared_folder / "data.qcow2")
+    domain = booting(domains, shared_folder, Disk(system), Disk(data, bus="sata"))
+    row = Guest.objects.get(uid=domain.UUIDString())
+    # It would be sdb then, and so come behind the other one.
+    assert [one.code for one in plan(row, disk="vda", bus="sata").refusals] == ["invalid"]
+    assert plan(row, disk="vda", bus="scsi").refusals == ()
+    assert plan(row, disk="sda", bus="virtio").refusals == ()
+    xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE).replace("<boot dev='hd'/>", "")
+    domain.connect().defineXML(re.sub(r"(<target dev='vda' bus='virtio'/>)", r"\1<boot order='1'/>", xml))
+    assert plan(row, disk="vda", bus="sata").refusals == ()
+
+
+def test_a_disk_goes_back_to_an_old_bus(domains: Domains, shared_folder: Path) -> None:
+    domain = booting(domains, shared_folder, Disk(create(shared_folder / "old.qcow2"), bus="ide"), machine="pc")
+    row = Guest.objects.get(uid=domain.UUIDString())
+    result = changed(row, disk="sda", bus="virtio").result or {}
+    assert result["disk"] == "vda"
+    changed(row, **restore_options(result), disk="vda")
+    target = ET.fromstring(domain.XMLDesc()).find("devices/disk/target")
+    assert target is not None
+    assert target.attrib == {"dev": "hda", "bus": "ide"}
+
+
+def test_what_only_virtio_knows_goes_with_it(domains: Domains, shared_folder: Path) -> None:
+    driver = "queues='2' ioeventfd='on' event_idx='on'"
+    domain = domains.define([Disk(create(shared_folder / "disk.qcow2"), driver=driver)])
+    scan(this_machine(shared_folder))
+    row = Guest.objects.get(uid=domain.UUIDString())
+    result = changed(row, bus="sata").result or {}
+    assert changed(row, disk=result["disk"], bus="virtio").state == "succeeded"
 
 
 def test_a_disk_that_snapshots_know_by_its_name_keeps_its_bus(domains: Domains, shared_folder: Path) -> None:

@@ -180,6 +180,14 @@ def test_an_inode_of_a_folder_that_is_gone_is_a_doubt_and_no_overlay() -> None:
     assert (answers[1].orphan, answers[1].overlays_count) == (False, 1)
 
 
+def test_an_overlay_of_the_same_name_by_a_mount_that_is_off_counts_and_the_file_that_is_there_is_its_base() -> None:
+    away = row(1, unseen=True, name="base.qcow2")
+    answers = resolve(away, row(2, 1, unseen=True), row(7, inode="1:1", name="base.qcow2"), row(8, 7))
+    assert (answers[7].orphan, answers[7].overlays_count) == (False, 2)
+    by_a_link = row(9, backing_file="link/base.qcow2", backing_key="elsewhere", backing_found="1:1")
+    assert resolve(away, row(7, inode="1:1"), by_a_link)[9].backing_id == 7
+
+
 def test_an_overlay_in_a_folder_that_is_gone_still_needs_the_base_that_it_names() -> None:
     answers = resolve(row(1), row(2, 1, unseen=True))
     assert (answers[1].orphan, answers[1].overlays_count) == (False, 1)

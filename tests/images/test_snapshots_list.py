@@ -122,8 +122,13 @@ def test_of_files_it_is_what_the_image_above_hides_of_the_state() -> None:
     assert [(one.by, one.held_bytes, one.held_at) for one in kept()] == [
         ("libvirt", 300, NOW), ("proxmox", 300, NOW),
     ]  # fmt: skip
-    ImageFactory.create(pool=node, path="/srv/clone.qcow2", backing=layer, **hides)  # reads the state as well
-    assert [one.held_bytes for one in kept()] == [300, None]
+    old = Image.objects.filter(backing=base)
+    old.update(analyzed_at=NOW - timedelta(days=4))  # before the snapshot was made
+    assert [one.held_bytes for one in kept()] == [None, 300]
+    old.update(analyzed_at=NOW)
+    for state in (base, layer):  # reads the state as well
+        ImageFactory.create(pool=state.pool, path=f"{state.path}.clone", backing=state, **hides)
+    assert [one.held_bytes for one in kept()] == [None, None]
 
 
 @pytest.mark.qemu

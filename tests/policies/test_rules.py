@@ -9,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from images.models import Image, Policy
-from images.policies.rules import Choice, choose, not_meant, others_not_meant
+from images.policies.rules import Choice, choose, not_meant, options_for, others_not_meant
 from images.policies.shape import Rules
 from storage_admin.agent.measure.prediction import impossible
 from storage_admin.jobs.models import Job
@@ -365,6 +365,16 @@ def test_live_flattening_is_for_libvirts_guests_that_run_with_a_chain() -> None:
     assert {(skip.label, skip.code) for skip in look(policy).skips} == {
         ("flat", "chain_too_short"), ("off", "guest_off"),
     }  # fmt: skip
+    policy.min_chain_depth = 4
+    assert chosen(policy) == []
+    deeper = ImageUseFactory.create(
+        image=ImageFactory.create(pool=StoragePoolFactory.create(host=top.host), chain_depth=5), disk__guest=runs,
+        disk__target="vdz",
+    )  # fmt: skip
+    assert options_for(Rules.of(policy), runs.pk)["disk"] == "vdz"
+    policy.pools, policy.min_chain_depth = [top.pool_id], 2
+    assert [one.id for one in look(policy).chosen] == [runs.pk]
+    assert options_for(Rules.of(policy), runs.pk)["disk"] != deeper.disk.target
     policy.min_chain_depth = 4
     assert chosen(policy) == []
     # What only a snapshot names is not what the guest stands on.

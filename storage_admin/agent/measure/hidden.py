@@ -6,7 +6,9 @@ read, of both images, and of a raw base which stretches are data.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from functools import partial
 
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.formats.facts import Reader
@@ -23,7 +25,8 @@ def hidden_basis(
 ) -> Fields:
     """Bytes of the base that nobody reads through the overlay.
 
-    A cluster of the base counts where the overlay covers all of it, with data or zeros of its own.
+    A cluster of the base counts, as far as it is no hole, where the overlay covers all of it, with data or zeros of its
+    own. Internal snapshots hold on to what is hidden: then it is not known.
 
     Args:
         overlay: a qcow2 image.
@@ -36,12 +39,19 @@ def hidden_basis(
         ``hidden_bytes``, ``None`` with a ``hidden_reason`` where it is not known.
     """
     try:
-        above = Map(overlay.fd, overlay.file_size, parse_header(overlay), check)
+        header = parse_header(overlay)
+        above = Map(overlay.fd, overlay.file_size, header, check, deadline)
+        data, allocated = DataMap(base.fd, base.file_size, check), os.fstat(base.fd).st_blocks * 512
         if base_format == "raw":
-            stored = DataMap(base.fd, base.file_size, check).bytes_in
+            stored = data.bytes_in
         else:
-            stored = Map(base.fd, base.file_size, parse_header(base), check).bytes_in
-        return {"hidden_bytes": sum(stored(*run) for run in above.covered(deadline))}
+            below = parse_header(base)
+            if below.snapshots_count:
+                return {"hidden_bytes": None, "hidden_reason": "the image below it has internal snapshots"}
+            stored = partial(Map(base.fd, base.file_size, below, check, deadline).bytes_in, data)
+        if header.snapshots_count:
+            return {"hidden_bytes": None, "hidden_reason": "its internal snapshots read the image below it as well"}
+        return {"hidden_bytes": min(sum(stored(*run) for run in above.covered()), allocated)}
     except (UnreadableError, RefusedError, HostError) as error:
         return {"hidden_bytes": None, "hidden_reason": getattr(error, "detail", str(error))}
     except OSError as error:

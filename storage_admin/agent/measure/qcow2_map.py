@@ -10,10 +10,11 @@ import struct
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 
 from storage_admin.agent.formats.qcow2 import EXTENDED_L2, Header
+from storage_admin.agent.measure.file_data import DataMap
 from storage_admin.agent.protocol import HostError, RefusedError
 
 _OFFSET = 0x00FFFFFFFFFFFE00
@@ -73,13 +74,16 @@ class Map:
         file_size: in bytes.
         header: parsed and found within its bounds.
         check: called now and then; raises to stop.
+        deadline: on the monotonic clock, for :meth:`covered` and :meth:`bytes_in`.
     """
 
-    def __init__(self, fd: int, file_size: int, header: Header, check: Callable[[], None]) -> None:
+    def __init__(
+        self, fd: int, file_size: int, header: Header, check: Callable[[], None], deadline: float | None = None
+    ) -> None:
         self._fd = fd
         self._file_size = file_size
         self._header = header
-        self._check = check
+        self._check, self._deadline = check, deadline
         self.cluster_size = 1 << header.cluster_bits
         self._extended = bool(header.incompatible & EXTENDED_L2)
         #: Tables that anything is found through: their place, the number of the first cluster, what is in them.
@@ -138,32 +142,37 @@ class Map:
                 return False
         return True
 
-    def covered(self, deadline: float | None = None) -> Iterator[tuple[int, int]]:
+    def covered(self) -> Iterator[tuple[int, int]]:
         """Start and length of each stretch of the guest's bytes that the image has by itself, as data or as zeros.
 
-        Args:
-            deadline: as of :meth:`count`.
-
         Raises:
-            RefusedError, HostError: as :meth:`count`.
+            RefusedError, HostError: as :meth:`count`, by the map's own deadline.
         """
         entries = self.cluster_size // (16 if self._extended else 8)
         piece = self.cluster_size // (32 if self._extended else 1)
         start = end = 0
         for table, offset in self._l2_offsets():
             raw = os.pread(self._fd, self.cluster_size, offset)
-            self._check()
-            for number in self._covered_pieces(big_endian(raw)) if raw.strip(b"\0") else ():
-                at = (table * entries * self.cluster_size) + number * piece
+            self._look()
+            first, whole = table * entries * self.cluster_size, not self._extended and raw[::8].count(0x80) == entries
+            if whole:  # data alone, as in most tables that are not empty
+                runs: Iterable[tuple[int, int]] = [(0, entries)]
+            else:
+                runs = ((number, 1) for number in self._covered_pieces(big_endian(raw))) if raw.strip(b"\0") else ()
+            for number, count in runs:
+                at = first + number * piece
                 if at != end:
                     if end > start:
                         yield start, end - start
                     start = at
-                end = at + piece
-            if deadline is not None and time.monotonic() > deadline:
-                raise HostError(_TOO_MANY)
+                end = at + count * piece
         if end > start:
             yield start, end - start
+
+    def _look(self) -> None:
+        self._check()
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise HostError(_TOO_MANY)
 
     def _covered_pieces(self, words: array[int]) -> Iterator[int]:
         """Numbers of the clusters of a table that are there, or of their 32 parts."""
@@ -174,22 +183,42 @@ class Map:
             parts = _SUBCLUSTERS if entry & _COMPRESSED else (bitmap | bitmap >> 32) & _SUBCLUSTERS
             yield from (cluster * 32 + part for part in range(32) if parts >> part & 1)
 
-    def bytes_in(self, start: int, length: int) -> int:
-        """What the file stores of the clusters that lie as a whole in a stretch of the guest's bytes."""
-        width = 16 if self._extended else 8
-        entries, found = self.cluster_size // width, 0
-        first, end = -(-start // self.cluster_size), (start + length) // self.cluster_size
+    def bytes_in(self, data: DataMap, start: int, length: int) -> int:
+        """What the file stores of the clusters that lie as a whole in a stretch of the guest's bytes.
+
+        Args:
+            data: of the file: a cluster may be a hole, or one in part.
+            start, length: of the stretch; the last cluster may go beyond the virtual size.
+
+        Raises:
+            RefusedError, HostError: as :meth:`count`, by the map's own deadline.
+        """
+        size, found = self.cluster_size, 0
+        entries = size // (16 if self._extended else 8)
+        first, end = -(-start // size), (start + length) // size
+        if start + length >= self._header.size:
+            end = max(end, -(-self._header.size // size))
         while first < end:
             table, index = divmod(first, entries)
             count = min(end - first, entries - index)
-            raw = self._table(table)[index * width : (index + count) * width]
-            counts = self._count_table(raw)
-            found += (counts.data + counts.zero_allocated) * self.cluster_size + counts.compressed_bytes
+            words = big_endian(self._table(table))
+            words = words[::2] if self._extended else words
+            at = held = 0
+            for entry in words[index : index + count]:
+                if entry & _COMPRESSED:
+                    found += self._compressed_bytes([entry])
+                elif place := entry & _OFFSET:
+                    if place != at + held:
+                        found += data.bytes_in(at, held)
+                        at, held = place, 0
+                    held += size
+            found += data.bytes_in(at, held)
             first += count
         return found
 
     def _table(self, number: int) -> bytes:
         """An L2 table by its number in the L1 table; empty where there is none. The last one is at hand."""
+        self._look()
         if self._places is None:
             self._places = array("Q", bytes(8 * self._header.l1_size))
             for known, offset in self._l2_offsets():

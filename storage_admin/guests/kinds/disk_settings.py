@@ -24,7 +24,9 @@ VALUES: dict[str, dict[str, Any]] = {
     "bus": {
         "virtio": _("The fastest, takes an I/O thread; Linux has its driver, Windows needs it installed."),
         "scsi": _("At a virtio-scsi controller: for many disks; the guest needs that driver."),
-        "sata": _("Any guest knows it; slow."),
+        "sata": _("Any guest of the last fifteen years knows it; slow."),
+        "ide": _("For very old guests, and a machine of the type pc alone; slow."),
+        "usb": _("For guests that know nothing else; the slowest."),
     },
     "cache": {
         "none": _("Bypasses the host's page cache: no data is kept twice, and live migration is safe."),
@@ -179,6 +181,12 @@ def _against(told: DiskSettings, options: dict[str, Any]) -> list[Refusal]:
     if after["bus"] != told.before["bus"]:
         if told.live is not None:
             found.append(Refusal("guest_running", gettext("The bus of a disk is changed while its guest is off.")))
+        if told.boots_another:
+            sentence = gettext(
+                "The guest would boot from another disk then. Give its disks a boot order of their own first (virsh "
+                "edit: boot order)."
+            )
+            found.append(Refusal(INVALID, sentence))
         if told.kept:
             sentence = gettext("Snapshots, or the guest's saved state, know the disk as {disk}: delete them first.")
             found.append(Refusal("in_snapshot_chain", sentence.format(disk=options["disk"])))

@@ -116,6 +116,7 @@ class DiskSettings:
         before, after: in the definition.
         live: in the running guest; ``None`` where it does not run.
         disk: what its target is called afterwards.
+        boots_another: whether the firmware would start from another disk then.
         kept: whether the domain has snapshots, or its memory is saved: these know the disk by its name.
         threads: the highest number of an I/O thread that a disk of the domain has.
     """
@@ -125,6 +126,7 @@ class DiskSettings:
     live: dict[str, str] | None
     disk: str
     kept: bool
+    boots_another: bool
     threads: int
 
     @property

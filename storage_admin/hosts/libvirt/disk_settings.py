@@ -20,9 +20,12 @@ from storage_admin.hosts.libvirt.disks import ContradictedError, parse
 #: Attributes of a disk's ``<driver>``.
 NAMES = ("cache", "io", "discard", "detect_zeroes", "iothread")
 #: How targets are called at each bus that a disk is moved to.
-PREFIXES = {"virtio": "vd", "scsi": "sd", "sata": "sd"}
-#: What only virtio knows of a driver.
-_OF_VIRTIO = ("iothread", "queues", "queue_size", "iommu", "ats", "packed", "page_per_vq")
+PREFIXES = {"virtio": "vd", "scsi": "sd", "sata": "sd", "usb": "sd", "ide": "hd"}
+#: What only virtio knows of a driver, and what it does not know of a disk.
+_OF_VIRTIO = (
+    "iothread", "queues", "queue_size", "iommu", "ats", "packed", "page_per_vq", "ioeventfd", "event_idx",
+)  # fmt: skip
+_NOT_OF_VIRTIO = ("wwn", "vendor", "product")
 
 
 def main(uri: str) -> None:
@@ -55,6 +58,7 @@ def _set(domain: Any, request: dict[str, Any]) -> dict[str, Any]:
             driver.set(name, value)
         else:
             driver.attrib.pop(name, None)
+    first = _first(root)
     if bus and bus != before["bus"]:
         _move(root, disk, driver, bus)
     name = _target(disk).get("dev", "")
@@ -68,7 +72,7 @@ def _set(domain: Any, request: dict[str, Any]) -> dict[str, Any]:
     return {
         "threads": max([int(one) for one in threads if one.isdecimal()], default=0),
         "before": before, "after": _read(disk), "live": live, "disk": name,
-        "kept": bool(domain.snapshotNum() or domain.hasManagedSaveImage()),
+        "kept": bool(domain.snapshotNum() or domain.hasManagedSaveImage()), "boots_another": _first(root) != first,
     }  # fmt: skip
 
 
@@ -95,6 +99,8 @@ def _target(disk: ET.Element) -> ET.Element:
 
 def _move(root: ET.Element, disk: ET.Element, driver: ET.Element, bus: str) -> None:
     """Gives a disk a free name at another bus, and an address there: libvirt's choice, or the next of virtio-scsi."""
+    if disk.get("device", "disk") != "disk":
+        raise ContradictedError("only disks get another bus, and this is none")
     target = _target(disk)
     taken = {_target(one).get("dev") for one in root.findall("devices/disk") if one is not disk}
     names = [PREFIXES[bus] + letter for letter in string.ascii_lowercase]
@@ -102,14 +108,44 @@ def _move(root: ET.Element, disk: ET.Element, driver: ET.Element, bus: str) -> N
     if free is None:
         raise ContradictedError(f"no name is free at the bus {bus}")
     target.attrib.update(dev=free, bus=bus)
-    target.attrib.pop("rotation_rate", None)
-    if bus != "virtio":
+    if bus == "virtio":
+        for name in ("rotation_rate", "removable"):
+            target.attrib.pop(name, None)
+        for element in [one for one in disk if one.tag in _NOT_OF_VIRTIO]:
+            disk.remove(element)
+    else:
+        disk.attrib.pop("model", None)
         for name in _OF_VIRTIO:
             driver.attrib.pop(name, None)
     for old in disk.findall("address"):
         disk.remove(old)
     if bus == "scsi":
         disk.append(_address(root))
+
+
+def _first(root: ET.Element) -> str | None:
+    """What the firmware boots first, as libvirt sorts disks (virDomainDiskInsert): by their names at each bus.
+
+    Returns:
+        ``None`` where devices have a boot order of their own.
+    """
+    if root.find("devices/*/boot") is not None:
+        return None
+    order: list[tuple[str, int, ET.Element]] = []
+    for disk in root.findall("devices/disk"):
+        bus, number = _target(disk).get("bus", ""), 0
+        for letter in _target(disk).get("dev", "")[2:]:
+            number = number * 26 + ord(letter) - ord("a") + 1
+        place = None
+        for at in range(len(order) - 1, -1, -1):
+            if order[at][0] == bus and order[at][1] > number:
+                place = at
+            elif order[at][0] == bus and place is None:
+                place = at + 1
+        order.insert(len(order) if place is None else place, (bus, number, disk))
+    first = next((disk for *_, disk in order if disk.get("device", "disk") == "disk"), None)
+    source = None if first is None else first.find("source")
+    return "" if source is None else str(sorted(source.attrib.items()))
 
 
 def _address(root: ET.Element) -> ET.Element:
@@ -121,7 +157,7 @@ def _address(root: ET.Element) -> ET.Element:
     if found is None:
         found = str(max([int(one.get("index", "0")) for one in known], default=-1) + 1)
         ET.SubElement(devices, "controller", {"type": "scsi", "index": found, "model": "virtio-scsi"})
-    used = {one.get("unit") for one in devices.findall(f"disk/address[@type='drive'][@controller='{found}']")}
+    used = {one.get("unit") for one in devices.findall(f"*/address[@type='drive'][@controller='{found}']")}
     unit = next(str(number) for number in range(1 << 14) if str(number) not in used)
     return ET.Element(
         "address", {"type": "drive", "controller": found, "bus": "0", "target": "0", "unit": unit}

@@ -99,7 +99,8 @@ def _restore(guest: Guest, kind: JobKind) -> str:
 def _measured(guest: Guest, target: str) -> dict[str, Any]:
     """What was measured of cache and io on the pool of a disk; of the first disk where none is chosen."""
     disks = [disk for disk in _own_disks(guest) if disk.target == target] or _own_disks(guest)
-    pool = StoragePool.objects.filter(images__uses__disk__in=[disk.pk for disk in disks[:1]]).first()
+    used = StoragePool.objects.filter(images__uses__disk__in=[disk.pk for disk in disks[:1]])
+    pool = used.filter(host=guest.host_id).first()  # that of another host may not exist for whoever asks
     run = None if pool is None else benchmarks.last_of(BenchmarkKind.MODES, pool.pk)
     if pool is None or run is None:
         return {"pool": pool}
