@@ -2,6 +2,7 @@
 
 import contextlib
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,12 +153,41 @@ def test_what_another_process_has_open_there_is_not_looked_at(far_server: Daemon
     with opened(far / "away.qcow2") as (pid, number):
         with answering_again(far_server):
             psutil.Process(far_server.pid).suspend()
-            assert special_mounts.Descriptors({here}).may_wait(pid, number)
-        assert not special_mounts.Descriptors({here, there}).may_wait(pid, number), (
+            assert special_mounts.Descriptors({here}, ()).may_wait(pid, number)
+        assert not special_mounts.Descriptors({here, there}, ()).may_wait(pid, number), (
             "its pool answers, and is read anyway"
         )
         with opened(near) as (other, local):
-            assert not special_mounts.Descriptors(()).may_wait(other, local)
+            assert not special_mounts.Descriptors((), ()).may_wait(other, local)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["detached", "in another namespace"])
+def test_what_is_open_through_a_mount_that_is_not_seen_here_holds_up_no_scan(
+    far_server: Daemon, near: Path, elsewhere: bool
+) -> None:
+    """`umount --lazy` leaves it to those that have files open there; a container's mounts are its own."""
+    far = near.parent.parent / "far"
+    host = this_machine(near.parent)
+    apart = ["unshare", "--mount", "--propagation", "private"] if elsewhere else []
+    user = subprocess.Popen([*apart, "tail", "-f", far / "away.qcow2"], stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{user.pid}/comm").read_text() != "tail\n" or not psutil.Process(user.pid).open_files():
+            assert time.monotonic() < deadline, "it has not opened the file"
+            time.sleep(0.05)
+        subprocess.run(["umount", "--lazy", far], check=True)
+        with near.open("rb"), answering_again(far_server):
+            psutil.Process(far_server.pid).suspend()
+            waits_for_nothing = threading.Timer(30, psutil.Process(far_server.pid).resume)
+            waits_for_nothing.start()
+            scan(host)
+            assert waits_for_nothing.is_alive(), "the scan went on when the server answered again"
+            waits_for_nothing.cancel()
+        assert image_at(near).in_use is True
+    finally:
+        psutil.Process(far_server.pid).resume()
+        user.kill()
+        user.wait()
 
 
 def test_what_is_mounted_there_is_not_looked_at_to_tell_where_an_image_is_mounted(

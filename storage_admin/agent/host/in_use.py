@@ -172,7 +172,8 @@ def holds(
     with contextlib.closing(Crew[list[tuple[int, int, str]]](1)) as crew:
         # The kernel stops all that lock files while it tells of the locks, and may wait for each of them to notice.
         crew.ask(lambda _is_wanted: list(_locks()))
-        strangers, complete = _strangers(files, Descriptors({*files, *(aliases or ())}), check)
+        inodes = frozenset(inode for some in files.values() for inode in some)
+        strangers, complete = _strangers(files, Descriptors({*files, *(aliases or ())}, inodes), check)
         locks = crew.take()
     for device, inode, why in locks:
         note(device, inode, why)

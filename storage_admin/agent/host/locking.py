@@ -272,7 +272,7 @@ def _stranger(files: frozenset[FileId], unseen: list[str]) -> str | None:
 
     A fellow agent that only reads, such as one that takes a sample, does no harm and suffers none.
     """
-    others = Descriptors({file.dev for file in files})
+    others = Descriptors({file.dev for file in files}, {file.inode for file in files})
     ours = {str(pid) for pid in (os.getpid(), *tools.running)}
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or entry in ours:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from storage_admin.agent.host.mounts import Mount, Mounts, is_quiet, mount_id, parse
+from storage_admin.agent.host.mounts import Mount, Mounts, is_quiet, mount_id, opened, parse
 from storage_admin.agent.protocol import RefusedError, display
 
 #: Seconds for a sign of life: a server that is up and busy answers sooner, one that starts again later.
@@ -124,25 +124,33 @@ class Descriptors:
 
     Args:
         devices: of the files that are looked for (``st_dev``): those are read anyway.
+        inodes: their numbers.
     """
 
-    def __init__(self, devices: Collection[int]) -> None:
-        self._devices = devices
+    def __init__(self, devices: Collection[int], inodes: Collection[int]) -> None:
+        self._devices, self._inodes = devices, inodes
         self._here = _namespace("self")
         self._known = {self._here: _waiting("self")}
 
     def may_wait(self, pid: str, descriptor: str) -> bool:
-        """Whether looking at a process's open file could take for ever: of its mount alone, and never of the file."""
-        if not self._known[self._here]:
-            return False
+        """Whether looking at a process's open file could take for ever: of its mount alone, and never of the file.
+
+        A mount that nobody sees any more (``umount --lazy``) may be one of those that do not answer. Of a file that was
+        reached through one the number decides whether it could be one that is looked for.
+        """
         namespace = _namespace(pid)
         if namespace not in self._known:
             self._known[namespace] = _waiting(pid)
         try:
-            device = self._known[namespace].get(mount_id(pid, descriptor))
+            mount, inode = opened(pid, descriptor)
         except OSError:
             return False  # closed meanwhile, or not ours to look into: as looking at it will tell
-        return device is not None and device not in self._devices
+        # Also here: an open file may have come from another process.
+        for place in (namespace, self._here):
+            if mount in self._known[place]:
+                device = self._known[place][mount]
+                return device is not None and device not in self._devices
+        return inode is not None and inode not in self._inodes
 
 
 def _namespace(pid: str) -> str:
@@ -152,11 +160,11 @@ def _namespace(pid: str) -> str:
         return ""  # ended, or another user's
 
 
-def _waiting(pid: str) -> dict[int, int]:
-    """Devices of the mounts that may make one wait, by the mounts' ids."""
+def _waiting(pid: str) -> dict[int, int | None]:
+    """The mounts by their ids: the devices of those that may make one wait, ``None`` for the others."""
     try:
         with open(f"/proc/{pid}/mountinfo", "rb") as file:
-            return {mount.id: mount.device for mount in parse(file.read()) if mount.may_wait}
+            return {mount.id: mount.device if mount.may_wait else None for mount in parse(file.read())}
     except OSError:
         return {}
 
