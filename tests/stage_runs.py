@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Self
 from xml.etree import ElementTree as ET
 
+import psutil
+
 from tests import postgres
 from tests.chance import RUN
 from tests.faults.figures import NIGHTLY
@@ -193,8 +195,16 @@ class _Running:
 
     @staticmethod
     def _kill(process: subprocess.Popen[bytes]) -> None:
+        below: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            below = psutil.Process(process.pid).children(recursive=True)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        for (
+            one
+        ) in below:  # in sessions of their own; a server that a test has stopped would hold up whoever looks at it
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
         process.wait()
 
 

@@ -7,6 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests import long, stage_runs, stages
@@ -156,6 +157,16 @@ def test_stages_beside_each_other_run_at_once_with_a_libvirt_each_and_are_told_o
     lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith(("a:", "b:", "after"))]
     assert lines[:5] == ["a: ", "a: a", "b: ", "b: b", "after"]
     assert not Path("/run/libvirt/a").exists()
+
+
+def test_a_stage_that_is_cut_off_takes_along_what_it_has_started_in_sessions_of_their_own(tmp_path: Path) -> None:
+    script = (
+        "import subprocess, sys, time; one = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "open(sys.argv[1], 'w').write(str(one.pid)); time.sleep(600)"
+    )
+    assert run_one(Stage("it", (sys.executable, "-c", script, str(tmp_path / "pid")), limit_seconds=3)).failed
+    pid = int((tmp_path / "pid").read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_what_the_shell_has_set_does_not_reach_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
