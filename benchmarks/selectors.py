@@ -37,7 +37,7 @@ def history(benchmark: Benchmark) -> list[Benchmark]:
 def last_of(kind: str, pool_id: int) -> Benchmark | None:
     """The newest run of a kind on a pool that ended well, with its figures."""
     rows = Benchmark.objects.filter(pool=pool_id, kind=kind, finished__isnull=False)
-    return with_samples(rows.select_related("pool")).order_by("-finished").first()
+    return with_samples(rows).order_by("-finished").first()
 
 
 def results_of(benchmark: Benchmark) -> list[Result]:

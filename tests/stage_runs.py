@@ -200,9 +200,8 @@ class _Running:
             below = psutil.Process(process.pid).children(recursive=True)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        for (
-            one
-        ) in below:  # in sessions of their own; a server that a test has stopped would hold up whoever looks at it
+        # Those in sessions of their own: a server that a test has stopped would hold up whoever looks at it.
+        for one in below:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
         process.wait()

@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 
 from images import selectors
 from images.models import Image
+from images.policies import guests
 from images.policies import rules as choosing
 from images.policies.reasons import Skip
 from images.policies.rules import Candidate
@@ -85,7 +86,7 @@ def _plan(rules: Rules, candidate: Candidate, images: dict[int, Image]) -> Plan 
     if not rules.on_images:
         kind = kinds.get(rules.kind)
         try:
-            return kind.plan(rules.actor, candidate.id, kind.clean(choosing.options_for(rules, candidate.id)))
+            return kind.plan(rules.actor, candidate.id, kind.clean(guests.options_for(rules, candidate.id)))
         except NotFoundError:
             return None
     image = images.get(candidate.id)

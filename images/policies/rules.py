@@ -6,18 +6,18 @@ of them. What a job's plan says of an image, as that its copy does not fit, is a
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from django.db.models import BigIntegerField, Case, Count, F, Max, QuerySet, Value, When
+from django.db.models import BigIntegerField, Case, Count, F, QuerySet, Value, When
 from django.db.models.fields.json import KT
 from django.db.models.functions import Cast, NullIf
 from django.utils.translation import gettext as _
 
 from images.models import Image, ImageUse
-from images.policies import growth, history
+from images.policies import growth, guests, history
 from images.policies.membership import Membership
 from images.policies.reasons import NOT_MEANT, Skip
 from images.policies.shape import ALONE, Rules
@@ -357,7 +357,7 @@ def _choose_others(rules: Rules, now: datetime, hosts: frozenset[int] | None) ->
     """For kinds that work on pools, or guests: the one that was not done for longest comes first."""
     choice, target = Choice(), rules.target_kind
     last, held = history.last_jobs(rules.kind, target), history.at_work(rules.kind, target)
-    depths = dict(_own_disks(rules).values_list("disk__guest").annotate(Max("image__chain_depth")))
+    depths = guests.depths(rules)
     kept: list[tuple[float, StoragePool | Guest]] = []
     for one, code in _others(rules):
         if code:
@@ -366,7 +366,7 @@ def _choose_others(rules: Rules, now: datetime, hosts: frozenset[int] | None) ->
             continue
         done = last.get(one.pk)
         found = done_lately(rules, done, now) if done else None
-        found = _of_guest(rules, one, now, depths) or found if isinstance(one, Guest) else found
+        found = guests.reason(rules, one, now, depths) or found if isinstance(one, Guest) else found
         found = ("busy", rules.kind, held[one.pk]) if one.pk in held else found
         if found is None:
             kept.append((done.finished.timestamp() if done else 0.0, one))
@@ -376,33 +376,6 @@ def _choose_others(rules: Rules, now: datetime, hosts: frozenset[int] | None) ->
     kept.sort(key=lambda pair: pair[0])
     choice.chosen = [Candidate(one.pk, one.host_id, _pool_id(one), one.name, None) for _done, one in kept]
     return choice
-
-
-def _own_disks(rules: Rules) -> QuerySet[ImageUse]:
-    """The images of guests' own disks in the policy's pools."""
-    uses = ImageUse.objects.filter(disk__only_in="", disk__device="disk").order_by()
-    return uses.filter(image__pool__in=rules.pools) if rules.pools else uses
-
-
-def options_for(rules: Rules, target_id: int) -> dict[str, Any]:
-    """The options of the job on a target: a flatten is of the guest's longest chain in the policy's pools."""
-    if rules.kind != "live_flatten":
-        return rules.options
-    longest = _own_disks(rules).filter(disk__guest=target_id).order_by("-image__chain_depth", "disk__target").first()
-    return rules.options | {"disk": longest.disk.target if longest is not None else ""}
-
-
-def _of_guest(rules: Rules, guest: Guest, now: datetime, depths: Mapping[int, int]) -> tuple[Any, ...] | None:
-    """Why there is nothing to do on a guest."""
-    if rules.kind in {"trim", "live_flatten"} and guest.state != "running":
-        return ("guest_off", guest.state)
-    if rules.kind == "live_flatten":
-        depth = depths.get(guest.pk, 0)
-        return ("chain_too_short", depth, rules.least_depth) if depth < rules.least_depth else None
-    if rules.kind == "trim":
-        return None
-    days, oldest = rules.options["older_than_days"], guest.oldest_snapshot
-    return ("no_old_snapshot", days) if oldest is None or now - oldest < timedelta(days=days) else None
 
 
 def _pool_id(one: StoragePool | Guest) -> int | None:

@@ -7,7 +7,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from images.models import Policy, PolicyPick, PolicyRun
-from images.policies import history, looking
+from images.policies import guests, history, looking
 from images.policies import rules as choosing
 from images.policies.planned import Planned, planned
 from images.policies.reasons import Skip
@@ -209,7 +209,7 @@ def _submitted(run: PolicyRun, rules: Rules, pick: PolicyPick, found: Planned) -
         mine = PolicyPick.objects.filter(pk=pick.pk, state=PolicyPick.State.CHOSEN)
         if mine.update(state=PolicyPick.State.SUBMITTED, code="", reason="") != 1:
             return 0
-        options = choosing.options_for(rules, found.candidate.id)
+        options = guests.options_for(rules, found.candidate.id)
         job = services.submit(rules.actor, rules.kind, found.candidate.id, options, by_hand=False, look=False)
         automation.begin_before(job, run.ends - timedelta(minutes=rules.quiet_minutes))
         predicted = pick.predicted_bytes if found.won_bytes is None else found.won_bytes

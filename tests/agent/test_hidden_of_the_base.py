@@ -42,12 +42,15 @@ def hidden(overlay: Path, base: Path, image_format: str, **more: Any) -> dict[st
     return basis
 
 
+def qemu_io(path: Path, *commands: str, image_format: str = "qcow2") -> None:
+    words = [word for command in commands for word in ("-c", command)]
+    subprocess.run(["qemu-io", "-f", image_format, *words, path], check=True, capture_output=True)
+
+
 def write(path: Path, image_format: str, chance: random.Random, *kinds: str) -> None:
     """Whole clusters of the largest kind, at random, so that what is covered in part is not in question."""
     places = [f"{chance.randrange(16) * 2}M {chance.randint(1, 3) * 2}M" for _ in range(5)]
-    commands = [f"{chance.choice(kinds)} {place}" for place in places]
-    words = [word for command in commands for word in ("-c", command)]
-    subprocess.run(["qemu-io", "-f", image_format, *words, path], check=True, capture_output=True)
+    qemu_io(path, *(f"{chance.choice(kinds)} {place}" for place in places), image_format=image_format)
 
 
 @pytest.mark.parametrize(("base_format", "of_base", "of_overlay"), PAIRS)
@@ -73,7 +76,7 @@ def test_zeros_hide_as_data_does_and_compressed_clusters_count_as_they_are_store
     qemu_img("convert", "-c", "-f", "raw", "-O", "qcow2", source, base)
     create(overlay, "qcow2", "", "", "-b", base, "-F", "qcow2")
     assert hidden(overlay, base, "qcow2")["hidden_bytes"] == 0
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -z 0 8M", overlay], check=True, capture_output=True)
+    qemu_io(overlay, "write -z 0 8M")
     told = hidden(overlay, base, "qcow2")["hidden_bytes"]
     assert abs(told - allocated(base)) < MIB // 2
 
@@ -81,31 +84,31 @@ def test_zeros_hide_as_data_does_and_compressed_clusters_count_as_they_are_store
 def test_of_a_base_cluster_that_is_covered_in_part_all_is_still_read(tmp_path: Path) -> None:
     base, overlay = tmp_path / "base.qcow2", tmp_path / "top.qcow2"
     create(base, "qcow2", "cluster_size=2M", "8M")
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 4M", base], check=True, capture_output=True)
+    qemu_io(base, "write 0 4M")
     create(overlay, "qcow2", "", "", "-b", base, "-F", "qcow2")
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 64k 3M", overlay], check=True, capture_output=True)
+    qemu_io(overlay, "write 64k 3M")
     assert hidden(overlay, base, "qcow2")["hidden_bytes"] == 0  # of 0 to 2M and of 2M to 4M a rest is read
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 64k", overlay], check=True, capture_output=True)
+    qemu_io(overlay, "write 0 64k")
     assert hidden(overlay, base, "qcow2")["hidden_bytes"] == 2 * MIB
 
 
 def test_holes_of_the_base_are_nothing_that_is_hidden(tmp_path: Path) -> None:
     base, overlay = tmp_path / "base.qcow2", tmp_path / "top.qcow2"
     create(base, "qcow2", "preallocation=metadata", "64M")
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 4M", base], check=True, capture_output=True)
+    qemu_io(base, "write 0 4M")
     create(overlay, "qcow2", "", "", "-b", base, "-F", "qcow2")
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 8M 32M", overlay], check=True, capture_output=True)
+    qemu_io(overlay, "write 8M 32M")
     assert hidden(overlay, base, "qcow2")["hidden_bytes"] < MIB // 4
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 2M", overlay], check=True, capture_output=True)
+    qemu_io(overlay, "write 0 2M")
     assert 2 * MIB <= hidden(overlay, base, "qcow2")["hidden_bytes"] < 2 * MIB + MIB // 4
 
 
 def test_the_last_cluster_counts_that_the_virtual_size_cuts(tmp_path: Path) -> None:
     base, overlay = tmp_path / "base.qcow2", tmp_path / "top.qcow2"
     create(base, "qcow2", "cluster_size=2M", "5M")
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 5M", base], check=True, capture_output=True)
+    qemu_io(base, "write 0 5M")
     create(overlay, "qcow2", "", "", "-b", base, "-F", "qcow2")
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 5M", overlay], check=True, capture_output=True)
+    qemu_io(overlay, "write 0 5M")
     assert hidden(overlay, base, "qcow2")["hidden_bytes"] >= 5 * MIB
 
 
@@ -113,10 +116,10 @@ def test_the_last_cluster_counts_that_the_virtual_size_cuts(tmp_path: Path) -> N
 def test_what_internal_snapshots_hold_on_to_is_not_told(tmp_path: Path, whose: str) -> None:
     base, overlay = tmp_path / "base.qcow2", tmp_path / "top.qcow2"
     create(base, "qcow2", "", "8M")
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 4M", base], check=True, capture_output=True)
+    qemu_io(base, "write 0 4M")
     create(overlay, "qcow2", "", "", "-b", base, "-F", "qcow2")
     qemu_img("snapshot", "-c", "one", tmp_path / f"{whose}.qcow2")
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 4M", overlay], check=True, capture_output=True)
+    qemu_io(overlay, "write 0 4M")
     found = hidden(overlay, base, "qcow2")
     assert found["hidden_bytes"] is None
     assert "internal snapshots" in found["hidden_reason"]
@@ -126,7 +129,7 @@ def test_tables_that_all_are_one_end_with_the_sample_and_tell_no_more_than_there
     base, overlay = tmp_path / "base.qcow2", tmp_path / "top.qcow2"
     for path in (base, overlay):
         create(path, "qcow2", "cluster_size=4k", "32G")
-        subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 2M", path], check=True, capture_output=True)
+        qemu_io(path, "write 0 2M")
         with path.open("r+b") as file:  # every L1 entry names the first table
             head = file.read(48)
             size, offset = int.from_bytes(head[36:40], "big"), int.from_bytes(head[40:48], "big")

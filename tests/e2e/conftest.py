@@ -1,7 +1,6 @@
 """One dashboard with the demo, and one browser, for all tests here."""
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +10,7 @@ from playwright.sync_api import Browser
 
 from tests.e2e.browser import Tab, Theme, chromium, tab
 from tests.e2e.rest import Rest
+from tests.harness.fixtures import folder_for_all
 from tests.harness.services import Dashboard
 
 
@@ -26,8 +26,7 @@ def dashboard(running_dashboard_session: Dashboard) -> Dashboard:
 
 @pytest.fixture(scope="session")
 def folders() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="sa-test-", dir="/var/tmp"))
-    folder.chmod(0o755)
+    folder = folder_for_all()
     yield folder
     shutil.rmtree(folder)
 
@@ -35,9 +34,7 @@ def folders() -> Iterator[Path]:
 @pytest.fixture
 def shared_folder(folders: Path) -> Path:
     """As elsewhere, but kept to the end: the dashboard lists it still, and new files would get its files' numbers."""
-    folder = Path(tempfile.mkdtemp(prefix="sa-test-", dir=folders))
-    folder.chmod(0o755)
-    return folder
+    return folder_for_all(folders)
 
 
 @pytest.fixture(scope="session")

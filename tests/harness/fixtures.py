@@ -29,10 +29,16 @@ def libvirtd() -> Iterator[str]:
 @pytest.fixture
 def shared_folder() -> Iterator[Path]:
     """A folder with a short path that other users of the machine, such as libvirt's, may enter."""
-    folder = Path(tempfile.mkdtemp(prefix="sa-test-", dir="/var/tmp"))
-    folder.chmod(0o755)
+    folder = folder_for_all()
     yield folder
     shutil.rmtree(folder)
+
+
+def folder_for_all(inside: Path = Path("/var/tmp")) -> Path:
+    """A new folder that other users of the machine may enter."""
+    folder = Path(tempfile.mkdtemp(prefix="sa-test-", dir=inside))
+    folder.chmod(0o755)
+    return folder
 
 
 @pytest.fixture

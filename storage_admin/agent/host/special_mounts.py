@@ -129,8 +129,10 @@ class Descriptors:
 
     def __init__(self, devices: Collection[int], inodes: Collection[int]) -> None:
         self._devices, self._inodes = devices, inodes
-        self._here = _namespace("self")
-        self._known = {self._here: _waiting("self")}
+        self._here = _mounts("self")
+        self._known = {_namespace("self"): self._here}
+        #: The process that was asked about last, and its mounts: one is asked about descriptor by descriptor.
+        self._of = "", self._here
 
     def may_wait(self, pid: str, descriptor: str) -> bool:
         """Whether looking at a process's open file could take for ever: of its mount alone, and never of the file.
@@ -138,17 +140,19 @@ class Descriptors:
         A mount that nobody sees any more (``umount --lazy``) may be one of those that do not answer. Of a file that was
         reached through one the number decides whether it could be one that is looked for.
         """
-        namespace = _namespace(pid)
-        if namespace not in self._known:
-            self._known[namespace] = _waiting(pid)
+        if self._of[0] != pid:
+            namespace = _namespace(pid)
+            if namespace not in self._known:
+                self._known[namespace] = _mounts(pid)
+            self._of = pid, self._known[namespace]
         try:
             mount, inode = opened(pid, descriptor)
         except OSError:
             return False  # closed meanwhile, or not ours to look into: as looking at it will tell
         # Also here: an open file may have come from another process.
-        for place in (namespace, self._here):
-            if mount in self._known[place]:
-                device = self._known[place][mount]
+        for known in (self._of[1], self._here):
+            if mount in known:
+                device = known[mount]
                 return device is not None and device not in self._devices
         return inode is not None and inode not in self._inodes
 
@@ -160,7 +164,7 @@ def _namespace(pid: str) -> str:
         return ""  # ended, or another user's
 
 
-def _waiting(pid: str) -> dict[int, int | None]:
+def _mounts(pid: str) -> dict[int, int | None]:
     """The mounts by their ids: the devices of those that may make one wait, ``None`` for the others."""
     try:
         with open(f"/proc/{pid}/mountinfo", "rb") as file:

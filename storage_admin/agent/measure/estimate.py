@@ -192,8 +192,8 @@ def analyze_qcow2(
         HostError: a sample would take too long.
     """
     header = parse_header(reader)
-    tables = Map(reader.fd, reader.file_size, header, pace.io.check)
-    counts = tables.count(pace.deadline_of_tables())
+    tables = Map(reader.fd, reader.file_size, header, pace.io.check, pace.deadline_of_tables())
+    counts = tables.count()
     data = DataMap(reader.fd, reader.file_size, pace.io.check)
     leaks = _leaks(reader, header, pace)
     zeros = FileZeros(data, whole=pace.whole)

@@ -79,8 +79,9 @@ class _Blocks:
         self._data: DataMap | None = None
         self._map: Map | None = None
         if node.format == "qcow2":
-            self._map = Map(node.fd, size, qcow2.parse_header(Reader(node.fd, size)), io.check)
-            self._counts = self._map.count(time.monotonic() + _TABLES)
+            header = qcow2.parse_header(Reader(node.fd, size))
+            self._map = Map(node.fd, size, header, io.check, time.monotonic() + _TABLES)
+            self._counts = self._map.count()
         elif node.format in {"raw", "iso"}:
             self._data = DataMap(node.fd, size, io.check)
         else:

@@ -74,7 +74,8 @@ class Map:
         file_size: in bytes.
         header: parsed and found within its bounds.
         check: called now and then; raises to stop.
-        deadline: on the monotonic clock, for :meth:`covered` and :meth:`bytes_in`.
+        deadline: on the monotonic clock, for what goes through all tables. A file of some megabytes may name terabytes
+            of tables in its holes.
     """
 
     def __init__(
@@ -92,11 +93,8 @@ class Map:
         self._places: array[int] | None = None
         self._at_hand = -1, b""
 
-    def count(self, deadline: float | None = None) -> Counts:
+    def count(self) -> Counts:
         """Read every L2 table once.
-
-        Args:
-            deadline: on the monotonic clock. A file of some megabytes may name terabytes of tables in its holes.
 
         Raises:
             RefusedError: ``dirty_or_corrupt``, where a table lies outside the file or tables take more than the file.
@@ -113,9 +111,7 @@ class Map:
                 self._data_counts.append(table.data)
                 self._packed_counts.append(table.compressed)
             if read % 16 == 0:
-                self._check()
-                if deadline is not None and time.monotonic() > deadline:
-                    raise HostError(_TOO_MANY)
+                self._look()
         return Counts(*totals)
 
     def in_order_of_creation(self) -> bool:
@@ -146,7 +142,7 @@ class Map:
         """Start and length of each stretch of the guest's bytes that the image has by itself, as data or as zeros.
 
         Raises:
-            RefusedError, HostError: as :meth:`count`, by the map's own deadline.
+            RefusedError, HostError: as :meth:`count`.
         """
         entries = self.cluster_size // (16 if self._extended else 8)
         piece = self.cluster_size // (32 if self._extended else 1)
@@ -191,7 +187,7 @@ class Map:
             start, length: of the stretch; the last cluster may go beyond the virtual size.
 
         Raises:
-            RefusedError, HostError: as :meth:`count`, by the map's own deadline.
+            RefusedError, HostError: as :meth:`count`.
         """
         size, found = self.cluster_size, 0
         entries = size // (16 if self._extended else 8)
