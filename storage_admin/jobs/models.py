@@ -313,9 +313,8 @@ class Elapsed(models.Model):
         with transaction.atomic():
             moment, wall = Moment.now(), timezone.now().timestamp()
             seconds, offset = cls.now(), wall - moment.boottime
-            own = Elapsed.objects.select_for_update().filter(boot_id=moment.boot_id).first()
-            if own is None:
-                own = Elapsed(boot_id=moment.boot_id, offset=offset, seconds=seconds)
+            first = {"boottime": moment.boottime, "seconds": seconds, "offset": offset}
+            own, _new = cls.objects.select_for_update().get_or_create(boot_id=moment.boot_id, defaults=first)
             own.boottime, own.seconds = moment.boottime, max(seconds, own.seconds)
             jump = offset - own.offset
             if abs(jump) <= STEP or (own.jumped_at is not None and seconds - own.jumped_at > cls.SETTLED):

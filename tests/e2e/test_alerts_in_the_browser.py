@@ -29,6 +29,11 @@ def test_a_filesystem_that_fills_up_is_an_alert_until_there_is_room_again(
     pool = rest.post("pools/", {"host": "local", "path": str(small_filesystem), "name": "tiny"}, expect=201)
     title = re.compile("tiny is over its threshold of 85 %")
     with receiver() as there:
+
+        def told() -> list[tuple[str, int]]:
+            heard = [got.json for got in there.got]
+            return [(one["event"], one["data"]["target"]["id"]) for one in heard if one["event"] != "test"]
+
         seen.open("/webhooks/")
         page.get_by_label("Name", exact=True).fill("chat")
         page.get_by_label("URL", exact=True).fill(there.url)
@@ -38,8 +43,10 @@ def test_a_filesystem_that_fills_up_is_an_alert_until_there_is_room_again(
         expect(page.locator("#secret")).to_have_text(re.compile("^whsec_"))
         page.get_by_role("link", name="chat").click()
         page.get_by_role("button", name="Send test").click()
-        expect(page.get_by_text("delivered")).to_be_visible(timeout=30_000)
-        assert [got.json["event"] for got in there.got] == ["test"]
+        # The dashboard has lived through other tests: their alerts may be told here as well.
+        sent = page.locator("tbody tr", has_text=re.compile(r"· test\b"))
+        expect(sent.get_by_text("delivered")).to_be_visible(timeout=30_000)
+        assert [got.json["event"] for got in there.got].count("test") == 1
 
         seen.open("/alerts/?state=new")
         expect(page.get_by_text(title)).to_have_count(0)
@@ -50,7 +57,7 @@ def test_a_filesystem_that_fills_up_is_an_alert_until_there_is_room_again(
         row = page.locator("tbody tr", has_text=title)
         expect(row).to_be_visible(timeout=30_000)  # the page looks by itself
         expect(page.locator(".side .count").filter(has_text=re.compile(r"^\d+$")).first).to_be_visible(timeout=30_000)
-        wait_until(lambda: "alert.opened" in [got.json["event"] for got in there.got], 30, "the webhook is told")
+        wait_until(lambda: ("alert.opened", pool["id"]) in told(), 30, "the webhook is told")
         row.get_by_role("button", name="Acknowledge").click()
         expect(page.get_by_text("Acknowledged: ")).to_be_visible()
         seen.open("/alerts/?state=acknowledged")
@@ -62,9 +69,7 @@ def test_a_filesystem_that_fills_up_is_an_alert_until_there_is_room_again(
         expect(row).to_have_count(0, timeout=30_000)
         seen.open("/alerts/?state=closed")
         expect(row.first).to_contain_text("over")
-        wait_until(lambda: "alert.closed" in [got.json["event"] for got in there.got], 30, "the webhook is told")
-        told = [got.json["data"]["target"]["id"] for got in there.got if got.json["event"] != "test"]
-        assert pool["id"] in told
+        wait_until(lambda: ("alert.closed", pool["id"]) in told(), 30, "the webhook is told")
 
         def hook() -> dict[str, Any]:
             return dict(next(one for one in rest.get("webhooks/")["results"] if one["name"] == "chat"))
