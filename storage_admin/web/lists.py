@@ -48,7 +48,7 @@ def filtered(request: HttpRequest, filters: type[django_filters.FilterSet], rows
     """The rows that the query string asks for, by the filters of the API; its ``zone`` says what its dates mean, which
     are of UTC without it.
     """
-    given = {name: str(text).replace("\0", "").strip() for name, text in request.GET.items()}
+    given = {name: str(text).strip() for name, text in request.GET.items()}
     values = {name: text for name, text in given.items() if text and name in filters.base_filters}
     named = zone_named(given.get("zone") or "UTC")
     with timezone.override(named):

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.core.paginator import Page, Paginator
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.template.loader import render_to_string
@@ -72,6 +72,7 @@ def page(role: Role = Role.VIEWER, *, everywhere: bool = False) -> Callable[[Vie
                 request.actor = actor_of(request)  # type: ignore[attr-defined]
                 actor = request.actor  # type: ignore[attr-defined]
                 (actor.require_everywhere if everywhere else actor.require)(role)
+                _without_nul(request)
                 answer = opened_with(request, actor) or view(request, *args, **kwargs)  # type: ignore[arg-type]
             except ForbiddenError as error:
                 refusals.forbidden(request, request.actor, str(error))  # type: ignore[attr-defined]
@@ -87,6 +88,18 @@ def page(role: Role = Role.VIEWER, *, everywhere: bool = False) -> Callable[[Vie
         return guarded
 
     return decorate
+
+
+def _without_nul(request: HttpRequest) -> None:
+    """PostgreSQL takes no NUL: nothing of a form is stored that has one, and an address is read without them.
+
+    Raises:
+        InvalidError: a form has one.
+    """
+    if any("\0" in text for name, texts in request.POST.lists() for text in (name, *texts)):
+        raise InvalidError(_("The form contains a NUL character, which is not valid text. Nothing was changed."))
+    if "%00" in request.META.get("QUERY_STRING", ""):
+        request.GET = QueryDict(request.META["QUERY_STRING"].replace("%00", ""))
 
 
 def wants_fragment(request: PageRequest) -> bool:

@@ -75,7 +75,7 @@ def test_filters_that_are_too_long_are_not_kept(viewer: Client, query: str) -> N
     assert not SavedView.objects.exists()
 
 
-@pytest.mark.parametrize("name", ["", "   ", "x" * 101, "a\nb", "a\x00b", "a\u202eb"])
+@pytest.mark.parametrize("name", ["", "   ", "x" * 101, "a\nb", "a\u202eb"])
 def test_a_name_is_short_and_visible(viewer: Client, name: str) -> None:
     assert "needs a name" in keep(viewer, name=name)
     assert not SavedView.objects.exists()

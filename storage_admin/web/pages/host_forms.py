@@ -145,7 +145,7 @@ class Typed:
 
     def __init__(self, way: Way, post: Mapping[str, str], session: Any) -> None:
         self._way, self._session = way, session
-        self.values = {field.name: post.get(field.name, "").replace("\0", "") for field in way.all_fields}
+        self.values = {field.name: post.get(field.name, "") for field in way.all_fields}
         kept = _kept(session, post.get("draft", ""))
         self._draft = post.get("draft", "") if kept else uuid.uuid4().hex
         for field in way.all_fields:

@@ -215,6 +215,6 @@ def policy_remove(request: PageRequest, policy_id: int) -> HttpResponseBase:
 def automation_switch(request: PageRequest) -> HttpResponseBase:
     """Pauses all automation, or lets it go on."""
     paused = request.POST.get("paused") == "true"
-    automation.switch(request.actor, paused=paused, reason=request.POST.get("reason", "").replace("\0", "").strip())
+    automation.switch(request.actor, paused=paused, reason=request.POST.get("reason", "").strip())
     messages.success(request, _("Automation is paused.") if paused else _("Automation is resumed."))
     return HttpResponseRedirect(local(request.POST.get("next", ""), reverse("policies")))

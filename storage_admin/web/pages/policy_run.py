@@ -41,7 +41,7 @@ def policy_run(request: PageRequest, policy_id: int, run_id: int) -> HttpRespons
     """
     run = _run(request, policy_id, run_id)
     # What the address says stays while the part that is live asks for itself, and in the links of that part.
-    asked = {name: request.GET.get(name, "").replace("\0", "") for name in ("code", "page", "jobs")}
+    asked = {name: request.GET.get(name, "") for name in ("code", "page", "jobs")}
     asked = {name: text for name, text in asked.items() if text}
     code, url = asked.get("code", ""), reverse("policy_run", args=[policy_id, run_id])
     context = {
