@@ -22,7 +22,7 @@ JOB_KINDS = [
     "storage_admin.guests.kinds.vm_disks.Resize",
     "images.live.trim.Trim",
     "images.live.block_jobs.LiveFlatten",
-    "images.live.block_jobs.LiveMerge",
+    "images.live.merging.LiveMerge",
     "images.live.copying.LiveCopy",
     "images.live.copying.SwitchBack",
     "storage_admin.guests.kinds.disk_settings.SetDisk",

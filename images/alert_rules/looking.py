@@ -39,7 +39,10 @@ def look(now: datetime) -> None:
         events.POOL_SILENT: [silence.trouble(pool) for pool in pools if pool.state == StoragePool.SILENT],
         events.JOB_STALLED: of_jobs.stalled(now),
         events.SNAPSHOTS_FORGOTTEN: snapshots.forgotten(now),
-        events.BROKEN_CHAIN: _images(events.BROKEN_CHAIN, BROKEN, "has a broken chain", "have broken chains"),
+        events.BROKEN_CHAIN: [
+            *_images(events.BROKEN_CHAIN, BROKEN, "has a broken chain", "have broken chains"),
+            *_merged_in_use(),
+        ],
         events.FORMAT_MISMATCH: _images(
             events.FORMAT_MISMATCH, (Image.State.FORMAT_MISMATCH,), "contradicts its format", "contradict their formats"
         ),
@@ -95,6 +98,16 @@ def _images(kind: str, states: tuple[str, ...], one: str, many: str) -> Iterator
             )  # fmt: skip
     if pool is not None:
         yield from _rest(kind, pool, count - EACH, many)
+
+
+def _merged_in_use() -> Iterator[Trouble]:
+    """Overlays that were merged, and that a guest names: what it reads through them may be damaged."""
+    rows = Image.objects.filter(state=Image.State.MERGED, uses__isnull=False).distinct().select_related("pool__host")
+    for image in rows.order_by("pk")[:EACH]:
+        yield Trouble(
+            f"{events.BROKEN_CHAIN}:{image.pk}", "danger", f"A guest names {image.name}, which was merged",
+            image.state_detail, image.pool.host.slug, "image", image.pk, image.name,
+        )  # fmt: skip
 
 
 def _rest(kind: str, pool: StoragePool, count: int, many: str) -> Iterator[Trouble]:

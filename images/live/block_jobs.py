@@ -1,4 +1,4 @@
-"""The job kinds ``live_flatten`` and ``live_merge``: QEMU shortens the chain of a disk while its guest runs.
+"""The job kind ``live_flatten``, and what it shares with others that have QEMU change a disk while its guest runs.
 
 The states of such a job are planned, started, mirroring, ready, pivoting, and at its end done or aborted. It goes on in
 QEMU when dashboard, worker or libvirtd end: the next worker finds it by what the row keeps, and takes it over. Nothing
@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from images.live.disks import Layers, drop, files, images_of, layers_of, occupied
+from images.live.disks import Layers, images_of, layers_of, occupied
 from images.live.follow import Follower, keep, kept, settled
 from images.live.kind import LiveGuestKind, running_guest
 from images.models import Image
-from images.rewrite import neighbours, record, refusals
+from images.rewrite import record, refusals
 from storage_admin.accounts.models import Actor
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, RefusedError
@@ -30,11 +30,11 @@ from storage_admin.hosts.libvirt.block_jobs import Wanted
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.kinds import BEGUN, Unsuccessful
-from storage_admin.jobs.models import Job, JobLog
+from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
 
 DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": _("The disk (its target), such as vda.")}
-_PATH: dict[str, Any] = {"type": ["string", "null"], "maxLength": 4096, "default": None}
+PATH: dict[str, Any] = {"type": ["string", "null"], "maxLength": 4096, "default": None}
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,8 @@ class LiveKind(LiveGuestKind):
         # Of a guest that has ended only its definition tells whether it had been switched over by then.
         if ended.chain == wanted.chain or (not ended.active and ended.later == wanted.chain[0]):
             self.came_to_nothing(job, guest, wanted, recorder)
+        elif ended.chain == wanted.result or (not ended.active and ended.later == wanted.result[0]):
+            self.came_to_pass(job, guest, wanted)
         if follower.refused and ended.chain == wanted.chain:
             raise HostError(follower.refused)
         result = settled(guest, wanted, ended, cancelled=recorder.cancel_requested)
@@ -136,6 +138,9 @@ class LiveKind(LiveGuestKind):
 
     def came_to_nothing(self, job: Job, guest: Guest, wanted: Wanted, recorder: Recorder) -> None:
         """Removes what is left of a block job that has changed nothing; most leave nothing."""
+
+    def came_to_pass(self, job: Job, guest: Guest, wanted: Wanted) -> None:
+        """Writes down at once what must not be lost, whatever else may be wrong by then."""
 
     def _begin(self, job: Job, guest: Guest) -> tuple[Wanted, int | None]:
         """Plans anew, and keeps what is begun before it is."""
@@ -181,7 +186,7 @@ class LiveFlatten(LiveKind):
             "default": "",
             "description": _("The disk (its target), such as vda; empty for the one with the longest chain."),
         },
-        "down_to": _PATH | {"description": _("Path of the image below that stays its backing file; null for none.")},
+        "down_to": PATH | {"description": _("Path of the image below that stays its backing file; null for none.")},
         "bandwidth_bytes_sec": record.SPEED_OPTIONS["bandwidth_bytes_sec"],
     }
 
@@ -220,154 +225,10 @@ class LiveFlatten(LiveKind):
         )  # fmt: skip
 
 
-class LiveMerge(LiveKind):
-    """Block commit: what an overlay holds moves down into the image below it."""
-
-    name = "live_merge"
-    title = _("Merge while the guest runs")
-    description = _(
-        "Shortens the backing chain of a running guest's disk: QEMU writes what an overlay holds into the image below "
-        "it (block commit). Merging the top one switches the guest over to the image below."
-    )
-    op = "commit"
-    properties = {
-        "disk": DISK,
-        "layer": _PATH | {"description": _("Path of the overlay to merge; null for the one that the guest writes to.")},
-        "into": _PATH | {"description": _("Path of the image that it is merged into; null for the one right below.")},
-        "delete_merged": {
-            "type": "boolean",
-            "default": False,
-            "description": _("Delete the files of the merged overlays once the guest's chain is without them."),
-        },
-        "bandwidth_bytes_sec": record.SPEED_OPTIONS["bandwidth_bytes_sec"],
-    }
-
-    def choose(self, guest: Guest, layers: Layers, options: dict[str, Any]) -> Choice:
-        chain, against = layers.chain, list[Refusal]()
-        top = 0 if options["layer"] is None else _place(layers, options["layer"], against)
-        base = top + 1 if options["into"] is None else _place(layers, options["into"], against)
-        if not against and not 0 <= top < base < len(chain):
-            sentence = gettext(
-                "Nothing can be merged there: {disk} has {count} images below, and the other must be below."
-            )
-            against.append(Refusal("stale_plan", sentence.format(disk=layers.disk, count=len(chain) - 1)))
-        if against:
-            return Choice(
-                gettext("{title}: {guest}.").format(title=self.title, guest=guest.name), [], refusals=tuple(against)
-            )
-        against += needed_by_others(layers, top, base)
-        deletes = options["delete_merged"]
-        against += refusals.without_agent(guest.host) if deletes else []
-        grows = layers.images_at([base])
-        held = [image.allocated_size for image in layers.images_at(range(top, base))]
-        before = grows[0].allocated_size if grows else None
-        known = before is not None and len(held) == base - top and None not in held
-        most = (before or 0) + sum(filter(None, held)) if known else None
-        reason = gettext(
-            "QEMU writes what {layer} holds into {image}. {guest} goes on running; afterwards its chain has "
-            "{count} images fewer."
-        ).format(layer=layers.names[top], image=layers.names[base], guest=guest.name, count=base - top)
-        command = ["virsh", "blockcommit", guest.name, layers.disk, "--base", chain[base], "--top", chain[top]]
-        command += ["--active", "--pivot"] if top == 0 else []
-        told = gettext("There is no undo: {image} is written to.").format(image=layers.names[base])
-        if deletes:
-            after = gettext("Once the chain is without them, the files of the merged overlays are deleted.")
-        else:
-            after = gettext(
-                "The files of the merged overlays stay, and must never be attached to a guest again: delete them."
-            )
-        return Choice(
-            reason, command, top, base, None, grows[0].pool if grows else None, before, most, tuple(against),
-            (told, after),
-        )  # fmt: skip
-
-    def _allocated(self, guest: Guest, wanted: Wanted) -> int | None:
-        """What the image that has grown occupies now."""
-        [file] = files(guest, [wanted.chain[wanted.base or 0]])
-        if file is None:
-            return super()._allocated(guest, wanted) if wanted.top == 0 else None
-        return file["bytes"]
-
-    def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
-        result, wanted = super().work(job, recorder), kept(job)[0]
-        result["grown"] = wanted.chain[wanted.base or 0]
-        if not job.options["delete_merged"]:
-            return result
-        deleted = _deleted(find(job.target_id), wanted.chain[wanted.top : wanted.base], recorder)
-        result["deleted"] = list(deleted)
-        if result["before_bytes"] is not None and result["after_bytes"] is not None:
-            result["before_bytes"] += sum(deleted.values())
-            result["freed_bytes"] = result["before_bytes"] - result["after_bytes"]
-        return result
-
-
 def _longest(guest: Guest) -> str:
     """The disk with the longest chain as of the last scan."""
     images = images_of(guest)
     return max(sorted(images), key=lambda disk: images[disk].chain_depth, default="")
-
-
-def _deleted(guest: Guest, paths: list[str], recorder: Recorder) -> dict[str, int]:
-    """Deletes the files of overlays that nothing of the chain names any more; bytes that each gave back.
-
-    One that is used, or has another name, stays, which the log says.
-    """
-    found, keys = dict[str, int](), [path_key(os.fsencode(path)) for path in paths]
-    images = Image.objects.filter(host=guest.host_id, path_key__in=keys).select_related("pool")
-    pools = {image.path_key: image.pool for image in images}
-    for path, key in zip(paths, keys, strict=True):
-        try:
-            found[path] = drop(guest, path, pools.get(key), needed=True)
-            recorder.log(f"deleted {path}, which was merged: {found[path]:,} bytes")
-        except (RefusedError, HostError) as error:
-            recorder.log(f"{path} was merged and is left, delete it: {error.detail}", JobLog.Level.WARNING)
-    return found
-
-
-def _place(layers: Layers, path: str, against: list[Refusal]) -> int:
-    if path in layers.chain:
-        return layers.chain.index(path)
-    sentence = gettext("{path} is not in the chain of {disk}.").format(disk=layers.disk, path=path)
-    against.append(Refusal("stale_plan", sentence))
-    return -1
-
-
-def needed_by_others(layers: Layers, top: int, base: int) -> list[Refusal]:
-    """Who else needs what a merge changes or leaves behind: the images between, and the one that is written to."""
-    found: list[Refusal] = []
-    if len(layers.images_at(range(top, base + 1))) != base - top + 1:
-        found.append(
-            Refusal(
-                "outside_pool",
-                gettext("Not all images of {disk} are known: scan the host, or register their folders.").format(
-                    disk=layers.disk
-                ),
-            )
-        )
-    for place, image in layers.found(range(top, base + 1)):
-        near = neighbours.of(image)
-        # One overlay is the layer above, one guest's disk the disk itself.
-        above, itself = min(place, 1), (layers.guest_id, layers.disk)
-        # Of several files that a section names for a disk, the later ones are "vda #2" and so on.
-        own = [disk for disk in near.own_disks if (disk.guest_id, disk.target.partition(" #")[0]) != itself]
-        others = [
-            *near.needed_by,
-            *(gettext("Guest {guest} uses it as a disk.").format(guest=disk.guest.name) for disk in own),
-        ]
-        if image.overlays_count > above or others:
-            sentence = gettext("{image} is needed by others as it is: {others}").format(
-                image=image.name,
-                others=" ".join(others) or gettext("{count} overlays stand on it.").format(count=image.overlays_count),
-            )
-            found.append(Refusal("shared_base", sentence))
-        if why := near.needs_unknown or image.pool.owners_unknown or image.host.owners_unknown:
-            found.append(
-                Refusal(
-                    "guests_unknown", gettext("{why} Nobody knows who needs {image}.").format(why=why, image=image.name)
-                )
-            )
-        found += refusals.for_pool(image.pool)
-    return found
 
 
 def _layers(guest: Guest, disk: str) -> Layers:

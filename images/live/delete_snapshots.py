@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.utils.translation import gettext, gettext_noop, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from images.live import block_jobs
+from images.live import merging
 from images.live.disks import change_of, layers_of, whole_chains
 from images.live.snapshots import NAME, SnapshotKind, asked
 from images.live.vm_snapshots import DeleteOldVmSnapshots, DeleteVmSnapshot
@@ -96,7 +96,7 @@ class DeleteSnapshot(SnapshotKind):
                 continue
             layers = layers_of(guest, now, disk)
             top = layers.chain.index(part.path)
-            against += block_jobs.needed_by_others(layers, top, top + 1)
+            against += merging.needed_by_others(layers, top, top + 1)
         return against
 
     def commands(self, guest: Guest, known: Snapshots, options: dict[str, Any]) -> list[list[str]]:

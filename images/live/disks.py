@@ -181,6 +181,7 @@ def layers_of(guest: Guest, now: GuestNow, disk: DiskNow) -> Layers:
             "libvirt keeps snapshots of {guest} ({snapshots}), which name these images: delete them first."
         ).format(guest=guest.name, snapshots=", ".join(now.snapshots[:5]))
         found.append(Refusal("in_snapshot_chain", sentence))
+    found += [Refusal("merged", image.state_detail) for image in images if image.state == Image.State.MERGED]
     return Layers(
         guest.pk, disk.target, list(disk.chain), {keys[image.path_key]: image for image in images},
         disk.format, occupied(guest, replace(now, disks=(disk,))).get(disk.target), tuple(found),

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from images.live import block_jobs
+from images.live import merging
 from images.live.disks import chain_of, change_of, layers_of, pool_of, whole_chains
 from images.live.kind import OFF, LiveGuestKind, libvirt_guest
 from images.live.vm_snapshots import CreateVmSnapshot, RevertVm, VmSnapshotKind
@@ -239,7 +239,7 @@ class RevertSnapshot(SnapshotKind):
         for disk in now.disks:
             if disk.target in concerned:
                 layers = layers_of(guest, replace(now, snapshots=()), disk)
-                against += [*layers.refusals, *block_jobs.needed_by_others(layers, 0, 0)]
+                against += [*layers.refusals, *merging.needed_by_others(layers, 0, 0)]
         warnings.append(gettext("The guest's definition becomes that of the snapshot as well, with the disks of then."))
         if chosen.with_memory:
             warnings.append(gettext("The snapshot has the guest's memory: the guest runs afterwards."))

@@ -30,6 +30,7 @@ class Image(PartialRows):
         CHAIN_CYCLE = "chain_cycle", _("chain cycle")
         OUTSIDE_POOL = "outside_pool", _("base outside every pool")
         FORMAT_MISMATCH = "format_mismatch", _("format mismatch")
+        MERGED = "merged"
         UNREADABLE = "unreadable"
         MODIFYING = "modifying"
         SET_ASIDE = "set_aside", _("set aside")
@@ -96,6 +97,9 @@ class Image(PartialRows):
     orphan_evidence = models.JSONField(default=list)
     state = models.CharField(max_length=16, choices=State, default=State.OK)
     state_detail = models.TextField(blank=True)
+    #: Of an overlay that a job has merged into the image below it: the ``job`` and the ``file`` that it was
+    #: (``device:inode``). Another file by that name has nothing to do with it.
+    merged = models.JSONField(null=True)
     #: Why the header could not be read; empty where it could.
     unreadable = models.TextField(blank=True)
 

@@ -52,6 +52,8 @@ class Row(NamedTuple):
     gone: str = ""
     #: Its folder could not be entered: all of it is as last seen, and its inode may be another file's by now.
     unseen: bool = False
+    #: The number of the job that has merged it into the image below it.
+    merged: str = ""
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,8 @@ class Resolver:
                 State.MISSING,
                 "The file is no longer at its path. Its facts are from when it was last seen.",
             )
+        elif row.merged:
+            answer.state, answer.state_detail = State.MERGED, _merged(row, answer)
         elif wrong := self._mismatch(row, answer):
             answer.state, answer.state_detail = State.FORMAT_MISMATCH, wrong
         elif row.unreadable:
@@ -269,7 +273,7 @@ class Resolver:
         answer.root_id, answer.chain_depth = base.root_id, base.chain_depth + 1
         if answer.state != State.OK or base.state == State.OK:
             return
-        if base.state in {State.UNREADABLE, State.FORMAT_MISMATCH}:
+        if base.state in {State.UNREADABLE, State.FORMAT_MISMATCH, State.MERGED}:
             answer.state, answer.state_detail = (
                 State.CHAIN_BROKEN,
                 (f"The backing file {base_row.name} has a problem: {base.state_detail}"),
@@ -338,6 +342,15 @@ class Resolver:
         """Images with overlays, in folders that could not be entered, which may be its file by another name."""
         twins = [self.rows[one] for one in self._same_inode[row.inode] if one != row.id]
         return [twin for twin in twins if twin.unseen and self.answers[twin.id].overlays]
+
+
+def _merged(row: Row, answer: Resolved) -> str:
+    told = (
+        f"Job {row.merged} merged its data into the image below it, which has changed since: what a guest reads "
+        "through this image now may be damaged. Never attach it to a guest; set it aside and delete it."
+    )
+    by = [disk.who for disk in answer.disks]
+    return f"{told} The definition of {by[0]} names it: correct that before the guest starts." if by else told
 
 
 def _short(text: str) -> str:

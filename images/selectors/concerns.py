@@ -25,6 +25,7 @@ IMAGE_STATES = {
     Image.State.CHAIN_BROKEN: (_("Chains with a missing base"), "danger"),
     Image.State.CHAIN_CYCLE: (_("Circular backing chains"), "danger"),
     Image.State.FORMAT_MISMATCH: (_("Content contradicts the declared format"), "danger"),
+    Image.State.MERGED: (_("Merged overlays that were left: delete them"), "warning"),
     Image.State.OUTSIDE_POOL: (_("Backing files outside every pool"), "warning"),
     Image.State.UNREADABLE: (_("Images that cannot be read"), "warning"),
     Image.State.MISSING: (_("Images that vanished"), "warning"),

@@ -52,6 +52,16 @@ def test_a_shared_base_knows_all_its_overlays() -> None:
     assert answers[1].orphan is False
 
 
+def test_nothing_is_read_through_an_overlay_that_was_merged_and_a_guest_that_names_it_is_told_of() -> None:
+    answers = resolve(row(1), row(2, 1, merged="7"), row(3, 2), disks=(disk(1, of=2), disk(2, of=1)))
+    assert [answers[number].state for number in (1, 2, 3)] == ["ok", "merged", "chain_broken"]
+    assert "guest1" in answers[2].state_detail
+    alone = resolve(row(1), row(2, 1, merged="7"), disks=(disk(2, of=1),))
+    assert (alone[2].state, alone[2].orphan, alone[1].orphan) == ("merged", True, False)
+    assert "names it" not in alone[2].state_detail
+    assert resolve(row(1), row(2, 1, merged="7", missing=True))[2].state == "missing"
+
+
 @pytest.mark.parametrize("length", [1, 2, 3, 7])
 def test_a_cycle_is_one_with_all_that_stands_on_it(length: int) -> None:
     cycle = [row(number, number % length + 1) for number in range(1, length + 1)]

@@ -53,6 +53,7 @@ def test_a_plain_image_is_not_refused() -> None:
         ({"nlink": 2}, "hard_linked"),
         ({"header": {"immutable": True}}, "immutable"),
         ({"state": "chain_broken", "state_detail": "Its base base.qcow2 is missing."}, "chain_broken"),
+        ({"state": "merged", "state_detail": "Job 7 merged its data into the image below it."}, "merged"),
         ({"state": "chain_cycle", "state_detail": "Its chain comes back to itself."}, "chain_cycle"),
         ({"state": "outside_pool", "state_detail": "Its base lies outside every pool."}, "outside_pool"),
         ({"chain_depth": 65}, "chain_too_deep"),

@@ -20,6 +20,7 @@ from tests.factories import (
     AlertFactory,
     HostFactory,
     ImageFactory,
+    ImageUseFactory,
     PoolSampleFactory,
     StoragePoolFactory,
     WebhookFactory,
@@ -321,6 +322,17 @@ def test_broken_chains_and_contradicted_formats_are_told_of_image_by_image() -> 
     assert open_ones() == {}
 
 
+def test_a_merged_overlay_is_told_of_once_a_guest_names_it() -> None:
+    merged = ImageFactory.create(state="merged", state_detail="Job 7 merged it.")
+    look(now())
+    assert open_ones() == {}
+    for _ in range(2):
+        ImageUseFactory.create(image=merged)
+    look(now())
+    assert open_ones() == {f"broken_chain:{merged.pk}": "danger"}
+    assert Alert.objects.get().detail == "Job 7 merged it."
+
+
 def test_thousands_of_broken_chains_are_few_alerts() -> None:
     pool, second = StoragePoolFactory.create(), StoragePoolFactory.create()
     for _ in range(EACH + 7):
@@ -352,7 +364,7 @@ def test_a_look_costs_as_many_queries_for_many_pools_as_for_one() -> None:
         grow(StoragePoolFactory.create(), GIB)
         ImageFactory.create(state="chain_broken")
     look(now())
-    with at_most_queries(38):
+    with at_most_queries(39):
         look(now())
 
 

@@ -3,14 +3,17 @@
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import libvirt
 import pytest
 from django.utils import timezone
 
+from images.alert_rules.looking import look
 from images.models import Image
 from images.policies import runs
 from images.policies import services as policies
+from storage_admin.events.models import Alert
 from storage_admin.hosts.libvirt import running
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.models import Job
@@ -19,7 +22,7 @@ from tests.harness.guests import Disk, LibvirtGuest
 from tests.live.chains import PATTERNS, at_stage, chain_of, definition_of, done, patterns, submit, whole
 from tests.live.conftest import scanned
 from tests.live.writer import PLACES, acknowledged, wait_for_writes, writing
-from tests.working import OPERATOR, client_as, create, image_at, run, said, scan
+from tests.working import ADMIN, OPERATOR, client_as, create, image_at, run, said, scan, work
 
 pytestmark = [
     pytest.mark.guest,
@@ -76,7 +79,7 @@ def test_overlays_are_merged_under_a_guest_that_writes(
     tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], layer: str | None, into: str | None, left: list[str]
 ) -> None:
     guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    __, row = scanned(folder, guest)
+    host, row = scanned(folder, guest)
     with writing(guest):
         options = {"layer": layer and str(folder / layer), "into": into and str(folder / into)}
         done(submit("live_merge", row, **options))
@@ -85,6 +88,44 @@ def test_overlays_are_merged_under_a_guest_that_writes(
     assert definition_of(guest) == left[0]
     assert client_as(role="viewer").get(f"/jobs/{Job.objects.get(kind='live_merge').pk}/").status_code == 200
     whole(guest, folder / left[0], acknowledged(guest))
+    scan(host)
+    assert {path.name: image_at(path).state for path in chain if path.name not in left} == dict.fromkeys(
+        {path.name for path in chain} - {*left}, "merged"
+    )
+    assert {image_at(folder / name).state for name in left} == {"ok"}
+
+
+def test_an_overlay_that_was_merged_is_only_deleted_from_then_on_and_another_file_of_its_name_is_none(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+) -> None:
+    guest, top = tcg_guest(Disk(chain[0])), chain[0]
+    host, row = scanned(top.parent, guest)
+    done(submit("live_merge", row))
+    scan(host)
+    image = image_at(top)
+    for kind, options in (("reclaim", {}), ("flatten", {}), ("convert", {"format": "raw"})):
+        assert "merged" in against(kind, image.pk, **options), kind
+    guest.domain.destroy()
+    # By hand, past the warning: the guest gets the overlay again.
+    guest.domain.connect().defineXML(guest.domain.XMLDesc().replace("middle.qcow2", "top.qcow2"))
+    guest.domain.create()
+    scan(host)
+    look(timezone.now())
+    assert Alert.objects.get(closed=None, target_kind="image").target_id == image.pk
+    assert "merged" in against("live_flatten", row.pk)
+    guest.domain.destroy()
+    guest.domain.connect().defineXML(guest.domain.XMLDesc().replace("top.qcow2", "middle.qcow2"))
+    scan(host)
+    assert work("set_aside", image.pk, ADMIN).state == "succeeded"
+    create(top, "8M")
+    scan(host)
+    assert set(Image.objects.filter(name=top.name).values_list("state", flat=True)) == {"set_aside", "ok"}
+
+
+def against(kind: str, target: int, **options: Any) -> list[str]:
+    """Codes of what stands against a job."""
+    known = kinds.get(kind)
+    return [refusal.code for refusal in known.plan(OPERATOR, target, known.clean(options)).refusals]
 
 
 @pytest.mark.parametrize("layer", [None, "middle.qcow2"])

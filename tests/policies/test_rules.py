@@ -353,6 +353,7 @@ def test_the_choice_among_thousands_of_images_costs_few_queries() -> None:
     ("columns", "code"),
     [
         ({"state": "chain_broken", "state_detail": "Its base is missing."}, "chain_broken"),
+        ({"state": "merged"}, "merged"),
         ({"state": "chain_cycle", "reclaimable_bytes": None}, "chain_cycle"),
         ({"state": "unreadable", "reclaimable_bytes": None}, "unreadable"),
         ({"declared_format": "", "format": "qcow2", "reclaimable_bytes": None}, "format_undeclared"),

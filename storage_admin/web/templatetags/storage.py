@@ -154,7 +154,7 @@ GOOD = {
 WARN = {
     gettext_noop("degraded"), gettext_noop("paused"), gettext_noop("modifying"), gettext_noop("queued"),
     gettext_noop("interrupted"), gettext_noop("outside pool"), gettext_noop("missing"), gettext_noop("new"),
-    gettext_noop("pmsuspended"), gettext_noop("set aside"), gettext_noop("missed"),
+    gettext_noop("pmsuspended"), gettext_noop("set aside"), gettext_noop("missed"), gettext_noop("merged"),
 }  # fmt: skip
 BAD = {
     gettext_noop("unreachable"), gettext_noop("failed"), gettext_noop("chain broken"), gettext_noop("chain cycle"),
