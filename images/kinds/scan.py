@@ -27,7 +27,6 @@ from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan, Recorder
-from storage_admin.words import plural
 
 
 class HostKind(JobKind):
@@ -59,9 +58,7 @@ class Scan(HostKind):
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         host = self.resolve(target_id).host
         return Plan(
-            reason=gettext("Reads {pools} of {host}.").format(
-                pools=plural(host.pools.count(), gettext("pool,pools")), host=host.name
-            ),
+            reason=gettext("Reads the storage pools and the guests of {host}.").format(host=host.name),
             facts_at=host.last_seen,
         )
 
