@@ -79,7 +79,9 @@ LINT = (
     _lint("imports", str(BIN / "lint-imports")),
     _lint("migrations", sys.executable, "manage.py", "makemigrations", "--check", "--dry-run"),
 )
-TYPES = replace(_lint("mypy", str(BIN / "mypy"), "."), beside=GUESTS)
+TYPES = replace(_lint("mypy", str(BIN / "mypy"), "."), beside="types")
+#: Whether every test can be found. It also compiles them once, which each process of the stages below would do else.
+FOUND = Stage("found", (str(BIN / "pytest"), "--collect-only", "-qq", "-p", "no:cacheprovider"), beside="types")
 UNIT = _tests("unit", ALONE, NIGHT, "not (qemu or services or faults or fuzz)", workers=2, beside=GUESTS)
 ON_POSTGRESQL: Any = {"workers": WORKERS, "database": "postgresql", "beside": BROWSERS}
 #: Live work on guests and their definitions, on the libvirt and QEMU of the next Debian.
@@ -94,6 +96,7 @@ TIERS = {
     "test": (
         *LINT,
         TYPES,
+        FOUND,
         _tests("tests", ALONE, NIGHT, workers=WORKERS, beside=GUESTS),
         _guests(NIGHT),
         _tests("postgresql", "sql and database", ALONE, NIGHT, **ON_POSTGRESQL, at=_with("sql")),
@@ -102,6 +105,7 @@ TIERS = {
     "night": (
         *LINT,
         TYPES,
+        FOUND,
         *map(
             _at_night,
             (

@@ -60,9 +60,9 @@ def libvirt_guest(guest: Guest, *, agent: bool = False) -> GuestNow:
 
 
 def running_guest(guest: Guest) -> GuestNow:
-    """One that runs; raises as :func:`libvirt_guest`, also ``invalid`` where it does not."""
+    """One that runs; raises as :func:`libvirt_guest`, also ``guest_off`` where it does not."""
     now = libvirt_guest(guest)
     if not now.runs:
         sentence = gettext("{guest} is not running ({state}): use the jobs of its images instead.")
-        raise RefusedError(INVALID, sentence.format(guest=guest.name, state=now.state))
+        raise RefusedError("guest_off", sentence.format(guest=guest.name, state=now.state))
     return now

@@ -14,7 +14,7 @@ from images.live.disks import change, images_of, occupied, pool_of, seen
 from images.rewrite import record, refusals
 from storage_admin.accounts.models import Actor
 from storage_admin.agent import protocol
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError, b64
+from storage_admin.agent.protocol import HostError, RefusedError, StoppedError, b64
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.kinds.vm_disks import Draft, VmKind, find
 from storage_admin.guests.models import Guest
@@ -176,7 +176,7 @@ def _draft(guest: Guest, now: GuestNow, command: list[str]) -> Draft:
     )
     if not now.runs:
         sentence = gettext("{guest} is not running ({state}): only a running guest can be trimmed.")
-        draft.refusals.append(Refusal(INVALID, sentence.format(guest=guest.name, state=now.state)))
+        draft.refusals.append(Refusal("guest_off", sentence.format(guest=guest.name, state=now.state)))
         return draft
     draft.refusals += [
         Refusal("tool_missing", f"{cause.sentence} {cause.mend}") for cause in causes if cause.code in _NO_AGENT

@@ -34,8 +34,9 @@ AT_ONCE, CHOOSES_WITHIN = 1000, timedelta(minutes=5)
 #: The image was not as the plan knew it: the job's refusal leaves it out, and nothing has failed.
 _WORLD_MOVED = frozenset(
     {
-        "guest_running", "image_in_use", "guests_unknown", "guest_locked", "stale_plan", "not_enough_space", "busy",
-        "has_internal_snapshots", "hard_linked", "shared_pool", "chain_broken", "format_mismatch", "unsupported_pool",
+        "guest_running", "guest_off", "image_in_use", "guests_unknown", "guest_locked", "stale_plan",
+        "not_enough_space", "busy", "has_internal_snapshots", "hard_linked", "shared_pool", "chain_broken",
+        "format_mismatch", "merged", "unsupported_pool",
     }
 )  # fmt: skip
 

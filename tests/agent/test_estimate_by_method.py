@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,17 @@ SLACK = 64 * 1024
 DENSE = "extent_size_hint=0"
 
 
+@cache
+def libraries() -> list[Path]:
+    """Programs and libraries, as they lie on a system's disk."""
+    return sorted(path for path in Path("/usr/lib").rglob("*.so*") if path.is_file() and not path.is_symlink())
+
+
 def binaries(chance: random.Random, size: int) -> bytes:
-    """Programs and libraries, as they lie on a system's disk: each from a block on."""
-    paths = sorted(path for path in Path("/usr/lib").rglob("*.so*") if path.is_file() and not path.is_symlink())
+    """Some of them, each from a block on."""
     content = bytearray()
     while len(content) < size:
-        piece = chance.choice(paths).read_bytes()[: 4 * MIB]
+        piece = chance.choice(libraries()).read_bytes()[: 4 * MIB]
         content += piece + bytes(-len(piece) % 4096)
     return bytes(content[:size])
 

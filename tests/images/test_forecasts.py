@@ -137,25 +137,23 @@ def test_however_an_option_is_spelled_its_prediction_is_what_qemu_img_measures(
     assert inside(told.pop(), measured.pop())
 
 
-def chains() -> dict[str, list[dict[int, bytes]]]:
-    """Layers from the lowest one up: what is written, and where."""
-    chance = random.Random(22)
-    return {
-        "a small overlay": [{0: binaries(chance, 8 * MIB)}, {3 * MIB: prose(chance, MIB)}],
-        "one that covers all": [{0: mixed(chance, 8 * MIB)}, {0: noise(chance, 8 * MIB)}],
-        "zeros over data": [{0: noise(chance, 8 * MIB)}, {2 * MIB: bytes(4 * MIB)}],
-        "data over nothing": [{0: prose(chance, 4 * MIB)}, {8 * MIB: noise(chance, 4 * MIB)}],
-        "three layers": [{0: binaries(chance, 8 * MIB)}, {MIB: mixed(chance, 4 * MIB)}, {12 * MIB: prose(chance, MIB)}],
-        "a scattered base": [{0: scattered(chance, 12 * MIB)}, {5 * MIB: noise(chance, 65536)}],
-    }  # fmt: skip
+#: Layers from the lowest one up: where is written, what, and how much of it.
+CHAINS: dict[str, list[tuple[int, Callable[[random.Random, int], bytes], int]]] = {
+    "a small overlay": [(0, binaries, 8 * MIB), (3 * MIB, prose, MIB)],
+    "one that covers all": [(0, mixed, 8 * MIB), (0, noise, 8 * MIB)],
+    "zeros over data": [(0, noise, 8 * MIB), (2 * MIB, lambda _chance, size: bytes(size), 4 * MIB)],
+    "data over nothing": [(0, prose, 4 * MIB), (8 * MIB, noise, 4 * MIB)],
+    "three layers": [(0, binaries, 8 * MIB), (MIB, mixed, 4 * MIB), (12 * MIB, prose, MIB)],
+    "a scattered base": [(0, scattered, 12 * MIB), (5 * MIB, noise, 65536)],
+}
 
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("base_form", ["qcow2", "raw", "clusters of 4K", "clusters of 1M"])
-@pytest.mark.parametrize("name", chains())
+@pytest.mark.parametrize("name", CHAINS)
 def test_a_flatten_is_as_large_as_was_predicted(tmp_path: Path, name: str, base_form: str) -> None:
-    layers, paths, forms = chains()[name], list[Path](), list[str]()
-    for number, layer in enumerate(layers):
+    chance, paths, forms = random.Random(22), list[Path](), list[str]()
+    for number, (at, make, size) in enumerate(CHAINS[name]):
         path = tmp_path / f"layer{number}"
         if number:
             create(path, "qcow2", "", "", "-b", str(paths[-1]), "-F", forms[-1])
@@ -163,12 +161,11 @@ def test_a_flatten_is_as_large_as_was_predicted(tmp_path: Path, name: str, base_
             options = f"cluster_size={base_form.rsplit(maxsplit=1)[-1]}" if "clusters" in base_form else ""
             create(path, "raw" if base_form == "raw" else "qcow2", options, str(16 * MIB))
         forms.append("raw" if not number and base_form == "raw" else "qcow2")
-        for at, content in layer.items():
-            if forms[-1] == "raw":
-                with path.open("r+b") as file:
-                    os.pwrite(file.fileno(), content, at)
-            else:
-                fill(path, content, at)
+        if forms[-1] == "raw":
+            with path.open("r+b") as file:
+                os.pwrite(file.fileno(), make(chance, size), at)
+        else:
+            fill(path, make(chance, size), at)
         paths.append(path)
     rows = [row_of(path, form) for path, form in zip(paths, forms, strict=True)][::-1]
     taken = {}

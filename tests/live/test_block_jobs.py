@@ -220,4 +220,4 @@ def test_images_of_the_chain_are_locked_for_other_jobs(
     assert {f"image:{image_at(path).pk}" for path in chain} <= held
     guest.stop()
     job = run(job)
-    assert (job.state, job.error_code) == ("failed", "invalid")
+    assert (job.state, job.error_code) == ("failed", "guest_off")

@@ -66,5 +66,5 @@ def test_a_guest_that_is_off_has_no_links_to_live_jobs(
     __, row = scanned(chain[0].parent, guest)
     assert "live-flatten" not in operator_page.get(f"/guests/{row.pk}/").content.decode()
     page = operator_page.get(f"/guests/{row.pk}/live-merge/", {"disk": "vda"}).content.decode()
-    assert "invalid" in page
+    assert "guest_off" in page
     assert 'name="confirm_name"' not in page

@@ -86,7 +86,7 @@ def test_every_disk_is_told_of_alone(agent_guest: Callable[..., LibvirtGuest], s
 def test_a_guest_that_is_off_is_not_trimmed(domains: Domains, shared_folder: Path) -> None:
     domain = domains.define([Disk(create(shared_folder / "disk.qcow2"))], agent=True)
     __, row = scanned(shared_folder, LibvirtGuest(None, domain))  # type: ignore[arg-type]
-    assert [one.code for one in plan_of(row.pk).refusals] == ["invalid"]
+    assert [one.code for one in plan_of(row.pk).refusals] == ["guest_off"]
 
 
 def test_a_guest_without_a_line_to_an_agent_says_so(
