@@ -1,5 +1,6 @@
 """Block jobs of running guests beside virsh: pull, active commit and copy of 1 GiB, and how long the guest waits."""
 
+import os
 import shutil
 import statistics
 import subprocess
@@ -19,11 +20,12 @@ NOTES = (
         "Running guests: a TCG guest on a real libvirt, whose disk has 1 GiB of noise in it, and which writes a block "
         "of 4 KiB with fsync all the time. Beside each other, in turn, each on files of its own: `virsh blockpull`, "
         "`blockcommit --active --pivot` and `blockcopy --transient-job --pivot`, all with `--wait`, and the job as a "
-        "worker does it, from its submission to its end. Medians. The longest gap is between two acknowledged writes "
-        "by the guest's own clock, in steps of 10 ms, over the whole of it, the pivot included."
+        "worker does it, from its submission to its end. Each is first every second time, and begins with nothing left "
+        "to be written to the disk. Medians. The longest gap is between two acknowledged writes by the guest's own "
+        "clock, in steps of 10 ms, over the whole of it, the pivot included."
     ),
 )
-ROUNDS = 2
+ROUNDS = 4
 SIZE_MIB = 1024
 #: The job's kind, virsh's words, and whether the data lies in the image below.
 WAYS: dict[str, tuple[str, tuple[str, ...], bool]] = {
@@ -52,14 +54,16 @@ def measure(folder: Path, rounds: int = ROUNDS) -> list[Row]:
             for way, (kind, words, below) in WAYS.items():
                 took: dict[str, list[float]] = {"virsh": [], "job": []}
                 gaps: dict[str, list[float]] = {"virsh": [], "job": []}
-                for _ in range(rounds):
-                    for who, times in took.items():
+                for number in range(rounds):
+                    # In turn, each first: neither alone writes while the disk is busy with what the other has written.
+                    for who in list(took)[:: 1 if number % 2 else -1]:
                         with Domains(uri, pool) as domains:
                             top = _chain(pool, full, below=below)
                             guest = domains.run([Disk(top)])
                             run_job("scan", host.pk)
                             _begin(guest)
-                            times.append(_done(guest, top, kind, words, by_job=who == "job"))
+                            os.sync()
+                            took[who].append(_done(guest, top, kind, words, by_job=who == "job"))
                             gaps[who].append(_longest_gap(guest))
                         _empty(pool)
                 rows += _rows(way, words[0], took, gaps)
