@@ -54,7 +54,7 @@ class SnapshotKind(LiveGuestKind):
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         guest = find(target_id)
-        if guest.kind == Guest.Kind.VM:
+        if guest.kind != Guest.Kind.DOMAIN:
             return self.of_vms().plan(actor, target_id, options)
         reason, warnings, against = f"{self.title}: {guest.name}.", list[str](), list[Refusal]()
         commands: list[list[str]] = []
@@ -74,7 +74,7 @@ class SnapshotKind(LiveGuestKind):
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest = find(job.target_id)
-        if guest.kind == Guest.Kind.VM:
+        if guest.kind != Guest.Kind.DOMAIN:
             return self.of_vms(job.created).work(job, recorder)
         return self.by_libvirt(job, recorder)
 

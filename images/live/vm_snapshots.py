@@ -40,15 +40,17 @@ def _left_locked(vm: Vm, name: str) -> str:
     with contextlib.suppress(HostError, RefusedError):
         if vm.again().now.get("lock") == "snapshot-delete":
             return gettext(
-                "Proxmox VE leaves {guest} locked then (snapshot-delete): see what is wrong with its disks, run qm "
+                "Proxmox VE leaves {guest} locked then (snapshot-delete): see what is wrong with its disks, run {tool} "
                 "unlock {uid} on the node, and delete the snapshot again; or, where its image has no such snapshot, "
-                "qm delsnapshot {uid} {name} --force."
-            ).format(guest=vm.guest.name, uid=vm.guest.uid, name=name)
+                "{tool} delsnapshot {uid} {name} --force."
+            ).format(guest=vm.guest.name, uid=vm.guest.uid, name=name, tool=vm.ref.tool)
     return ""
 
 
 class VmSnapshotKind(VmKind):
-    """A kind that has Proxmox VE do something with snapshots of a VM."""
+    """A kind that has Proxmox VE do something with snapshots of a VM or a container."""
+
+    containers = True
 
     def __init__(self, at: datetime | None = None) -> None:
         #: When the job was made; of a plan none.
@@ -64,7 +66,7 @@ class CreateVmSnapshot(VmSnapshotKind):
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
         name, guest = options["name"], vm.guest.name
         reason = gettext("Proxmox VE keeps the present content of all disks of {guest} as the snapshot {name}.")
-        draft = Draft(reason.format(guest=guest, name=name), ["qm", "snapshot", vm.guest.uid, name])
+        draft = Draft(reason.format(guest=guest, name=name), [vm.ref.tool, "snapshot", vm.guest.uid, name])
         draft.refusals += [*of_template(vm), *proxmox_vms.lacking(vm, "snapshot")]
         if not snapshots.NAME.fullmatch(name):
             sentence = gettext(
@@ -73,21 +75,22 @@ class CreateVmSnapshot(VmSnapshotKind):
             )
             draft.refusals.append(Refusal(INVALID, sentence))
         if options["disks"]:
-            sentence = gettext("Proxmox VE keeps all disks of a VM together: leave the disks out.")
+            sentence = gettext("Proxmox VE keeps all disks of a guest together: leave the disks out.")
             draft.refusals.append(Refusal(INVALID, sentence))
         if name in {one.name for one in snapshots.of(vm.client, vm.ref)}:
             sentence = gettext("{guest} already has a snapshot {name}: choose another name.")
             draft.refusals.append(Refusal("target_exists", sentence.format(guest=guest, name=name)))
         if not snapshots.can(vm.client, vm.ref):
             sentence = gettext(
-                "A disk of {guest} lies on a storage that keeps no snapshots in that format. Move it to qcow2, or to "
-                "a storage that does."
+                "A disk of {guest} lies on a storage that keeps no snapshots in that format, or is a folder of the "
+                "node. Move it to qcow2, or to a storage that does."
             )
             draft.refusals.append(Refusal("unsupported_subformat", sentence.format(guest=guest)))
         draft.warnings.append(
             gettext("A snapshot grows as the guest writes data. Delete it when you no longer need it.")
         )
-        if vm.runs() and not guests.has_agent(vm.config.now):
+        # A container is frozen for the moment, by its node.
+        if vm.ref.kind == drives.VM and vm.runs() and not guests.has_agent(vm.config.now):
             draft.warnings.append(gettext("Filesystems are not quiesced: the snapshot is as after a power cut."))
         return draft
 
@@ -118,7 +121,7 @@ class DeleteVmSnapshot(VmSnapshotKind):
         names = ", ".join(one.name for one in wanted)
         reason = gettext("{names} of {guest}: the present data stays. Nobody can go back to them any more.")
         draft = Draft(
-            reason.format(names=names, guest=vm.guest.name), ["qm", "delsnapshot", vm.guest.uid, wanted[0].name]
+            reason.format(names=names, guest=vm.guest.name), [vm.ref.tool, "delsnapshot", vm.guest.uid, wanted[0].name]
         )
         draft.refusals += [*of_template(vm), *proxmox_vms.lacking(vm, "snapshot")]
         draft.warnings.append(gettext("Proxmox VE cannot be stopped in it: a cancel only ends the waiting."))
@@ -193,7 +196,7 @@ class RevertVm(VmSnapshotKind):
             "The disks and the configuration of {guest} are as of {name} again. What was written since is lost; the "
             "snapshot stays."
         )
-        draft = Draft(reason.format(guest=guest, name=name), ["qm", "rollback", vm.guest.uid, name])
+        draft = Draft(reason.format(guest=guest, name=name), [vm.ref.tool, "rollback", vm.guest.uid, name])
         draft.refusals += [*of_template(vm), *proxmox_vms.lacking(vm, "rollback")]
         if vm.runs():  # Proxmox VE itself would stop it at once, as by a power cut
             sentence = gettext("{guest} is not off ({state}): shut it down first.")

@@ -113,7 +113,7 @@ def _others(rules: Rules) -> Iterator[tuple[StoragePool | Guest, str]]:
     for guest_id, pool_id in ImageUse.objects.values_list("disk__guest", "image__pool").distinct():
         pools[guest_id].add(pool_id)
     for guest in Guest.objects.select_related("host").order_by("name", "pk"):
-        if guest.kind == Guest.Kind.CONTAINER and not (rules.kind == "trim" and guest.host.runs_proxmox):
+        if guest.kind == Guest.Kind.CONTAINER and not guest.host.runs_proxmox:
             continue
         if rules.kind == "live_flatten" and guest.kind != Guest.Kind.DOMAIN:
             continue

@@ -22,7 +22,7 @@ from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox import hidden, hidden_lines, permissions, registration, tasks
 from storage_admin.hosts.proxmox.client import ANSWER_SECONDS, Client
 from storage_admin.hosts.proxmox.config import PATHS, Config, GuestRef, read_config, read_snapshots
-from storage_admin.hosts.proxmox.drives import VM, Drive
+from storage_admin.hosts.proxmox.drives import CONTAINER, VM, Drive
 from storage_admin.hosts.proxmox.errors import RIGHT_MISSING, NotThereError
 from storage_admin.hosts.proxmox.permissions import FEATURES, MissingRight, Permissions
 from storage_admin.hosts.proxmox.tasks import Outcome
@@ -59,7 +59,7 @@ UNCHECKED = _(
 
 @dataclass(frozen=True)
 class Vm:
-    """A VM and its configuration as it was read; ``client`` is open."""
+    """A VM, or a container, and its configuration as it was read; ``client`` is open."""
 
     guest: Guest
     client: Client
@@ -76,7 +76,7 @@ class Vm:
 
     def runs(self) -> bool:
         """Whether it runs, as its node says now; raises HostError."""
-        rows = self.client.rows("nodes", self.ref.node, PATHS[VM])
+        rows = self.client.rows("nodes", self.ref.node, PATHS[self.ref.kind])
         return any(str(row.get("vmid")) == self.guest.uid and row.get("status") != "stopped" for row in rows)
 
     def running_qemu(self) -> str | None:
@@ -107,21 +107,25 @@ def _volume(text: str) -> str:
 
 def bugs(vm: Vm, kind: str) -> list[Refusal]:
     """What of QEMU's known bugs could corrupt a disk of a running VM: a user may do it all the same, a policy not."""
-    if kind not in qemu_bugs.KINDS or (running := vm.running_qemu()) is None:
+    if vm.ref.kind != VM or kind not in qemu_bugs.KINDS or (running := vm.running_qemu()) is None:
         return []
     return [Refusal("qemu_bug", one) for one in qemu_bugs.against(vm.guest.host, kind, running)]
 
 
-def offline(guest: Guest) -> Iterator[tuple[str, str]]:
-    """Codes and sentences of what stands against it as the database knows: nobody is asked."""
+def offline(guest: Guest, *, containers: bool = False) -> Iterator[tuple[str, str]]:
+    """Codes and sentences of what stands against it as the database knows: nobody is asked.
+
+    Args:
+        containers: whether it can be done with containers of Proxmox VE as well.
+    """
     host = guest.host
-    if guest.kind != Guest.Kind.VM:
+    if guest.kind != Guest.Kind.VM and not (containers and guest.kind == Guest.Kind.CONTAINER and host.runs_proxmox):
         yield INVALID, gettext("{guest} is not a VM of Proxmox VE.").format(guest=guest.name)
     elif not host.token_id:
         yield (
             "tool_missing",
             gettext(
-                "{host} was added without its API. Add an API token for the node: VMs are changed through it."
+                "{host} was added without its API. Add an API token for the node: its guests are changed through it."
             ).format(host=host.name),
         )
     if host.status == Host.Status.UNREACHABLE:
@@ -140,23 +144,24 @@ def offline(guest: Guest) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def opened(guest: Guest, seconds: float = ANSWER_SECONDS) -> Iterator[Vm]:
-    """The VM as its node shows it now, provided that it may be changed.
+    """The VM, or container, as its node shows it now, provided that it may be changed.
 
     Args:
         seconds: that each answer may take.
 
     Raises:
         RefusedError: ``guest_locked``.
-        HostError: the API does not answer, or knows no such VM on that node.
+        HostError: the API does not answer, or knows no such guest on that node.
     """
     host = guest.host
     with registration.client(host, seconds) as client:
         try:
-            config = read_config(client, GuestRef(host.node, int(guest.uid)))
+            kind = CONTAINER if guest.kind == Guest.Kind.CONTAINER else VM
+            config = read_config(client, GuestRef(host.node, int(guest.uid), kind))
         except NotThereError as error:
             raise HostError(
                 gettext(
-                    "There is no VM {uid} on {node} now. If it has moved to another node, select it there. {detail}"
+                    "There is no guest {uid} on {node} now. If it has moved to another node, select it there. {detail}"
                 ).format(uid=guest.uid, node=host.node, detail=error.detail),
                 error.code,
             ) from error

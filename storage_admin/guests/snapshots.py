@@ -14,7 +14,7 @@ def of(guest: Guest) -> tuple[Snapshot, ...]:
         RefusedError: ``guest_locked``; ``tool_missing``: libvirt there can only be read.
         HostError: its manager does not answer, or knows no such guest.
     """
-    if guest.kind != Guest.Kind.VM:
+    if guest.kind == Guest.Kind.DOMAIN:
         return of_libvirt.of(guest.host, guest.uid).found
     with proxmox_vms.opened(guest, proxmox_vms.PLAN_SECONDS) as vm:
         return of_proxmox.of(vm.client, vm.ref)

@@ -10,12 +10,13 @@ from django.utils import timezone
 from images.policies.rules import choose
 from images.policies.shape import Rules
 from storage_admin.guests.models import Guest
+from storage_admin.hosts.models import Host
 from storage_admin.jobs import runner, services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan, Recorder
 from tests.factories import PolicyFactory
-from tests.guests.vms import conf, good, host, server, submit, web
-from tests.harness.proxmox import confs
+from tests.guests.vms import conf, good, host, reached, server, submit, web
+from tests.harness.proxmox import confs, world
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import ALL
 from tests.working import OPERATOR, client_as, run, said
@@ -24,6 +25,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
 __all__ = ["host", "server", "web"]
 DAY = 24 * 3600
+CONTAINER = "arch: amd64\nhostname: bct\nrootfs: btr:210/subvol-210-disk-0.subvol\nlxc.cap.drop: a\nlxc.cap.drop: b\n"
 
 
 @pytest.fixture
@@ -94,6 +96,70 @@ def test_what_stands_against_it_is_told_before_a_task_begins(server: ProxmoxServ
     one.text = "lock: backup\n" + text
     for kind in ("snapshot", "delete_snapshot", "revert_snapshot"):
         assert codes(kind, vm, name="there") == ["guest_locked"]
+
+
+@pytest.fixture
+def container(server: ProxmoxServer, host: Host) -> Guest:
+    """One of a storage that keeps its snapshots, with lines for LXC."""
+    server.world.guests["container", 210] = world.Guest("container", 210, CONTAINER)
+    scanned(host)
+    return Guest.objects.get(kind="container", uid="210")
+
+
+def scanned(host: Host) -> None:
+    """By the API alone: no agent of the test tells of images."""
+    reached(host, Host.Transport.API)
+    job = run(services.submit(OPERATOR, "scan", host.pk, {}))
+    assert job.state == "succeeded", said(job)
+    reached(host, Host.Transport.API_SSH)
+
+
+def test_a_containers_snapshot_is_made_gone_back_to_and_deleted_and_no_line_for_lxc_is_lost(
+    server: ProxmoxServer, container: Guest
+) -> None:
+    one = server.world.guests["container", 210]
+    assert plan("snapshot", container, name="before").commands == ("pct snapshot 210 before",)
+    assert plan("snapshot", container, name="before").warnings[-1:] != ("Filesystems are not quiesced",)
+    result = good(run(submit("snapshot", container, name="before")))
+    assert result["task"].split(":")[5] == "vzsnapshot"
+    one.text = one.text.replace("hostname: bct", "hostname: changed", 1)
+    assert plan("revert_snapshot", container, name="before").commands == ("pct rollback 210 before",)
+    good(run(submit("revert_snapshot", container, name="before")))
+    assert (one.conf.now["hostname"], one.conf.raw[""]) == ("bct", [["lxc.cap.drop", "a"], ["lxc.cap.drop", "b"]])
+    good(run(submit("snapshot", container, name="after")))
+    # Also the one that does not lead to the present is seen, with the volumes that it names.
+    assert good(run(submit("delete_snapshot", container, name="before")))["names"] == ["before"]
+    assert list(one.conf.snapshots) == ["after"]
+    scanned(container.host)
+    container.refresh_from_db()
+    assert [kept["name"] for kept in container.snapshots] == ["after"]
+
+
+def test_what_stands_against_a_containers_is_told_before(server: ProxmoxServer, container: Guest) -> None:
+    one = server.world.guests["container", 210]
+    text = one.text
+    one.text = text + "lxc.unheard.of: x\n"
+    assert codes("snapshot", container, name="now") == ["hidden_lines"]
+    one.text = text.replace("rootfs: btr:", "mp0: /srv,mp=/srv\nrootfs: btr:")
+    assert codes("snapshot", container, name="now") == ["unsupported_subformat"]
+    one.text = "lock: backup\n" + text
+    assert codes("snapshot", container, name="now") == ["guest_locked"]
+    one.text, one.running = text, True
+    assert codes("snapshot", container, name="now") == []
+    good(run(submit("snapshot", container, name="now")))
+    assert codes("revert_snapshot", container, name="now") == ["image_in_use"]
+
+
+def test_snapshots_that_do_not_lead_to_a_containers_present_are_known(server: ProxmoxServer, container: Guest) -> None:
+    one = server.world.guests["container", 210]
+    one.text = one.text.replace("hostname", "parent: bb\nhostname", 1) + "".join(
+        f"\n[{name}]\nrootfs: btr:210/subvol-210-disk-{name}.subvol\nsnaptime: 176060000{number}\n"
+        for number, name in enumerate(("aa", "bb"))
+    )
+    scanned(container.host)
+    container.refresh_from_db()
+    assert {kept["name"] for kept in container.snapshots} == {"aa", "bb"}
+    assert client_as(role="viewer").get(f"/guests/{container.pk}/snapshots/").content.decode().count("delete…") == 2
 
 
 def test_where_snapshots_are_files_only_the_newest_is_gone_back_to(server: ProxmoxServer, vm: Guest) -> None:

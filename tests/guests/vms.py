@@ -41,8 +41,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProxmoxS
 
 def files_of(server: ProxmoxServer) -> dict[str, Any]:
     """What the agent on that node would tell of /etc/pve."""
-    texts = {number: one.text for (kind, number), one in server.world.guests.items() if kind == "vm"}
-    files = {f"nodes/pve1/qemu-server/{number}.conf": text for number, text in texts.items()}
+    folders = {"vm": "qemu-server", "container": "lxc"}
+    guests = server.world.guests.items()
+    files = {f"nodes/pve1/{folders[kind]}/{number}.conf": one.text for (kind, number), one in guests}
     told = [{"name": name, "content_b64": b64(text.encode())} for name, text in files.items()]
     return {"proxmox": True, "node": "pve1", "files": told, "failed": [], "running": {}}
 

@@ -15,8 +15,6 @@ from storage_admin.hosts.proxmox.errors import changed_meanwhile, guest_locked
 PATHS = {VM: "qemu", CONTAINER: "lxc"}
 #: How often a configuration is read that changes while it is read.
 _TRIES = 4
-#: The longest line of snapshots that is followed back, one at a time.
-_MOST_SNAPSHOTS = 1000
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,16 @@ class GuestRef:
     def name(self) -> str:
         """For a sentence."""
         return f"{'VM' if self.kind == VM else 'Container'} {self.vmid}"
+
+    @property
+    def tool(self) -> str:
+        """What changes it on its node's command line."""
+        return "qm" if self.kind == VM else "pct"
+
+    @property
+    def file(self) -> str:
+        """Its configuration, below its node's folder."""
+        return f"{'qemu-server' if self.kind == VM else 'lxc'}/{self.vmid}.conf"
 
 
 @dataclass(frozen=True)
@@ -165,36 +173,29 @@ def unset_config(client: Api, config: Config, key: str) -> Config:
 
 
 def read_snapshots(client: Api, config: Config) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """The name and the values of each snapshot; of a container only those on the line that led to the present.
+    """The name and the values of each snapshot.
 
     Raises:
         HostError: as :meth:`Api.get`.
     """
     guest = config.guest
-    if guest.kind == VM:
-        for row in client.rows(*guest.path, "snapshot"):
-            name = str(row.get("name"))
-            if name != "current":
-                yield name, _snapshot(client, guest, name)
-        return
-    # Containers' snapshots are not listed by any call of the schema that this is held to; each names the one before.
-    name, seen = config.now.get("parent", ""), set[str]()
-    while name and name not in seen and len(seen) < _MOST_SNAPSHOTS:
-        seen.add(name)
-        values = _snapshot(client, guest, name)
-        yield name, values
-        name = values.get("parent", "")
-
-
-def _snapshot(client: Api, guest: GuestRef, name: str) -> dict[str, str]:
-    return _texts(client.fields(*guest.path, "config", params={"snapshot": name}))
+    for row in client.rows(*guest.path, "snapshot"):
+        name = str(row.get("name"))
+        if name != "current":
+            yield name, _texts(client.fields(*guest.path, "config", params={"snapshot": name}))
 
 
 def _texts(config: Mapping[str, Any]) -> dict[str, str]:
-    return {key: str(value) for key, value in config.items() if isinstance(value, str | int | float)}
+    plain = {key: str(value) for key, value in config.items() if isinstance(value, str | int | float)}
+    return plain | dict(_of_lxc(config))
+
+
+def _of_lxc(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a container passes to LXC as it is; a key may be there several times."""
+    for entry in config.get("lxc") or ():
+        if isinstance(entry, list) and len(entry) == 2:
+            yield str(entry[0]), str(entry[1])
 
 
 def _raw_lines(config: Mapping[str, Any]) -> Iterator[str]:
-    for entry in config.get("lxc") or ():
-        if isinstance(entry, list) and len(entry) == 2 and "/" in str(entry[1]):
-            yield f"{entry[0]}: {entry[1]}"
+    return (f"{key}: {value}" for key, value in _of_lxc(config) if "/" in value)

@@ -1,4 +1,4 @@
-"""Whether Proxmox VE would drop lines of a VM's configuration: looked for in the file, where an agent can read it."""
+"""Whether Proxmox VE would drop lines of a guest's file: looked for there, where an agent can read it."""
 
 import hashlib
 
@@ -16,7 +16,7 @@ def refuse_dropping(host: Host, api: Api, config: Config, name: str) -> None:
 
     Args:
         config: as the API answers now.
-        name: of the VM, for the sentence.
+        name: of the guest, for the sentence.
 
     Raises:
         RefusedError: ``hidden_lines``; ``stale_plan``: the file is another one by now.
@@ -24,7 +24,7 @@ def refuse_dropping(host: Host, api: Api, config: Config, name: str) -> None:
     """
     if host.by_api_alone:
         return
-    ending = f"/qemu-server/{config.guest.vmid}.conf"
+    ending = f"/{config.guest.file}"
     files = [file for file in asking.ask(host, "pve", {})["files"] if str(file["name"]).endswith(ending)]
     contents = [unb64(str(file["content_b64"])) for file in files]
     content = next((one for one in contents if _digest(one) == config.digest), None)

@@ -17,8 +17,8 @@ from storage_admin.hosts.proxmox.permissions import MissingRight, Permissions
 from storage_admin.hosts.proxmox.storages import StorageFacts, integer
 
 HIDDEN_LINES = (
-    "The API omits lines of guests' configurations that it does not understand, and containers' snapshots outside the "
-    "current branch. Connect the node by SSH as well, so that its files can be read."
+    "The API omits lines of guests' configurations that it does not understand. Connect the node by SSH as well, so "
+    "that its files can be read."
 )
 
 

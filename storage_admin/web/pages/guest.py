@@ -134,7 +134,7 @@ def guest(request: PageRequest, guest_id: int) -> HttpResponseBase:
     jobs = Job.objects.filter(target_kind="guest", target_id=shown.pk)
     context = {
         "section": "guests", "guest": shown, "against": against, "may_change": shown.kind == Guest.Kind.VM,
-        "may_trim": shown.kind != Guest.Kind.CONTAINER or shown.host.runs_proxmox,
+        "is_managed": shown.kind != Guest.Kind.CONTAINER or shown.host.runs_proxmox,
         "is_live": shown.kind == Guest.Kind.DOMAIN and shown.state == "running",
         "images": {image.pk: image for image in in_scope(Image.objects.filter(uses__disk__guest=shown), request.actor)},
         "disks": [(disk, cache_advice(disk), discard_advice(disk)) for disk in shown.disks.all()],

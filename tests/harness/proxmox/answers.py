@@ -138,14 +138,24 @@ def _config(guest: Guest, given: Given) -> Any:
     if "snapshot" in given:
         if given["snapshot"] not in conf.snapshots:
             raise ApiDeathError(500, f"snapshot '{given['snapshot']}' does not exist\n")
-        return confs.answer(conf.snapshots[given["snapshot"]], conf.digest, guest.kind)
+        name = given["snapshot"]
+        return confs.answer(conf.snapshots[name], conf.digest, guest.kind, conf.raw.get(name))
     values = conf.now if given.get("current") == "1" else conf.merged()
-    return confs.answer(values, conf.digest, guest.kind, conf.raw)
+    return confs.answer(values, conf.digest, guest.kind, conf.raw.get(""))
 
 
 @call("GET /nodes/{node}/qemu/{vmid}/snapshot")
 def snapshots(world: World, given: Given) -> Any:
-    guest = world.guest("vm", int(given["vmid"]))
+    return _snapshots(world.guest("vm", int(given["vmid"])))
+
+
+@call("GET /nodes/{node}/lxc/{vmid}/snapshot")
+def container_snapshots(world: World, given: Given) -> Any:
+    rows: list[dict[str, Any]] = _snapshots(world.guest("container", int(given["vmid"])))
+    return [{key: value for key, value in row.items() if key != "vmstate"} for row in rows]
+
+
+def _snapshots(guest: Guest) -> Any:
     conf = guest.conf
     rows: list[dict[str, Any]] = []
     for name, values in conf.snapshots.items():

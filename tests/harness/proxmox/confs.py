@@ -12,6 +12,8 @@ from urllib.parse import unquote
 
 from tests.harness.proxmox import schema
 
+#: Keys of LXC's that PVE::LXC::Config knows; a line with another one is passed over, and dropped on writing.
+_LXC = re.compile(r"lxc\.(?:apparmor|cap|cgroup2?|environment|hook|idmap|init|mount|pty|seccomp|signal|tty)(?:\.|$)")
 DRIVE = re.compile(r"(ide|sata|scsi|virtio|efidisk|tpmstate)\d+")
 Values = dict[str, str]
 
@@ -24,7 +26,8 @@ class Conf:
     now: Values = field(default_factory=dict)
     pending: Values = field(default_factory=dict)
     snapshots: dict[str, Values] = field(default_factory=dict)
-    raw: list[list[str]] = field(default_factory=list)
+    #: What a container passes to LXC as it is, by section: keys and values.
+    raw: dict[str, list[list[str]]] = field(default_factory=dict)
 
     def merged(self) -> Values:
         """With what waits applied."""
@@ -81,19 +84,20 @@ def _wrong(one: schema.Spec, value: str) -> str:
 
 def parse_container(text: str) -> Conf:
     conf = Conf(hashlib.sha1(text.encode()).hexdigest())
-    values = conf.now
+    values, section = conf.now, ""
     for line in text.split("\n"):
         raw = re.fullmatch(r"(lxc\.[a-z0-9_\-.]+)(?::|\s*=)\s*(.*?)\s*", line)
         found = re.fullmatch(r"([a-z][a-z_]*\d*):\s*(.+?)\s*", line)
         snapshot = re.fullmatch(r"\[([a-z][a-z0-9_-]+)\]\s*", line, re.IGNORECASE)
         if re.fullmatch(r"\[pve:pending\]\s*", line, re.IGNORECASE):
-            values = conf.pending
+            values, section = conf.pending, "pve:pending"
         elif snapshot is not None:
-            values = conf.snapshots.setdefault(snapshot[1], {})
+            section = snapshot[1]
+            values = conf.snapshots.setdefault(section, {})
         elif line.startswith("#"):
             values["description"] = values.get("description", "") + unquote(line[1:]) + "\n"
-        elif raw is not None and values is conf.now:
-            conf.raw.append([raw[1], raw[2]])
+        elif raw is not None and _LXC.match(raw[1]):
+            conf.raw.setdefault(section, []).append([raw[1], raw[2]])
         elif found is not None:
             values[found[1]] = found[2]
     _finish(conf)
@@ -117,6 +121,19 @@ def write_vm(conf: Conf) -> str:
     if conf.pending:
         parts.append("[PENDING]\n" + _lines(conf.pending))
     parts += [f"[{name}]\n{_lines(values)}" for name, values in sorted(conf.snapshots.items())]
+    return "\n".join(parts)
+
+
+def write_container(conf: Conf) -> str:
+    """The file's new text; what LXC gets as it is stands at the end of each section."""
+
+    def lines(section: str, values: Values) -> str:
+        return _lines(values) + "".join(f"{key}: {value}\n" for key, value in conf.raw.get(section, []))
+
+    parts = [lines("", conf.now)]
+    if conf.pending:
+        parts.append("[pve:pending]\n" + lines("pve:pending", conf.pending))
+    parts += [f"[{name}]\n{lines(name, values)}" for name, values in sorted(conf.snapshots.items())]
     return "\n".join(parts)
 
 

@@ -15,7 +15,7 @@ from tests.harness.proxmox.recordings import Recorder, Request
 from tests.harness.proxmox.world import TOPS, Guest, lab
 
 FREE, CLONE, CONTAINER = GuestRef("pve1", 120), GuestRef("pve1", 121), GuestRef("pve1", 300, "container")
-RUNS = GuestRef("pve1", 122)
+RUNS, ON_BTRFS = GuestRef("pve1", 122), GuestRef("pve1", 124, "container")
 LINKED = "store:101/base-101-disk-0.qcow2/121/vm-121-disk-0.qcow2"
 ROOT = "root"
 
@@ -52,14 +52,16 @@ def _snapshots(api: Client) -> None:
 
 
 def _keep(api: Client) -> None:
-    assert snapshots.can(api, RUNS)
-    tasks.follow(api, snapshots.create(api, RUNS, "before", "Created by Storage Admin."), interval=0)
-    assert [one.name for one in snapshots.of(api, RUNS)] == ["before"]
-    tasks.follow(api, snapshots.delete(api, RUNS, "before"), interval=0)
+    for guest in (RUNS, ON_BTRFS):
+        assert snapshots.can(api, guest)
+        tasks.follow(api, snapshots.create(api, guest, "now", "Created by Storage Admin."), interval=0)
+        assert "now" in [one.name for one in snapshots.of(api, guest)]
+        tasks.follow(api, snapshots.delete(api, guest, "now"), interval=0)
 
 
 def _roll_back(api: Client) -> None:
-    tasks.follow(api, snapshots.roll_back(api, GuestRef("pve1", 123), "before"), interval=0)
+    for guest in (GuestRef("pve1", 123), ON_BTRFS):
+        tasks.follow(api, snapshots.roll_back(api, guest, "before"), interval=0)
 
 
 #: What is done, by whose right: a feature's, what the inventory needs, or root's.
@@ -97,6 +99,8 @@ def _node(*features: str) -> Recorder:
     world.guests["vm", 122] = Guest("vm", 122, "agent: 1\n", running=True, trims=[{"path": "/", "trimmed": 1}])
     world.guests["vm", 121] = Guest("vm", 121, f"scsi0: {LINKED},size=10G\nunused0: {LINKED}\n")
     world.guests["vm", 123] = Guest("vm", 123, "parent: before\n\n[before]\nsnaptime: 1760600000\n")
+    text = "parent: before\nrootfs: btr:124/subvol-124-disk-0.subvol\n\n[before]\nsnaptime: 1760600000\n"
+    world.guests["container", 124] = Guest("container", 124, text)
     world.rights = {path: {} for path in TOPS}
     for need in (need for name in features if name != ROOT for need in FEATURES[name].needs):
         world.rights[need.scope][need.rights[0]] = 1
