@@ -53,6 +53,7 @@ def write(path: Path, image_format: str, chance: random.Random, *kinds: str) -> 
     qemu_io(path, *(f"{chance.choice(kinds)} {place}" for place in places), image_format=image_format)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("base_format", "of_base", "of_overlay"), PAIRS)
 @pytest.mark.parametrize("seed", range(3))
 def test_is_what_a_merge_gives_back(tmp_path: Path, base_format: str, of_base: str, of_overlay: str, seed: int) -> None:

@@ -33,7 +33,7 @@ from tests.faults.swapper import Swapper, Watch
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
-RACES = 1000 if night() else 200
+RACES = 1000 if night() else 60
 #: As many agents at once as `make test` has processors for.
 AGENTS = 2
 #: Which names change places; see :meth:`Ground.pairs`.

@@ -13,7 +13,7 @@ import requests
 import storage_admin
 from tests.harness.processes import Daemon, free_port
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.night]
 
 ROOT = Path(__file__).resolve().parents[2]
 
