@@ -70,7 +70,7 @@ def test_a_vm_is_trimmed_by_its_node_where_there_is_no_token(node: Host, tmp_pat
     assert (tmp_path / "asked").read_text() == "guest cmd 300 fstrim\n"
     assert [one["error"] for one in (job.result or {})["filesystems"]] == ["", "read-only"]
     Guest.objects.filter(pk=guest.pk).update(state="stopped")
-    assert codes(guest) == ["invalid"]
+    assert codes(guest) == ["guest_off"]
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def test_a_node_that_does_not_answer_refuses_the_plan_in_its_words(web: Guest, h
 def test_a_vm_that_another_node_has_by_now_is_told(server: ProxmoxServer, web: Guest) -> None:
     del server.world.guests["vm", 120]
     (refusal,) = services.plan(OPERATOR, "trim", web.pk, {}).refusals
-    assert "no VM 120 on pve1" in refusal.detail
+    assert "120 on pve1" in refusal.detail
 
 
 def test_a_disk_is_enlarged_and_read_again(server: ProxmoxServer, web: Guest) -> None:
@@ -281,7 +281,7 @@ def test_a_configuration_that_changes_under_a_task_ends_it(
 
 def test_a_guest_is_trimmed_and_what_each_filesystem_gave_back_is_told(server: ProxmoxServer, web: Guest) -> None:
     machine = server.world.guests["vm", 120]
-    assert refusals("trim", web) == ["invalid"]  # it is off
+    assert refusals("trim", web) == ["guest_off"]  # it is off
     machine.running = True
     machine.trims = [
         {"path": "/", "trimmed": 104857600, "minimum": 0},

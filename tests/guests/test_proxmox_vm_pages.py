@@ -121,7 +121,7 @@ def test_a_guests_forms_say_what_is_wrong_and_start_nothing(server: ProxmoxServe
     assert "9,663,676,416 bytes" in client.get(address, {"disk": "scsi0", "size_gib": "9"}).content.decode()
     for text in ("x", "1", "NaN", "1e99"):
         confirm(client, address, {"disk": "scsi0", "size_gib": text})
-    assert 'data-code="invalid"' in client.get(f"/guests/{web.pk}/trim/").content.decode()
+    assert 'data-code="guest_off"' in client.get(f"/guests/{web.pk}/trim/").content.decode()
     assert client.get("/guests/999999/").status_code == 404
     client.force_login(UserFactory.create(role="viewer"), "django.contrib.auth.backends.ModelBackend")
     assert client.post(address, {"disk": "scsi0", "size_gib": "9"}).status_code == 403
