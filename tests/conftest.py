@@ -73,8 +73,8 @@ def _uses_database(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
-    """Marks what is tried at random, touches the database, waits for the night, or shares machines or a libvirt. The
-    longest files come first; what passed before is left out.
+    """Marks what is tried at random, touches the database, or waits for the night. The longest files come first; what
+    passed before is left out.
     """
     cases: Counter[str] = Counter()
     only_at_night = long.listed()
@@ -91,9 +91,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
             item.add_marker("fuzz")
         if _uses_database(item):
             item.add_marker("database")
-        for name in ("machines", "guest"):
-            if item.get_closest_marker(name) is not None:
-                item.add_marker(pytest.mark.xdist_group(name))
     # All processes of this run begin with the same tests, however late.
     if before := passed(Path(os.environ[KEEP]), but=os.environ[RUN]) if KEEP in os.environ else {}:
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in before])

@@ -110,10 +110,11 @@ TIERS = {
             _at_night,
             (
                 _tests("every test", ALONE, BY_DAY, workers=WORKERS, beside=GUESTS),
-                _guests(BY_DAY, prefix="all "),
+                _guests("not machines", prefix="all "),
                 _tests("all on postgresql", "database", ALONE, "not faults", **ON_POSTGRESQL),
                 *_clicked(BY_DAY, prefix="all "),
-                _tests("figures", "faults or fuzz or machines", workers=WAITING, dist="loadgroup"),
+                _tests("figures", "(faults or fuzz)", "not (machines or guest)", workers=WAITING, dist="load"),
+                _tests("two machines", "machines", at=("tests/machines",)),
                 ON_DEBIAN_13,
                 Stage("nights", (sys.executable, "-m", "tests.nights")),
             ),
