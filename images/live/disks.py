@@ -121,10 +121,10 @@ def files(guest: Guest, paths: Sequence[str]) -> list[dict[str, int] | None]:
 
 
 def images_of(guest: Guest) -> dict[str, Image]:
-    """The images of a guest's disks, by target."""
+    """The images of a guest's disks, by target; none of a VM's unused ones, which it cannot write to."""
     images = Image.objects.filter(uses__disk__guest=guest).select_related("pool")
     by_id = {image.pk: image for image in images}
-    disks = guest.disks.filter(only_in="", device="disk").select_related("use")
+    disks = guest.disks.filter(only_in="", device="disk").exclude(target__startswith="unused").select_related("use")
     return {disk.target: by_id[disk.use.image_id] for disk in disks if hasattr(disk, "use")}
 
 

@@ -140,7 +140,8 @@ def _draft_by_node(guest: Guest) -> Draft:
     command = node_trim.command(_ref(guest))
     if guest.kind == Guest.Kind.VM:
         disks = [DiskNow(disk.target, disk.target.rstrip("0123456789"), discard=_MODES.get(disk.discard, "ignore"))
-                 for disk in guest.disks.filter(only_in="", device="disk")]  # fmt: skip
+                 for disk in guest.disks.filter(only_in="", device="disk")
+                 if not disk.target.startswith(proxmox_vms.BESIDE)]  # fmt: skip
         draft = _draft(guest, GuestNow(guest.state, agent=AgentNow(configured=True), disks=tuple(disks)), command)
     else:
         sentence = gettext("The node trims the volumes of {guest} (fstrim). Nothing stops, and nothing is copied.")

@@ -65,6 +65,9 @@ def test_a_vm_is_trimmed_by_its_node_where_there_is_no_token(node: Host, tmp_pat
     says(tmp_path, "qm", VM)
     guest = GuestFactory.create(host=node, kind=Guest.Kind.VM, uid="300", state="running")
     GuestDiskFactory.create(guest=guest, target="scsi0", discard="on")
+    for unused in ("unused0", "efidisk0"):
+        GuestDiskFactory.create(guest=guest, target=unused)
+    assert {one.disk for one in services.plan(OPERATOR, "trim", guest.pk, {}).causes} <= {"", "scsi0"}
     job = trimmed(guest)
     assert job.state == "succeeded", job.error_detail
     assert (tmp_path / "asked").read_text() == "guest cmd 300 fstrim\n"
