@@ -97,7 +97,8 @@ class LiveMerge(LiveKind):
         rows = _rows(guest, paths)
         for path, file in zip(paths, files(guest, paths), strict=True):
             if (row := rows.get(path_key(os.fsencode(path)))) is not None:
-                one = f"{row.dev}:{row.inode}" if file is None else f"{file['dev']}:{file['inode']}"
+                dev, inode, written = (row.dev, row.inode, row.mtime_ns) if file is None else _identity(file)
+                one = f"{dev}:{inode}:{written}"
                 Image.every.filter(pk=row.pk).update(merged={"job": job.pk, "file": one})
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
@@ -111,6 +112,11 @@ class LiveMerge(LiveKind):
             result["before_bytes"] += sum(deleted.values())
             result["freed_bytes"] = result["before_bytes"] - result["after_bytes"]
         return result
+
+
+def _identity(file: dict[str, int]) -> tuple[int, int, int]:
+    """What a file is known by again: a new one may get the inode of one that is gone, but was written later."""
+    return file["dev"], file["inode"], file["mtime_ns"]
 
 
 def _deleted(guest: Guest, paths: list[str], recorder: Recorder) -> dict[str, int]:

@@ -98,7 +98,7 @@ class Image(PartialRows):
     state = models.CharField(max_length=16, choices=State, default=State.OK)
     state_detail = models.TextField(blank=True)
     #: Of an overlay that a job has merged into the image below it: the ``job`` and the ``file`` that it was
-    #: (``device:inode``). Another file by that name has nothing to do with it.
+    #: (device, inode and when it was written). Another file by that name has nothing to do with it.
     merged = models.JSONField(null=True)
     #: Why the header could not be read; empty where it could.
     unreadable = models.TextField(blank=True)

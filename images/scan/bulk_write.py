@@ -23,7 +23,7 @@ from storage_admin.hosts.names import path_key
 ROW_COLUMNS = (
     "id", "name", "path_key", "dev", "inode", "format", "unreadable", "missing_since", "admin_format", "backing_file",
     "backing_format", "backing_key", "backing_found", "backing_unsafe", "held", "pool_id", "path", "aside_since",
-    "deleted_at", "merged",
+    "deleted_at", "merged", "mtime_ns",
 )  # fmt: skip
 #: The states of a pool of which the images may all be as last seen.
 AS_LAST_SEEN = frozenset({"missing", "changed", "not_listed", "unreadable", StoragePool.SILENT})
@@ -45,7 +45,7 @@ def resolve_host(host: Host) -> None:
         (
             row_id, name, path_key, dev, inode, format_, unreadable, missing_since, admin_format, backing_file,
             backing_format, backing_key, backing_found, backing_unsafe, held, pool_id, path, aside_since, deleted_at,
-            merged, *resolved,
+            merged, written, *resolved,
         ) = values  # fmt: skip
         before[row_id] = resolved
         rows.append(
@@ -53,7 +53,7 @@ def resolve_host(host: Host) -> None:
                 row_id, name, path_key, f"{dev}:{inode}", format_, unreadable, missing_since is not None, admin_format,
                 backing_file, backing_format, backing_key, backing_found, backing_unsafe, held,
                 unknown.get(pool_id, ""), path, "deleted" if deleted_at else "set_aside" if aside_since else "",
-                pool_id in unseen, _merged_by(merged, f"{dev}:{inode}"),
+                pool_id in unseen, _merged_by(merged, f"{dev}:{inode}:{written}"),
             )
         )  # fmt: skip
     rows.sort()  # by id; the database would copy all columns to do that
@@ -73,10 +73,10 @@ def resolve_host(host: Host) -> None:
     _write_uses(host, answers)
 
 
-def _merged_by(told: str | None, inode: str) -> str:
+def _merged_by(told: str | None, file: str) -> str:
     """The job that has merged an overlay; empty for none, and where another file has its name by now."""
     found = json.loads(told) if told else None
-    return str(found["job"]) if found and found["file"] == inode else ""
+    return str(found["job"]) if found and found["file"] == file else ""
 
 
 def _raw_rows(host: Host, columns: Sequence[str]) -> Iterable[tuple[Any, ...]]:
