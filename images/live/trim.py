@@ -25,7 +25,6 @@ from storage_admin.hosts.libvirt.relay import why_read_only
 from storage_admin.hosts.live_facts import AgentNow, DeviceNow, DiskNow, GuestNow, Trimmed
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox import actions, drives, guests, node_trim
-from storage_admin.hosts.proxmox.config import GuestRef
 from storage_admin.hosts.proxmox.drives import Drive
 from storage_admin.jobs import runner
 from storage_admin.jobs.models import Job, JobLog
@@ -78,7 +77,7 @@ class Trim(VmKind):
         if _by_node(guest):
             for refusal in _draft_by_node(guest).refusals:
                 raise RefusedError(refusal.code, refusal.detail)
-            shell, ref = transport.shell(guest.host), _ref(guest)
+            shell, ref = transport.shell(guest.host), proxmox_vms.ref_of(guest)
             trim = partial(node_trim.trim, shell, ref)
             result = _done(guest, seen(guest), partial(seen, guest), trim, recorder)
             recorder.log(result["words"])
@@ -130,14 +129,9 @@ def _without_shell(host: Host) -> list[Refusal]:
     return []
 
 
-def _ref(guest: Guest) -> GuestRef:
-    kind = drives.CONTAINER if guest.kind == Guest.Kind.CONTAINER else drives.VM
-    return GuestRef(guest.host.node, int(guest.uid), kind)
-
-
 def _draft_by_node(guest: Guest) -> Draft:
     """What such a trim would do, and what stands against it, as the last scan knows the guest."""
-    command = node_trim.command(_ref(guest))
+    command = node_trim.command(proxmox_vms.ref_of(guest))
     if guest.kind == Guest.Kind.VM:
         disks = [DiskNow(disk.target, disk.target.rstrip("0123456789"), discard=_MODES.get(disk.discard, "ignore"))
                  for disk in guest.disks.filter(only_in="", device="disk")

@@ -308,7 +308,7 @@ def mark_gone(rows: QuerySet[Image], at: datetime, others: QuerySet[Image]) -> i
     """
     # Its file may live on under another name, but what stands on it would not find it there.
     others.filter(backing_key__in=rows.values("path_key")).update(backing_found="")
-    return rows.update(state=Image.State.MISSING, missing_since=at, in_use=None, orphan=None, held="", merged=None)
+    return rows.update(state=Image.State.MISSING, missing_since=at, in_use=None, orphan=None, held="")
 
 
 def rewritten_since(host_id: int, at: datetime, but: int = 0) -> set[str]:

@@ -142,6 +142,12 @@ def offline(guest: Guest, *, containers: bool = False) -> Iterator[tuple[str, st
         )
 
 
+def ref_of(guest: Guest) -> GuestRef:
+    """Where its node has it."""
+    kind = CONTAINER if guest.kind == Guest.Kind.CONTAINER else VM
+    return GuestRef(guest.host.node, int(guest.uid), kind)
+
+
 @contextlib.contextmanager
 def opened(guest: Guest, seconds: float = ANSWER_SECONDS) -> Iterator[Vm]:
     """The VM, or container, as its node shows it now, provided that it may be changed.
@@ -156,8 +162,7 @@ def opened(guest: Guest, seconds: float = ANSWER_SECONDS) -> Iterator[Vm]:
     host = guest.host
     with registration.client(host, seconds) as client:
         try:
-            kind = CONTAINER if guest.kind == Guest.Kind.CONTAINER else VM
-            config = read_config(client, GuestRef(host.node, int(guest.uid), kind))
+            config = read_config(client, ref_of(guest))
         except NotThereError as error:
             raise HostError(
                 gettext(

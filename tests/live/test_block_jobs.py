@@ -22,7 +22,7 @@ from tests.harness.guests import Disk, LibvirtGuest
 from tests.live.chains import PATTERNS, at_stage, chain_of, definition_of, done, patterns, submit, whole
 from tests.live.conftest import scanned
 from tests.live.writer import PLACES, acknowledged, wait_for_writes, writing
-from tests.working import OPERATOR, client_as, create, image_at, run, said, scan
+from tests.working import ADMIN, OPERATOR, client_as, create, image_at, run, said, scan, work
 
 pytestmark = [
     pytest.mark.guest,
@@ -95,7 +95,7 @@ def test_overlays_are_merged_under_a_guest_that_writes(
     assert {image_at(folder / name).state for name in left} == {"ok"}
 
 
-def test_an_overlay_that_was_merged_is_only_deleted_from_then_on_and_another_file_of_its_name_is_none(
+def test_an_overlay_that_was_merged_is_worked_on_no_more_as_long_as_it_is_that_file(
     tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
 ) -> None:
     guest, top = tcg_guest(Disk(chain[0])), chain[0]
@@ -116,11 +116,29 @@ def test_an_overlay_that_was_merged_is_only_deleted_from_then_on_and_another_fil
     guest.domain.destroy()
     guest.domain.connect().defineXML(guest.domain.XMLDesc().replace("top.qcow2", "middle.qcow2"))
     scan(host)
-    # Another file of its name, written over it and so with the same inode, is not the one that was merged.
+    # Away and back it is the same file; written over it, and so with the same inode, another one is not.
+    away = top.rename(top.parent.parent / top.name)
+    scan(host)
+    away.rename(top)
+    scan(host)
+    assert image_at(top).state == "merged"
     kept = top.read_bytes()
     top.write_bytes(kept)
     scan(host)
     assert image_at(top).state == "ok"
+
+
+def test_an_overlay_that_was_merged_is_set_aside_and_a_new_file_of_its_name_is_none(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+) -> None:
+    guest, top = tcg_guest(Disk(chain[0])), chain[0]
+    host, row = scanned(top.parent, guest)
+    done(submit("live_merge", row))
+    scan(host)
+    assert work("set_aside", image_at(top).pk, ADMIN).state == "succeeded"
+    create(top, "8M")
+    scan(host)
+    assert set(Image.objects.filter(name=top.name).values_list("state", flat=True)) == {"set_aside", "ok"}
 
 
 def against(kind: str, target: int, **options: Any) -> list[str]:

@@ -5,7 +5,7 @@ Its tasks do the work; a job asks for one, follows it by its id, and reads the c
 
 import shlex
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -76,7 +76,7 @@ class VmKind(JobKind):
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         guest = find(target_id)
         accepted = proxmox_vms.accepted_by(actor, guest, options)
-        against = [Refusal(code, sentence) for code, sentence in self._offline(guest)]
+        against = [Refusal(*one) for one in proxmox_vms.offline(guest, containers=self.containers)]
         draft, by_hand = Draft(f"{self.title}: {guest.name}.", [], against), list[Refusal]()
         if not against:
             try:
@@ -87,9 +87,6 @@ class VmKind(JobKind):
             except (RefusedError, HostError) as error:
                 draft.refusals[:0] = [Refusal(error.code, error.detail)]
         return self.planned(guest, draft, by_hand, options)
-
-    def _offline(self, guest: Guest) -> Iterator[tuple[str, str]]:
-        return proxmox_vms.offline(guest, containers=self.containers)
 
     def planned(self, guest: Guest, draft: Draft, by_hand: list[Refusal], options: dict[str, Any]) -> Plan:
         """The plan of a draft."""
@@ -110,7 +107,7 @@ class VmKind(JobKind):
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest = find(job.target_id)
-        for against in self._offline(guest):
+        for against in proxmox_vms.offline(guest, containers=self.containers):
             raise RefusedError(*against)
         with proxmox_vms.opened(guest) as vm:
             for refusal in self.draft(vm, job.options).refusals:
