@@ -43,6 +43,7 @@ class RunBenchmark(JobKind):
     target = "pool"
     verb = "benchmark"
     measures = True
+    looks = True  # what it writes to measure is its own, and gone when it has ended
     progress_in_bytes = False
     unsuccessful = {
         "": Unsuccessful(
@@ -145,9 +146,6 @@ class RunBenchmark(JobKind):
 
     def may_disturb(self, options: dict[str, Any]) -> bool:
         return bool(options.get("alongside"))
-
-    def only_looks(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (whatever its options)
-        return True  # what it writes to measure is its own, and gone when it has ended
 
     def request(self, job: Job) -> dict[str, Any]:
         pool = find(job.target_id)

@@ -6,13 +6,13 @@ from django.utils import timezone
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from images.kinds.scan import HostKind
 from images.models import Image
 from images.rewrite import record, refusals, space
 from images.rewrite.kind import ImageKind
 from images.rewrite.neighbours import facts, find
 from storage_admin.accounts.models import SYSTEM, Actor
 from storage_admin.jobs import services
+from storage_admin.jobs.kinds import HostKind
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan, Refusal
 
@@ -49,6 +49,7 @@ class Analyze(ImageKind):
         "Estimates the space that each method could reclaim, from a sample or from all data. Changes nothing."
     )
     verb = "analyze"
+    looks = True
     stages = {"reading": (0, 80), "zeros": (80, 100)}
     properties = {
         "mode": {
@@ -113,9 +114,6 @@ class Analyze(ImageKind):
         #: What each job's image was when the agent was asked, by the job's id.
         self._asked: dict[int, bytes] = {}
 
-    def only_looks(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (whatever its options)
-        return True
-
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
         self._asked[job.pk] = bytes(image.fingerprint)
@@ -139,6 +137,7 @@ class Sample(HostKind):
     title = _("Sample changed images")
     description = _("Samples the images that changed since their last analysis, largest first, at idle I/O priority.")
     verb = "sample"
+    looks = True
     single = True
     share = 0.25
     progress_in_bytes = False
@@ -156,9 +155,6 @@ class Sample(HostKind):
             ),
             refusals=tuple(refusals.without_agent(self.resolve(target_id).host)),
         )  # fmt: skip
-
-    def only_looks(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (whatever its options)
-        return True
 
     def request(self, job: Job) -> dict[str, Any]:
         chosen = list(space.due_for_estimates(job.host_id)[:SAMPLE_IMAGES])

@@ -10,7 +10,6 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from images.kinds import recover_without_journal
-from images.kinds.scan import HostKind
 from images.kinds.undo import state_after_removal, undone_for_good
 from images.models import Image
 from images.orphans import recovery, rows
@@ -21,6 +20,7 @@ from storage_admin.agent.protocol import b64, unb64
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import claims, kinds, services
 from storage_admin.jobs.claims import tell_end
+from storage_admin.jobs.kinds import HostKind
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
 

@@ -13,10 +13,9 @@ from images.rewrite import wait_for_guests as waiting
 from images.scan import from_libvirt, from_proxmox, hypervisors, known
 from images.scan import run as scanning
 from images.scan.run import ScanRun
-from storage_admin.accounts.models import SYSTEM, Actor
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, StoppedError, b64
-from storage_admin.errors import NotFoundError
 from storage_admin.guests import services as guests
 from storage_admin.hosts import transport
 from storage_admin.hosts.libvirt import pools as libvirt_pools
@@ -24,21 +23,9 @@ from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.libvirt.reader import LibvirtFacts
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
-from storage_admin.jobs.kinds import JobKind, Target
+from storage_admin.jobs.kinds import HostKind
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Plan, Recorder
-
-
-class HostKind(JobKind):
-    """A kind whose target is a host."""
-
-    target = "host"
-
-    def resolve(self, target_id: int) -> Target:
-        host = Host.objects.filter(pk=target_id).first()
-        if host is None:
-            raise NotFoundError(gettext("Host {target} does not exist.").format(target=target_id))
-        return Target(kind="host", id=host.pk, host=host, label=host.name)
+from storage_admin.jobs.plan_and_progress import Recorder
 
 
 class Scan(HostKind):
@@ -48,22 +35,13 @@ class Scan(HostKind):
     title = _("Scan")
     description = _("Reads the current images and guests of the host. Changes nothing on the host.")
     verb = "scan"
+    looks = True
     single = True
     share = 0.8
     progress_in_bytes = False
 
     def __init__(self) -> None:
         self._runs: dict[int, ScanRun] = {}
-
-    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
-        host = self.resolve(target_id).host
-        return Plan(
-            reason=gettext("Reads the storage pools and the guests of {host}.").format(host=host.name),
-            facts_at=host.last_seen,
-        )
-
-    def only_looks(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (whatever its options)
-        return True
 
     def request(self, job: Job) -> dict[str, Any]:
         libvirt, error = self._ask_libvirt(job.host)

@@ -13,7 +13,7 @@ from django.utils.module_loading import import_string
 from django.utils.translation import gettext, gettext_noop
 
 from storage_admin.accounts.models import Actor, Role
-from storage_admin.errors import InvalidError
+from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan, Recorder
@@ -79,7 +79,7 @@ class Unsuccessful:
     open_from: str = "swapping"
 
 
-#: What a row keeps of a job whose work is begun outside of the dashboard, and goes on there without a worker.
+#: What a row keeps of a job whose work is begun outside of the dashboard.
 BEGUN = "begun"
 
 
@@ -106,6 +106,8 @@ class JobKind(ABC):
     verb: ClassVar[str] = ""
     #: It replaces or changes an image: counted against the host's limit, and never started twice.
     rewrites: ClassVar[bool] = False
+    #: It changes nothing on its host that outlives it, whatever its options (:meth:`only_looks`).
+    looks: ClassVar[bool] = False
     #: At most one of its kind at work per host; a queued one is returned instead of queueing another.
     single: ClassVar[bool] = False
     #: Whether its agent asks for leave (``ready``) before it changes what was there: until then nothing has happened.
@@ -113,10 +115,9 @@ class JobKind(ABC):
     #: It measures the host: at most one of them at work there, and none together with a rewriting job, whichever of the
     #: two comes first (:meth:`may_disturb`).
     measures: ClassVar[bool] = False
-    #: An emergency of somebody's: it waits for nobody who measures. The figures taken meanwhile say so.
+    #: It waits for nobody who measures. The figures taken meanwhile say so.
     urgent: ClassVar[bool] = False
-    #: The most of a worker's threads that jobs of this kind may have: what starts by itself on every host at once must
-    #: not keep a job waiting that somebody has asked for.
+    #: The most of a worker's threads that jobs of this kind may have: what starts by itself keeps no asked job waiting.
     share: ClassVar[float] = 1.0
     #: Its work goes on outside of the dashboard when its worker ends, once the row keeps :data:`BEGUN`: the next worker
     #: finds it there and takes it over, and a cancel waits for that one.
@@ -223,7 +224,7 @@ class JobKind(ABC):
 
     def only_looks(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (for those where it depends)
         """Whether it changes nothing on its host that outlives it: its end is then no entry of the audit trail."""
-        return False
+        return self.looks
 
     def waits_for_storage(self, job: Job) -> str:  # noqa: ARG002 (for those that rewrite)
         """The storage that a queued job would only hang on, as in "waits for …"; empty where all answer."""
@@ -267,9 +268,7 @@ class JobKind(ABC):
         """
 
     def note_ready(self, job: Job, ready: dict[str, Any]) -> None:  # noqa: B027 (most kinds need nothing)
-        """Keeps what the agent says of the files that it is about to exchange, right before its ``go``: a recovery can
-        tell by it whether that came about.
-        """
+        """Keeps what the agent says of the files that it is about to exchange: a recovery tells by it if that came."""
 
     def in_controller(self, job: Job) -> bool:  # noqa: ARG002 (for those where it depends)
         """Whether the job is done here, by :meth:`work`, and not by an agent on its host."""
@@ -316,6 +315,21 @@ class JobKind(ABC):
 
     def ended(self, job: Job) -> None:  # noqa: B027 (most kinds need nothing)
         """Called after the job's end was written, whichever it was."""
+
+
+class HostKind(JobKind):
+    """A kind whose target is a host."""
+
+    target = "host"
+
+    def resolve(self, target_id: int) -> Target:
+        host = Host.objects.filter(pk=target_id).first()
+        if host is None:
+            raise NotFoundError(gettext("Host {target} does not exist.").format(target=target_id))
+        return Target(kind="host", id=host.pk, host=host, label=host.name)
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        return Plan(reason=str(self.description), facts_at=self.resolve(target_id).host.last_seen)
 
 
 def _shortest(value: Any) -> Any:
