@@ -131,7 +131,7 @@ def _advise(matrix: Matrix, rows: list[Result], beside: list[Result], where: str
         )
     if first is usual and differ(slowest, usual):
         told += gettext("; {slowest} is the slowest ({figure})").format(slowest=_named(slowest), figure=figure(slowest))
-    return Advice(topic, f"{told}{_paid(matrix, best, first, beside)}.", measurable=True)
+    return Advice(topic, f"{told}{_paid(matrix, best, first, beside)}.", measurable=True, best=best.setting)
 
 
 def _same(where: str, best: Result, slowest: Result) -> str:

@@ -1,8 +1,9 @@
 """How figures are told apart, and written in sentences, charts and tables alike."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
+from typing import Any
 
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -18,11 +19,12 @@ FEWEST, ENOUGH = 3, 5
 
 @dataclass(frozen=True)
 class Advice:
-    """One sentence; ``measurable`` is false where it says that there is no difference."""
+    """One sentence; ``measurable`` is false where it says that there is no difference, ``best`` else the setting."""
 
     topic: str
     sentence: str
     measurable: bool
+    best: Mapping[str, Any] = field(default_factory=dict)
 
 
 def differ(one: Result, other: Result) -> bool:

@@ -9,6 +9,7 @@ JOB_KINDS = [
     "images.kinds.flatten.Flatten",
     "images.kinds.check.Check",
     "images.kinds.convert.Convert",
+    "images.kinds.create.Create",
     "images.kinds.undo.Undo",
     "images.kinds.undo.DiscardUndo",
     "images.kinds.leftover.SettleLeftover",

@@ -25,7 +25,7 @@ from images.rewrite.neighbours import ancestors, find, locks_on
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.folders.pools import ENDINGS, wrong_name, wrong_name_for
 from storage_admin.agent.protocol import b64
-from storage_admin.agent.rewrite.conversion import OPTIONS, SUBFORMATS
+from storage_admin.agent.rewrite.conversion import OPTIONS
 from storage_admin.errors import InvalidError
 from storage_admin.errors import NotFoundError as HostsNotFoundError
 from storage_admin.hosts.models import StoragePool
@@ -98,20 +98,8 @@ class Convert(Rewriting):
 
     def clean(self, options: Any) -> dict[str, Any]:
         cleaned = super().clean(options)
-        form, given = cleaned["format"], cleaned["format_options"]
-        fields = {
-            name: gettext("{form} has no such option. Supported options: {options}.").format(
-                form=form, options=", ".join(sorted(OPTIONS[form]))
-            )
-            for name in given
-            if name not in OPTIONS[form]
-        }
-        known = {name: value for name, value in given.items() if name in OPTIONS[form]}
-        fields |= creation.wrong(form, words(known))
-        if form in SUBFORMATS and given.get("subformat") not in {None, *SUBFORMATS[form]}:
-            fields["subformat"] = gettext("choose one of {subformats}.").format(
-                subformats=", ".join(sorted(SUBFORMATS[form]))
-            )
+        form = cleaned["format"]
+        fields = creation.wrong(form, words(cleaned["format_options"]))
         if cleaned["replace"]:
             beside = {"target_pool", "target_name"} & {name for name, value in cleaned.items() if value is not None}
             fields |= dict.fromkeys(

@@ -6,6 +6,8 @@ from decimal import Decimal
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from storage_admin.agent.rewrite.conversion import OPTIONS, SUBFORMATS
+
 _SIZE = re.compile(
     r"(?:0x(?P<hex>[0-9a-f]+)|(?P<number>[0-9]{1,15}(?:\.[0-9]{1,9})?)(?P<unit>[bkmgt]?))", re.IGNORECASE
 )
@@ -32,7 +34,11 @@ def wrong(form: str, options: dict[str, str]) -> dict[str, str]:
     """What is wrong with the values of a format's creation options, by their names; empty where nothing is."""
     found = {}
     for name, value in options.items():
-        words = _WORDS.get(form, {}).get(name)
+        if name not in OPTIONS[form]:
+            told = gettext("{form} has no such option. Supported options: {options}.")
+            found[name] = told.format(form=form, options=", ".join(sorted(OPTIONS[form])))
+            continue
+        words = tuple(sorted(SUBFORMATS.get(form, ()))) if name == "subformat" else _WORDS.get(form, {}).get(name)
         if words and value not in words:
             found[name] = gettext("choose one of {words}.").format(words=", ".join(words))
         elif name in _SWITCHES and value not in ON | _OFF:

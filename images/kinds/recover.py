@@ -101,7 +101,9 @@ class Recover(HostKind):
             unread: pools into which nobody could look, with all jobs on their images.
         """
         still = Job.objects.filter(host=job.host_id).filter(
-            Q(uid__in=uids) | Q(target_kind="image", target_id__in=Image.every.filter(pool__in=unread).values("pk"))
+            Q(uid__in=uids)
+            | Q(target_kind="image", target_id__in=Image.every.filter(pool__in=unread).values("pk"))
+            | Q(target_kind="pool", target_id__in=unread)
         )
         # Only what had ended before the agent looked: it may not have seen what a later one left.
         settled = Job.objects.filter(host=job.host_id, needs_recovery=True, finished__lt=job.started or job.created)
@@ -188,6 +190,8 @@ def _say(found: dict[str, Any], text: str, level: str) -> None:
 def _cleared(lost: Job) -> str:
     if kinds.get(lost.kind).measures:
         return "its leftover scratch files were removed"
+    if lost.target_kind == "pool":
+        return "no image was created, and its leftover files were removed"
     return "the original is in place, and leftover files beside it were removed"
 
 
@@ -199,7 +203,8 @@ def _unrecorded(lost: Job) -> bool:
 def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
     """The image was swapped before the worker died: the job has succeeded, and nobody was left to write it down."""
     waits, gone = found["undo_waits"], found["outcome"] == "lost"
-    before, made = int(found["before_bytes"] or 0), int(found["made_bytes"] or found["after_bytes"] or 0)
+    before = int(found["before_bytes"] or 0) if lost.target_kind == "image" else 0
+    made = int(found["made_bytes"] or found["after_bytes"] or 0)
     goes, given = before - found.get("goes_shared", 0), made - found.get("made_shared", 0)
     freed = goes - given if _in_its_place(lost) and not waits else 0
     if gone and found["put_back"]:
@@ -222,7 +227,8 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
     )  # fmt: skip
     claims.log(lost, "recovered: the verified new image was already in place; the job has succeeded")
     tell_end(lost.pk)
-    image = Image.objects.select_related("pool").filter(pk=lost.target_id).first()
+    images = Image.objects.select_related("pool").filter(pk=lost.target_id)
+    image = images.first() if lost.target_kind == "image" else None
     if image is not None and found["inode"] is not None and _in_its_place(lost):
         _replaced(image, found)
     pool = image.pool if image is not None else None
@@ -240,8 +246,8 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
 
 
 def _in_its_place(job: Job) -> bool:
-    """Whether what the job makes takes its image's place; a conversion may leave it where it is."""
-    return job.kind != "convert" or bool(job.options.get("replace"))
+    """Whether what the job makes takes its image's place; a conversion may leave it, and a new image has none."""
+    return job.target_kind == "image" and (job.kind != "convert" or bool(job.options.get("replace")))
 
 
 def _replaced(image: Image, found: dict[str, Any]) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 from django.db.models import QuerySet
 
+from images.kinds.create import Create
 from images.models import Image
 from images.rewrite import moving, record
 from images.rewrite.kind import Rewriting
 from storage_admin.agent.protocol import b64
+from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import claims, kinds
 from storage_admin.jobs.models import Job
 
@@ -21,8 +23,7 @@ def where(host_id: int) -> list[dict[str, str]]:
     """The files that these jobs may have made or changed: what a recovery has to look at."""
     found = []
     for job in _cut_off(host_id):
-        kind = kinds.get(job.kind)
-        made = kind.made_at(job) if isinstance(kind, Rewriting) else None
+        made = _made_at(job)
         if made is not None and ("ready" in job.kept or job.before_bytes is not None):
             pool, path = made
             found.append({"job": job.uid, "path_b64": b64(path), "pool_path_b64": b64(bytes(pool.path_bytes))})
@@ -65,8 +66,7 @@ def swapped(recovery: Job, found: dict[str, Any]) -> tuple[Job, dict[str, Any]] 
     """
     job = _one(recovery, found)
     ready = job.kept.get("ready") if job is not None else None
-    kind = kinds.get(job.kind) if job is not None else None
-    made = kind.made_at(job) if job is not None and isinstance(kind, Rewriting) else None
+    made = _made_at(job) if job is not None else None
     if job is None or ready is None or made is None or ready["made_inode"] != found["inode"]:
         return None
     pool, path = made
@@ -81,7 +81,7 @@ def swapped(recovery: Job, found: dict[str, Any]) -> tuple[Job, dict[str, Any]] 
 def settle_in_place(recovery: Job, found: dict[str, Any]) -> None:
     """Work in place was cut off, and nobody told what it had won until then: the file tells, as it is now."""
     job = _one(recovery, found)
-    image = Image.every.filter(pk=job.target_id).first() if job is not None else None
+    image = Image.every.filter(pk=job.target_id).first() if job is not None and job.target_kind == "image" else None
     if job is None or image is None or job.freed_bytes is not None or image.inode != str(found["inode"]):
         return
     before = job.before_bytes
@@ -91,11 +91,16 @@ def settle_in_place(recovery: Job, found: dict[str, Any]) -> None:
 
 
 def _cut_off(host_id: int) -> QuerySet[Job]:
-    return _cut_off_at(host_id, "image")
+    return _cut_off_at(host_id, "image", "pool")
 
 
-def _cut_off_at(host_id: int, target_kind: str) -> QuerySet[Job]:
-    jobs = Job.objects.filter(host=host_id, needs_recovery=True, rewrites=True, target_kind=target_kind)
+def _made_at(job: Job) -> tuple[StoragePool, bytes] | None:
+    kind = kinds.get(job.kind)
+    return kind.made_at(job) if isinstance(kind, Rewriting | Create) else None
+
+
+def _cut_off_at(host_id: int, *target_kinds: str) -> QuerySet[Job]:
+    jobs = Job.objects.filter(host=host_id, needs_recovery=True, rewrites=True, target_kind__in=target_kinds)
     return jobs.exclude(state__in=[*Job.ACTIVE, Job.State.SUCCEEDED]).select_related("host")
 
 

@@ -71,8 +71,25 @@ def for_bases(image: Image, below: list[Image]) -> list[Refusal]:
     ]
 
 
+def for_base(base: Image) -> list[Refusal]:
+    """What stands against a new overlay on an image: it is read, and must not be written to any more."""
+    kept = {"has_internal_snapshots", "hard_linked", "immutable"}
+    running = [disk.guest for disk in base.disks if not disk.guest.off]
+    return [
+        *not_a_file(base),
+        *_unconfined(base),
+        *_state(base),
+        *([Refusal("guest_running", _running(running[0], base))] if running else ()),
+        *(one for one in _content(base) if one.code not in kept),
+    ]
+
+
 def _host(image: Image) -> list[Refusal]:
-    host = image.host
+    return [*for_host(image.host), *_unconfined(image), *for_pool(image.pool)]
+
+
+def for_host(host: Host) -> list[Refusal]:
+    """What stands against all that an agent does with qemu-img on a host."""
     refusals = without_agent(host)
     if host.status == Host.Status.UNREACHABLE:
         refusals.append(
@@ -90,7 +107,7 @@ def _host(image: Image) -> list[Refusal]:
                 ),
             )
         )
-    return [*refusals, *_unconfined(image), *for_pool(image.pool)]
+    return refusals
 
 
 def _unconfined(image: Image) -> list[Refusal]:

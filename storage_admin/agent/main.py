@@ -139,6 +139,7 @@ VERBS = {
     "flatten": ("flatten", "run"),
     "check": ("check", "run"),
     "convert": ("convert", "run"),
+    "create": ("create", "run"),
     "recover": ("recover", "run"),
     "users": ("users", "run"),
     "beneath": ("beneath", "run"),

@@ -31,6 +31,7 @@ REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
     "flatten convert": ("flatten", {"method": "convert"}),
     "convert": ("convert", {}),
     "convert and replace": ("convert", {"replaces": True}),
+    "create an overlay": ("create", {}),
     "check none": ("check", {"repair": "none"}),
     "check leaks": ("check", {"repair": "leaks"}),
     "check all": ("check", {"repair": "all"}),
@@ -154,6 +155,15 @@ def request(how: str, path: bytes, pool: Path, form: str) -> tuple[str, dict[str
         form_of_target = "raw" if form == "qcow2" else "qcow2"
         own = {"target": {**place, "path_b64": b64(target_of(path, form)), "format": form_of_target, **own}}
     size, below = _plan(path, form)
+    if verb == "create":
+        overlay = {**place, "path_b64": b64(os.path.join(os.path.dirname(path), b"converted.qcow2")), "format": "qcow2"}
+        return verb, {
+            "target": overlay,
+            "virtual_size": max(size - size % 512, 512),
+            "base": link(path, pool, form),
+            "chain": [link(base, pool, base_form) for base, base_form in below],
+            "reserve": NO_RESERVE,
+        }
     return verb, {
         **link(path, pool, form),
         "virtual_size": size,

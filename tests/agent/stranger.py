@@ -25,7 +25,6 @@ from tests.agent.every_verb import (
     plant_undo,
     pool_request,
     request,
-    target_of,
 )
 from tests.agent.hostile import Hostile, qcow2
 
@@ -115,7 +114,8 @@ class Scene:
         self._judge(how, answer, image, before)
         for left in [*folder.glob(f".sa-{PLANTED}.*"), *folder.glob(f".sa-{crew.last_job}.*")]:
             left.unlink()
-        Path(os.fsdecode(target_of(path))).unlink(missing_ok=True)
+        for made in folder.glob("converted.*"):
+            made.unlink()
         image.write_bytes(content)
         return answer
 
@@ -132,9 +132,9 @@ class Scene:
                 f"{how} said {answer.code} and left {new}"
             )
             return
-        assert new <= own | ({b"converted.raw", b"converted.qcow2"} if how.startswith("convert") else set()), (
-            f"{how} left {new}"
-        )
+        assert new <= own | (
+            {b"converted.raw", b"converted.qcow2"} if how.startswith(("convert", "create")) else set()
+        ), f"{how} left {new}"
         assert changed <= ({os.fsencode(image.name)} if how in CHANGES else set()), f"{how} changed {changed}"
         for name in new:
             assert not holds_canary(image.parent / os.fsdecode(name)), f"{how} put the canary into {name!r}"

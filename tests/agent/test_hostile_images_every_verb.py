@@ -49,6 +49,7 @@ def test_what_is_no_file_is_not_even_opened(tmp_path: Path) -> None:
             for how in (*READS, *REWRITES):
                 verb, args = request(how, bytes(image), scene.pool, "qcow2")
                 described = place if how in READS else {**place, **times}
+                described = {"base": args["base"] | described} if verb == "create" else described
                 assert crew.ask(verb, {**args, **described}).code == "outside_pool", (how, name)
         assert crew.ask("scan", pool_request("scan", scene.pool)).code == ""
     scene.check_outside(tmp_path / "trace")

@@ -121,22 +121,23 @@ def _one(crew: Crew, how: str, folder: Path, name: bytes, base: bytes) -> Answer
     qemu_img("convert", "-f", "qcow2", "-O", "qcow2", path, folder / "expected")
     before = fingerprints(folder)
     verb, args = request(how, path, folder, "qcow2")
-    target = b"new " + name[:246] + b".raw"
-    if verb == "convert":
+    beside = verb in {"convert", "create"}
+    form = "raw" if verb == "convert" else "qcow2"
+    target = b"new " + name[:244] + b"." + form.encode()
+    if beside:
         args["target"]["path_b64"] = b64(os.path.join(here, target))
     answer = crew.ask(verb, args)
     assert answer.code in CLEAN | {""}, answer.detail
     after = fingerprints(folder)
     if is_reserved(name) and how not in READS:
         assert answer.code == protocol.INVALID, (how, name, answer)
-    elif not (verb == "convert" and b"\n" in target):
+    elif not (beside and b"\n" in target):
         assert answer.code == "", (how, name, base, answer)
     allowed = {name, *_own(crew)} if not answer.code else set()
-    allowed |= {target} if verb == "convert" and not answer.code else set()
+    allowed |= {target} if beside and not answer.code else set()
     assert {one for one in {*before, *after} if before.get(one) != after.get(one)} <= allowed, (how, name)
     if answer.code == "":
-        result, form = (os.path.join(here, target), "raw") if verb == "convert" else (path, "qcow2")
-        _assert_same(result, form, folder / "expected")
+        _assert_same(os.path.join(here, target) if beside else path, form, folder / "expected")
         assert b"\x1b" not in answer.text().encode()
     return answer
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from storage_admin.agent.protocol import b64
 from tests.agent.harness import (
+    NO_RESERVE,
     ask,
     leftovers,
+    link,
     make_image,
     qemu_img,
     reclaim_args,
@@ -83,7 +85,8 @@ class Work:
     @property
     def swaps(self) -> bool:
         """Whether another file stands in the image's place afterwards."""
-        return not (self.verb == "discard_undo" or self.in_place or (self.verb == "convert" and not self.replaces))
+        beside = self.verb == "create" or (self.verb == "convert" and not self.replaces)
+        return not (self.verb == "discard_undo" or self.in_place or beside)
 
     @property
     def seconds(self) -> float:
@@ -130,6 +133,7 @@ class Scene:
                 Work("flatten by convert", "flatten", {"method": "convert"}),
             ]
         works += [self._conversion(f"convert to {form}", self.pool / f"converted.{form}") for form in FORMATS]
+        works.append(self._overlay())
         replacement = self._conversion("convert in its place", self.successor, replaces=True)
         return [
             *works,
@@ -147,6 +151,12 @@ class Scene:
     def _conversion(name: str, target: Path, **more: bool) -> Work:
         where = {"pool_path_b64": b64(bytes(target.parent)), "path_b64": b64(bytes(target))}
         return Work(name, "convert", {"target": {**where, "format": target.suffix[1:], **more}})
+
+    def _overlay(self) -> Work:
+        """A new overlay on the image, which reads what that reads."""
+        path = self.pool / "converted.qcow2"
+        target = {"pool_path_b64": b64(bytes(self.pool)), "path_b64": b64(bytes(path)), "format": "qcow2"}
+        return Work("create an overlay", "create", {"target": target, "virtual_size": 8 << 20, "reserve": NO_RESERVE})
 
     def begin(self, work: Work) -> Callable[..., tuple[str, dict[str, Any], str]]:
         """Does what has to be done before a work.
@@ -166,11 +176,16 @@ class Scene:
         def request(**more: Any) -> tuple[str, dict[str, Any], str]:
             if work.first:
                 return work.verb, undo_args(self.there), "u1"
+            if work.verb == "create":
+                more.pop("undo_hours", None)  # there is nothing to undo
             return work.verb, self._args(work) | more, "j1"
 
         return request
 
     def _args(self, work: Work) -> dict[str, Any]:
+        if work.verb == "create":
+            base, *chain = (link(path, self.pool, path.suffix[1:]) for path in (self.image, *self.bases))
+            return work.own | {"base": base, "chain": chain}
         args = reclaim_args(self.image, *self.bases, format=self.form)
         del args["method"]
         return args | work.own

@@ -113,18 +113,21 @@ def test_the_instant_without_a_name_that_other_filesystems_need_ends_with_the_re
     assert nameless
 
 
-def test_a_conversion_that_dies_at_any_step_leaves_no_half_of_a_new_file(tmp_path: Path, templates: list[Path]) -> None:
+@pytest.mark.parametrize("way", ["convert to raw", "create an overlay"])
+def test_what_makes_a_file_beside_and_dies_at_any_step_leaves_no_half_of_it(
+    tmp_path: Path, templates: list[Path], way: str
+) -> None:
     outcomes = set()
     # The steps before are those of a reclaim.
     for at in steps(4):
         scene = Scene(tmp_path / str(at), templates[at % len(templates)])
-        died = run_to_death(*scene.begin(scene.work("convert to raw"))(), at, "after")
+        died = run_to_death(*scene.begin(scene.work(way))(), at, "after")
         if died is None:
             break
         print(f"step {at}: {died}: {[row['outcome'] for row in scene.recover()]}")
         scene.verify()
         assert not scene.swapped
-        outcomes.add((scene.pool / "converted.raw").exists())
+        outcomes.add(bool(list(scene.pool.glob("converted.*"))))
     else:
         raise AssertionError("no run came to its end")
     assert outcomes == {True, False}

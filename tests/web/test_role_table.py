@@ -101,6 +101,8 @@ PAGES = [
     Page("post", "pool_confirm_folder", ADMIN, 302),
     Page("post", "pool_remove", ADMIN, 400),
     Page("post", "pool_leftover", ADMIN, 400),
+    Page("get", "create", VIEWER),
+    Page("post", "create", OPERATOR, first=VIEWER),
     Page("get", "guests", VIEWER),
     Page("get", "guests_csv", VIEWER),
     Page("get", "snapshots", VIEWER),

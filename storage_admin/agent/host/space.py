@@ -141,6 +141,15 @@ class Reserve:
     percent: float
     minimum_bytes: int
 
+    @classmethod
+    def parse(cls, args: Arguments) -> Reserve:
+        """The argument ``reserve``; raises RefusedError(``invalid``)."""
+        given = Arguments(args.get("reserve", dict, {}), frozenset({"percent", "bytes"}))
+        reserve = cls(given.get("percent", float, 5.0), given.get("bytes", int, 2 << 30))
+        if reserve.minimum_bytes < 0 or not 0 <= reserve.percent <= 100:
+            raise RefusedError(INVALID, "a reserve is not negative, and at most 100 percent")
+        return reserve
+
     def of(self, capacity_bytes: int) -> int:
         """In bytes, on a filesystem of that capacity."""
         return max(int(capacity_bytes * self.percent / 100), self.minimum_bytes)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.programs.confined import Files
@@ -66,10 +67,23 @@ def convert(io: AgentIO, source: Node, target: Conversion, effort: Effort) -> to
         image = Node(new, target.format, target.shown, source.backing if target.backing is not None else None)
         if target.backing is not None:
             # By itself convert would open the base by the name that the header is to have, wherever that leads by now.
-            made = _create(io, image, target, target.backing)
+            made = _create(io, image, target, Effort())
             if made.exit_code:
                 return made
         return _convert(io, source, image, target, effort)
+    finally:
+        os.close(new)
+
+
+def create(io: AgentIO, target: Conversion, effort: Effort) -> tools.Finished:
+    """Make a new image of ``virtual_size`` without any data of its own; of the rest of a conversion nothing counts.
+
+    Returns, raises:
+        As :func:`convert`.
+    """
+    new = _open_new(target)
+    try:
+        return _create(io, Node(new, target.format, target.shown), target, effort)
     finally:
         os.close(new)
 
@@ -84,18 +98,29 @@ def _open_new(target: Conversion) -> int:
     return fd
 
 
-def _create(io: AgentIO, image: Node, target: Conversion, backing: tuple[bytes, str]) -> tools.Finished:
-    asked: list[tools.Argument] = ["create", "-q", "-u", "-f", target.format]
-    asked += ["-o", target.options] if target.options else []
-    asked += ["-b", backing[0], "-F", backing[1]]
+def _create(io: AgentIO, image: Node, target: Conversion, effort: Effort) -> tools.Finished:
+    asked: list[tools.Argument] = ["create", "-q", "-f", target.format]
+    options = _options(io, target)
+    asked += ["-o", options] if options else []
+    asked += ["-u", "-b", target.backing[0], "-F", target.backing[1]] if target.backing is not None else []
     size = str(target.virtual_size)
     return tools.run(
         ["qemu-img", *asked, image.path_by_descriptor(), size],
         io,
         limits=SLOW_QUERY,
+        idle_io=effort.idle_io,
         files=Files(written=[image.fd]),
+        watch=effort.watch,
         shown=["qemu-img", *map(text, asked), display(target.shown), size],
     )
+
+
+def _options(io: AgentIO, target: Conversion) -> str:
+    """Creation options with those of the filesystem: on XFS, qemu-img rounds what a file takes up to 1 MiB."""
+    mount = Mounts.of_this_machine().of_descriptor(target.folder)
+    if mount is None or mount.filesystem != "xfs" or version(io) < (5, 2):
+        return target.options
+    return ",".join(filter(None, [target.options, "extent_size_hint=0"]))
 
 
 def _convert(io: AgentIO, source: Node, image: Node, target: Conversion, effort: Effort) -> tools.Finished:
@@ -106,8 +131,8 @@ def _convert(io: AgentIO, source: Node, image: Node, target: Conversion, effort:
     asked += ["-O", target.format]
     if target.backing is not None:
         asked += ["-n", "-B", target.backing[0], "-F", target.backing[1]]
-    elif target.options:
-        asked += ["-o", target.options]
+    elif options := _options(io, target):
+        asked += ["-o", options]
     written = image.path_by_descriptor() if target.backing is None else image.written()
     shown = [*map(text, asked), *formats([source]), display(source.path), display(target.shown)]
     return tools.run(

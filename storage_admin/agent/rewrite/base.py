@@ -21,7 +21,6 @@ from storage_admin.agent import formats
 from storage_admin.agent.folders.pools import open_parent
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.host import cgroups, space
-from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, SPACE, Arguments, HostError, RefusedError, Request, display
 from storage_admin.agent.qemu import img
@@ -66,7 +65,6 @@ class Wish:
     @classmethod
     def parse(cls, fields: dict[str, Any], args: Arguments) -> Wish:
         """The arguments :data:`COMMON`; raises RefusedError(``invalid``)."""
-        reserve = Arguments(args.get("reserve", dict, {}), frozenset({"percent", "bytes"}))
         wish = cls(
             image=Planned.parse(fields),
             ancestors=[Planned.parse(link) for link in args.get("chain", list, [])],
@@ -75,14 +73,12 @@ class Wish:
             undo_hours=args.get("undo_hours", float, 24.0),
             bandwidth=args.size("bandwidth_bytes_sec"),
             idle_io=args.get("idle_io", bool, True),
-            reserve=space.Reserve(reserve.get("percent", float, 5.0), reserve.get("bytes", int, 2 << 30)),
+            reserve=space.Reserve.parse(args),
             others=space.Others.parse(args),
             predicted_high=args.size("predicted_high"),
         )
         if not 0 <= wish.undo_hours <= LONGEST_UNDO_HOURS:
             raise RefusedError(INVALID, f"undo_hours is 0 to {LONGEST_UNDO_HOURS}")
-        if wish.reserve.minimum_bytes < 0 or not 0 <= wish.reserve.percent <= 100:
-            raise RefusedError(INVALID, "a reserve is not negative, and at most 100 percent")
         return wish
 
 
@@ -91,15 +87,23 @@ def opened(wish: Wish) -> Iterator[Chain]:
     """The image and its ancestors, open; what the host says while they are worked on becomes a refusal or an error.
 
     Raises:
-        RefusedError: as :class:`links.Chain`; ``not_enough_space``; ``immutable``.
+        RefusedError: as :class:`links.Chain` and :func:`host_errors`.
+        HostError: an I/O error.
+    """
+    with host_errors(), contextlib.closing(Chain(wish.image, wish.ancestors)) as chain:
+        yield chain
+
+
+@contextlib.contextmanager
+def host_errors() -> Iterator[None]:
+    """What the host says becomes a refusal or an error.
+
+    Raises:
+        RefusedError: ``not_enough_space``; ``immutable``.
         HostError: an I/O error.
     """
     try:
-        chain = Chain(wish.image, wish.ancestors)
-        try:
-            yield chain
-        finally:
-            chain.close()
+        yield
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise RefusedError("not_enough_space", "the disk is full; free some space and try again") from error
@@ -259,13 +263,6 @@ class Rewrite:
         self.recipe.refuse(self)
         volume_chains.refuse_foreign(image, self._left(), self.folder)
         self.chain.refuse_in_use()
-
-    def with_file_options(self, options: str) -> str:
-        """Creation options with those of the filesystem: on XFS, qemu-img rounds what a file takes up to 1 MiB."""
-        mount = Mounts.of_this_machine().of_descriptor(self.folder)
-        if mount is None or mount.filesystem != "xfs" or img.version(self.io) < (5, 2):
-            return options
-        return ",".join(filter(None, [options, "extent_size_hint=0"]))
 
     def refuse_damaged(self) -> None:
         """Refuse an image that ``qemu-img check`` finds errors in; formats without a check are taken as they are."""

@@ -212,7 +212,18 @@ class Chain:
         if held := locking.locked_bytes(self.image.fd, among):
             writes = "writes to it" if set(held) & set(locking.CHANGES) else "reads it"
             raise _in_use(self.image, f"a guest or a tool of qemu that {writes}")
-        for link in self.ancestors:
+        self._refuse_locked_for_writing(self.ancestors)
+
+    def refuse_written(self) -> None:
+        """Refuse where anybody writes to the image or to what is below it; raises RefusedError(``image_in_use``)."""
+        self._refuse_locked_for_writing(self.links)
+        for link in self.links:
+            if locking.open_for_writing(link.fd):
+                raise _in_use(link, "a program that writes to it")
+
+    @staticmethod
+    def _refuse_locked_for_writing(links: Sequence[Link]) -> None:
+        for link in links:
             if locking.locked_bytes(link.fd, locking.CHANGES):
                 raise _in_use(link, "a guest or a tool of qemu that writes to it")
 

@@ -200,7 +200,7 @@ class Convert(Recipe):
             name=replacement.new_name,
             shown=work.shown(replacement),
             format=self.target.format,
-            options=work.with_file_options(",".join(f"{name}={value}" for name, value in sorted(options.items()))),
+            options=",".join(f"{name}={value}" for name, value in sorted(options.items())),
             compress="compression_type" in options or options.get("subformat") == "streamOptimized",
             bitmaps=bool(facts.bitmaps),
             bandwidth=work.wish.bandwidth,

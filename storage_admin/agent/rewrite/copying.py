@@ -206,7 +206,7 @@ class Copy(Recipe):
             name=replacement.new_name,
             shown=work.shown(replacement),
             format=facts.format,
-            options=work.with_file_options(self.options(work)),
+            options=self.options(work),
             compress=self.compress or facts.subformat == "streamOptimized",
             backing=self.backing(work),
             virtual_size=facts.virtual_size,

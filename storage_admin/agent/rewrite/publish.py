@@ -1,9 +1,10 @@
 """A new file gets a name that no other file has: what a conversion ends in.
 
-Beside the original (:class:`Publication`) the journal is that of a swap that keeps no undo copy, so that
-:mod:`storage_admin.agent.swap.settle` treats both alike: before the name leads to the new file, all is put back; from
-then on it is finished. In the original's place (:class:`Succession`) the original's own name goes as well; at any
-moment at least one of both names leads to a whole image, and from the moment that the new one does, it is finished.
+Beside the original (:class:`Publication`), or without one (:class:`Birth`), the journal is that of a swap that keeps
+no undo copy, so that :mod:`storage_admin.agent.swap.settle` treats all alike: before the name leads to the new file,
+all is put back; from then on it is finished. In the original's place (:class:`Succession`) the original's own name goes
+as well; at any moment at least one of both names leads to a whole image, and from the moment that the new one does, it
+is finished.
 """
 
 from __future__ import annotations
@@ -61,6 +62,25 @@ class Publication(NewFile):
         self._journal.append(journal.DONE, new=new)
         settle(self._journal)
         return Swapped(new, new.allocated_size)
+
+
+class Birth(Publication):
+    """A new file that is made from no other: it is of the agent's user alone, as a new volume of libvirt's is.
+
+    Args:
+        folder, name, request: as for :class:`swap.NewFile`.
+    """
+
+    def __init__(self, folder: int, name: bytes, request: Request) -> None:
+        # The journal tells of a folder where it would tell of the original: no name of an image leads to it.
+        super().__init__(folder, name, folder, request)
+
+    def dress(self) -> None:
+        """Leave it as it was made: mode 0600."""
+
+    def facts(self) -> dict[str, int]:
+        """As of any new file; nothing was there before."""
+        return super().facts() | {"before_bytes": 0}
 
 
 class Succession(NewFile):

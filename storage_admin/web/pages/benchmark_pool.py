@@ -16,27 +16,19 @@ from benchmarks.steps import WATCHABLE
 from storage_admin.accounts.models import Role
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
-from storage_admin.hosts.selectors import pools_for
 from storage_admin.web.forms import Form, status_of, typed
 from storage_admin.web.page import PageRequest, attempt, page
+from storage_admin.web.pages.pools import pool_of
 
 #: What says too little to be followed over time; it stands in each run's table.
 _NOT_FOLLOWED = ("_cpu", "_latency_seconds", "physical_bytes")
-
-
-def _pool(request: PageRequest, pool_id: int) -> StoragePool:
-    """Raises: NotFoundError."""
-    pool = pools_for(request.actor).filter(pk=pool_id).first()
-    if pool is None:
-        raise NotFoundError(_("There is no pool {pool}.").format(pool=pool_id))
-    return pool
 
 
 @require_safe
 @page()
 def benchmark_history(request: PageRequest, pool_id: int) -> HttpResponseBase:
     """The runs of one profile on a pool (``profile``: its key), and what is watched there."""
-    return _shown(request, _pool(request, pool_id))
+    return _shown(request, pool_of(request, pool_id))
 
 
 def _shown(request: PageRequest, pool: StoragePool) -> HttpResponseBase:
@@ -78,7 +70,7 @@ def _charts(runs: list[Benchmark]) -> list[Chart]:
 @page(Role.OPERATOR)
 def benchmark_watch(request: PageRequest, pool_id: int) -> HttpResponseBase:
     """Has a quick profile run on a pool again and again."""
-    pool, form = _pool(request, pool_id), Form(request)
+    pool, form = pool_of(request, pool_id), Form(request)
     hours = form.whole("every_hours", required=True) or 0
     watched = form.save(
         lambda: services.watch(request.actor, pool, form.text("kind"), hours),

@@ -250,6 +250,7 @@ def _context(
     pools = StoragePool.objects.filter(host=shown.host_id, source=StoragePool.Source.PROXMOX)
     return {
         "section": "guests", "guest": shown, "title": kind.title, "plan": plan, "error": error,
+        "on": shown.name, "back": reverse("guest", args=[shown.pk]),
         "accept": acceptance(shown, plan, given),
         "values": {name: given.get(name, "") for name in names}, "disks": _own_disks(shown), "key": uuid4().hex,
         "storages": sorted(set(pools.values_list("name", flat=True))), "formats": ("raw", "qcow2", "vmdk"),

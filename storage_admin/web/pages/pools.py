@@ -29,7 +29,8 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def _pool(request: PageRequest, pool_id: int) -> StoragePool:
+def pool_of(request: PageRequest, pool_id: int) -> StoragePool:
+    """A pool of a host that exists for the user; raises NotFoundError."""
     pool = StoragePool.objects.select_related("host").filter(pk=pool_id).first()
     if pool is None or not request.actor.sees(pool.host.slug):
         raise NotFoundError(_("There is no pool {pool}.").format(pool=pool_id))
@@ -40,7 +41,7 @@ def _pool(request: PageRequest, pool_id: int) -> StoragePool:
 @page()
 def pool(request: PageRequest, pool_id: int) -> HttpResponseBase:
     """One pool: how full it is and was, its largest images, and what an admin decides of it."""
-    return _shown(request, _pool(request, pool_id))
+    return _shown(request, pool_of(request, pool_id))
 
 
 def _shown(request: PageRequest, row: StoragePool) -> HttpResponseBase:
@@ -79,7 +80,7 @@ def _chart(row: StoragePool) -> dict[str, Any] | None:
 @page(Role.ADMIN)
 def pool_change(request: PageRequest, pool_id: int) -> HttpResponseBase:
     """What an admin decides of a pool: its name, its threshold, whether all hosts that use it are registered."""
-    row, form = _pool(request, pool_id), Form(request)
+    row, form = pool_of(request, pool_id), Form(request)
     # Optional thresholds: empty for none, left alone where the form has them not.
     thresholds: dict[str, Any] = {
         name: read(name)
@@ -97,14 +98,14 @@ def pool_change(request: PageRequest, pool_id: int) -> HttpResponseBase:
         ),
         _("{row} was saved.").format(row=row.name),
     )  # fmt: skip
-    return _shown(request, _pool(request, pool_id)) if changed is None else redirect("pool", row.pk)
+    return _shown(request, pool_of(request, pool_id)) if changed is None else redirect("pool", row.pk)
 
 
 @require_POST
 @page(Role.ADMIN)
 def pool_confirm_folder(request: PageRequest, pool_id: int) -> HttpResponseBase:
     """Takes the folder for the pool's that its path leads to now, and scans it."""
-    row = _pool(request, pool_id)
+    row = pool_of(request, pool_id)
     confirm = partial(services.confirm_folder, request.actor, row, add_to_list="add_to_list" in request.POST)
     if attempt(request, confirm, _("The folder of {row} is confirmed; a scan is queued.").format(row=row.name)):
         attempt(request, partial(submit, request.actor, "scan", row.host.pk, {}))
@@ -115,7 +116,7 @@ def pool_confirm_folder(request: PageRequest, pool_id: int) -> HttpResponseBase:
 @page(Role.ADMIN)
 def pool_leftover(request: PageRequest, pool_id: int) -> HttpResponseBase:
     """Puts an undo copy of another dashboard back, or removes it, when its job is named."""
-    row = _pool(request, pool_id)
+    row = pool_of(request, pool_id)
     name, action = request.POST.get("job", ""), request.POST.get("action", "")
     options = {"job": name, "action": action, "force": "force" in request.POST}
     form = Form(request)
@@ -132,7 +133,7 @@ def pool_leftover(request: PageRequest, pool_id: int) -> HttpResponseBase:
 @page(Role.ADMIN)
 def pool_remove(request: PageRequest, pool_id: int) -> HttpResponseBase:
     """Forgets a folder, when its name is confirmed. Nothing on the host is touched."""
-    row, form = _pool(request, pool_id), Form(request)
+    row, form = pool_of(request, pool_id), Form(request)
 
     def remove() -> bool:
         form.confirmed(row.name.strip())

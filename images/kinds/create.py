@@ -1,0 +1,272 @@
+"""The job kind ``create``: a new image in a pool, empty or as an overlay on another image of the host."""
+
+import os
+import shlex
+from itertools import pairwise
+from typing import Any
+
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
+
+from images.kinds import creation
+from images.kinds.convert import words, wrong_target
+from images.kinds.stages import WRITTEN
+from images.models import Image
+from images.rewrite import record, refusals, space
+from images.rewrite.kind import format_below
+from images.rewrite.neighbours import ancestors, facts, find, locks_on
+from storage_admin.accounts.models import Actor
+from storage_admin.agent.measure.new_image import room
+from storage_admin.agent.protocol import SPACE, RefusedError, b64
+from storage_admin.agent.rewrite.conversion import OPTIONS
+from storage_admin.errors import InvalidError, NotFoundError
+from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.names import display, path_key
+from storage_admin.jobs import services
+from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
+
+#: Formats whose images can stand on a base here.
+OVERLAYS = ("qcow2",)
+SECTOR = 512
+
+
+class Create(JobKind):
+    """Makes a new image under a name that no file has."""
+
+    name = "create"
+    title = _("Create image")
+    description = _(
+        "Creates an image in the pool, empty or as an overlay on another image. It gets its name only when it is "
+        "complete and checked. No file is overwritten."
+    )
+    target = "pool"
+    verb = "create"
+    rewrites = True
+    stages = {"checking": (0, 2), "creating": (2, 70)} | WRITTEN
+    unsuccessful = {
+        "": Unsuccessful(
+            gettext_noop("The image was created completely, or there is no file of its name."),
+            gettext_noop("No image was created. The job removed what it had written."),
+        )
+    }
+    properties = {
+        "name": {"type": "string", "description": _("Name of the new file, with the extension of its format.")},
+        "format": {"enum": list(OPTIONS), "default": "qcow2", "description": _("The format of the new image.")},
+        "virtual_size": {
+            "type": ["integer", "null"],
+            "minimum": SECTOR,
+            "maximum": (1 << 63) - SECTOR,
+            "multipleOf": SECTOR,
+            "default": None,
+            "description": _("Size of the disk in bytes, as the guest sees it; null with a base for the size of that."),
+        },
+        "format_options": {
+            "type": "object",
+            "additionalProperties": {"type": ["string", "integer", "boolean"]},
+            "default": {},
+            "description": _("Creation options of the format, as for the kind convert."),
+        },
+        "base": {
+            "type": ["integer", "null"],
+            "default": None,
+            "description": _(
+                "Id of an image on the same host. The new image is an overlay on it: it starts with the content of the "
+                "base, and the base must not change any more."
+            ),
+        },
+        **record.SPEED_OPTIONS,
+    }
+
+    @property
+    def options_schema(self) -> dict[str, Any]:
+        return super().options_schema | {"required": ["name"]}
+
+    def clean(self, options: Any) -> dict[str, Any]:
+        cleaned = super().clean(options)
+        form, given = cleaned["format"], words(cleaned["format_options"])
+        fields = creation.wrong(form, given)
+        if why := wrong_target(cleaned["name"], form):
+            fields["name"] = why
+        if cleaned["base"] is None and cleaned["virtual_size"] is None:
+            fields["virtual_size"] = gettext("required without a base.")
+        if cleaned["base"] is not None:
+            if form not in OVERLAYS:
+                fields["format"] = gettext("an overlay has the format {formats}.").format(formats=", ".join(OVERLAYS))
+            if given.get("preallocation", "off") != "off" and given.get("extended_l2") not in creation.ON:
+                fields["preallocation"] = gettext("requires extended_l2=on for an overlay.")
+        if fields:
+            raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+        return cleaned
+
+    def resolve(self, target_id: int) -> Target:
+        pool = _pool(target_id)
+        return Target(kind="pool", id=pool.pk, host=pool.host, label=pool.name)
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
+        found = [Lock(f"path:{target.host.pk}:{path_key(_path(_pool(target.id), options))}", exclusive=True)]
+        for image in _chain(_base(target.host.pk, options)):
+            found += locks_on(image, exclusive=False)
+        return found
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        pool = _pool(target_id)
+        base = _base(pool.host_id, options)
+        against, below = [*refusals.for_host(pool.host), *refusals.for_pool(pool)], list[Image]()
+        try:
+            below = _chain(base)
+        except RefusedError as error:
+            against.append(Refusal(error.code, error.detail))
+        size, path = _size(base, options), _path(pool, options)
+        if base is not None:
+            against += [*refusals.for_base(base), *refusals.for_bases(base, below[1:])]
+            if size < (base.virtual_size or 0):
+                smaller = gettext("The overlay would be smaller than its base, which has {size:,} bytes.")
+                against.append(Refusal("invalid", smaller.format(size=base.virtual_size)))
+        if Image.objects.filter(host=pool.host, path_key=path_key(path), missing_since=None).exists():
+            taken = gettext("{path} already exists. Choose another name.").format(path=display(path))
+            against.append(Refusal("target_exists", taken))
+        after = room(options["format"], words(options["format_options"]), size)
+        need = space.Need(pool.host_id, after.high, after.high)
+        return Plan(
+            method="overlay" if base is not None else "empty",
+            reason=_reason(base, path, options, size),
+            commands=(shlex.join(_command(base, path, options, size)),),
+            facts_at=pool.last_scanned,
+            before_bytes=0,
+            predicted_after_bytes=after.after,
+            predicted_low=after.low,
+            predicted_high=after.high,
+            scratch_bytes=after.high,
+            scratch_pool=pool.pk,
+            lasting_bytes=after.high,
+            refusals=tuple(against or space.Admitted().against(pool, pool.host, need)),
+            warnings=tuple(_warnings(base, pool, options, size)),
+            affected_images=tuple(Affected(one.pk, one.name, gettext("read, not changed")) for one in below),
+            options=options,
+        )
+
+    def admit(self, target: Target, plan: Plan) -> None:
+        if full := space.Admitted().against(_pool(target.id), target.host, space.planned_need(plan, target.host)):
+            raise RefusedError(full[0].code, full[0].detail)
+
+    def waits_for_storage(self, job: Job) -> str:
+        pool = StoragePool.objects.filter(pk=job.target_id, state=StoragePool.SILENT).first()
+        return f"the storage pool {pool.name} to answer"[:200] if pool is not None else ""
+
+    def request(self, job: Job) -> dict[str, Any]:
+        pool, options = _pool(job.target_id), job.options
+        base = _base(pool.host_id, options)
+        below = _chain(base)
+        if base is not None and (against := [*refusals.for_base(base), *refusals.for_bases(base, below[1:])]):
+            raise RefusedError(against[0].code, against[0].detail)
+        speed = record.speed_for(job)
+        links = [facts(one) for one in below[:1]]
+        links += [facts(one) | {"format": format_below(above, one)} for above, one in pairwise(below)]
+        return {
+            "target": {
+                "pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(_path(pool, options)),
+                "format": options["format"], "options": words(options["format_options"]),
+            },
+            "virtual_size": _size(base, options),
+            **({"base": links[0], "chain": links[1:]} if links else {}),
+            "bandwidth_bytes_sec": speed.bandwidth_bytes_sec,
+            "idle_io": speed.idle_io,
+            "reserve": {"percent": float(refusals.RESERVE_PERCENT), "bytes": refusals.RESERVE_BYTES},
+            "others_bytes": space.needed_by_running(job),
+        }  # fmt: skip
+
+    def note_ready(self, job: Job, ready: dict[str, Any]) -> None:
+        record.note_ready(job, ready)
+
+    def made_at(self, job: Job) -> tuple[StoragePool, bytes] | None:
+        """The pool and the path of the file that the job makes; ``None`` where its pool is gone."""
+        pool = StoragePool.objects.filter(pk=job.target_id).first()
+        return (pool, _path(pool, job.options)) if pool is not None else None
+
+    def on_event(self, job: Job, event: dict[str, Any]) -> None:
+        if event["event"] != SPACE:  # what it needs is in its plan
+            super().on_event(job, event)
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        pool = _pool(job.target_id)
+        record.write_line_beside(job, pool, result["after_bytes"])
+        return {
+            "method": job.plan["method"], "path": display(_path(pool, job.options)), "pool": pool.pk,
+            "format": result["format"], "virtual_size": result["virtual_size"], "inode": result["inode"],
+            "predicted_after_bytes": job.plan["predicted_after_bytes"], "after_bytes": result["after_bytes"],
+            "seconds": result["seconds"],
+        }  # fmt: skip
+
+    def ended(self, job: Job) -> None:
+        services.rescan(job)
+        record.ring_policies_after(job)
+
+
+def _pool(pool_id: int) -> StoragePool:
+    pool = StoragePool.objects.select_related("host").filter(pk=pool_id).first()
+    if pool is None:
+        raise NotFoundError(gettext("Pool {pool} does not exist.").format(pool=pool_id))
+    return pool
+
+
+def _base(host_id: int, options: dict[str, Any]) -> Image | None:
+    """The base that the options name; raises InvalidError where that is not on the host."""
+    if options["base"] is None:
+        return None
+    image = Image.objects.filter(pk=options["base"], host=host_id).exists()
+    if not image:
+        told = gettext("Image {image} does not exist on the host of the pool.").format(image=options["base"])
+        raise InvalidError(f"base: {told}", {"base": told})
+    return find(options["base"])
+
+
+def _chain(base: Image | None) -> list[Image]:
+    """The base and what that stands on, from above; raises RefusedError where that is broken."""
+    return [base, *ancestors(base)] if base is not None else []
+
+
+def _path(pool: StoragePool, options: dict[str, Any]) -> bytes:
+    return bytes(pool.path_bytes).rstrip(b"/") + b"/" + os.fsencode(options["name"])
+
+
+def _size(base: Image | None, options: dict[str, Any]) -> int:
+    size: int = options["virtual_size"] or (base.virtual_size if base is not None else 0) or SECTOR
+    return size
+
+
+def _reason(base: Image | None, path: bytes, options: dict[str, Any], size: int) -> str:
+    if base is None:
+        reason = gettext("{path} is created as an empty {format} image of {size:,} bytes, and checked.")
+        return reason.format(path=display(path), format=options["format"], size=size)
+    reason = gettext("{path} is created as an overlay of {size:,} bytes on {base}, and checked.")
+    return reason.format(path=display(path), size=size, base=base.name)
+
+
+def _command(base: Image | None, path: bytes, options: dict[str, Any], size: int) -> list[str]:
+    """What an admin would type."""
+    given = ",".join(f"{name}={value}" for name, value in sorted(words(options["format_options"]).items()))
+    below = ["-b", base.path, "-F", base.declared_format] if base is not None else []
+    chosen = ["-o", given] if given else []
+    return ["qemu-img", "create", "-f", options["format"], *chosen, *below, display(path), str(size)]
+
+
+def _warnings(base: Image | None, pool: StoragePool, options: dict[str, Any], size: int) -> list[str]:
+    found = []
+    given = words(options["format_options"])
+    grows = given.get("preallocation") not in {"falloc", "full"}
+    if grows and pool.available_bytes is not None and size > pool.available_bytes:
+        told = gettext("The image can grow to {size:,} bytes. {pool} has {available:,} free.")
+        found.append(told.format(size=size, pool=pool.name, available=pool.available_bytes))
+    if base is None:
+        return found
+    for guest in sorted({disk.guest.name for disk in base.disks}):
+        told = gettext(
+            "Guest {guest} uses {base}. As soon as it starts and writes to it, the new overlay is damaged. Let the "
+            "guest use the overlay instead, or leave it off."
+        )
+        found.append(told.format(guest=guest, base=base.name))
+    if base.pool_id != pool.pk:
+        found.append(gettext("The base is in another pool, so the overlay names it by its full path."))
+    return found

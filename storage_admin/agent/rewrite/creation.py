@@ -1,0 +1,179 @@
+"""A new image that is made from nothing, or as an overlay that reads everything from its base."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from storage_admin.agent import formats
+from storage_admin.agent.folders.pools import open_parent
+from storage_admin.agent.formats.facts import UnreadableError
+from storage_admin.agent.host import cgroups, space
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.measure.new_image import room
+from storage_admin.agent.protocol import INVALID, SPACE, Arguments, HostError, RefusedError, Request, b64, display
+from storage_admin.agent.qemu import img
+from storage_admin.agent.qemu.node import Node
+from storage_admin.agent.rewrite import vmdk_descriptor
+from storage_admin.agent.rewrite.backing_name import leads_to
+from storage_admin.agent.rewrite.base import WATCH_INTERVAL
+from storage_admin.agent.rewrite.chain import Chain
+from storage_admin.agent.rewrite.conversion import Target
+from storage_admin.agent.rewrite.publish import Birth
+from storage_admin.agent.swap.swap import Looks, NewFile, Swapped, clear_earlier
+
+#: qemu-img reads no larger number (qemu, ``qemu_strtosz``).
+_LARGEST = (1 << 63) - 1
+_SECTOR = 512
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked beside the target. Sizes are in bytes."""
+
+    ARGS = frozenset(
+        {"target", "virtual_size", "base", "chain", "bandwidth_bytes_sec", "idle_io", "reserve", "others_bytes"}
+    )
+
+    virtual_size: int
+    bandwidth: int | None
+    idle_io: bool
+    reserve: space.Reserve
+    others: space.Others
+
+    @classmethod
+    def parse(cls, args: Arguments) -> Wish:
+        """From the arguments :data:`ARGS`; raises RefusedError(``invalid``)."""
+        size = args.take("virtual_size", int)
+        if not 0 < size <= _LARGEST or size % _SECTOR:
+            raise RefusedError(INVALID, f"virtual_size is a positive multiple of {_SECTOR} bytes")
+        return cls(
+            size, args.size("bandwidth_bytes_sec"), args.get("idle_io", bool, False), space.Reserve.parse(args),
+            space.Others.parse(args),
+        )  # fmt: skip
+
+
+@dataclass
+class Creation:
+    """One run of the verb.
+
+    Args:
+        base: the image that the new one is to stand on, with its own chain.
+    """
+
+    request: Request
+    io: AgentIO
+    target: Target
+    wish: Wish
+    base: Chain | None
+    folder: int = -1
+    name: bytes = b""
+    _looked: float = 0.0
+
+    def run(self) -> dict[str, Any]:
+        """All steps; returns and raises as the verb."""
+        started = time.monotonic()
+        self.folder, self.name = open_parent(self.target.pool_path, self.target.path)
+        try:
+            limited = cgroups.limited(self.io, self.folder, idle=self.wish.idle_io, bandwidth=self.wish.bandwidth)
+            with limited, space.SpaceClaim(self.request.job, self.folder) as claim:
+                done = self._run(claim)
+        finally:
+            os.close(self.folder)
+        return {
+            "virtual_size": self.wish.virtual_size,
+            "after_bytes": done.new.allocated_size,
+            "dev": done.new.dev,
+            "inode": done.new.inode,
+            "format": self.target.format,
+            "name_b64": b64(self.name),
+            "seconds": round(time.monotonic() - started, 3),
+        }
+
+    def _run(self, claim: space.SpaceClaim) -> Swapped:
+        self.io.progress("checking", 0, None, "checking the pool and the base")
+        clear_earlier(self.folder, self.request)
+        self._refuse()
+        needed = room(self.target.format, self.target.options, self.wish.virtual_size).high
+        claim.take(needed, self.wish.reserve, self.wish.others)
+        self.io.emit(SPACE, needed_bytes=needed)
+        with Birth(self.folder, self.name, self.request) as new:
+
+            def watch() -> None:
+                if time.monotonic() - self._looked > WATCH_INTERVAL:
+                    self._looked = time.monotonic()
+                    space.watch(self.folder, self.wish.reserve)
+                    written = space.allocated(new.new)
+                    claim.left(needed - written)
+                    self.io.progress("creating", min(written, self.wish.virtual_size), self.wish.virtual_size)
+
+            self._make(new, img.Effort(self.wish.idle_io, watch))
+            os.fsync(new.new)
+            claim.left(0)
+            self._verify(new)
+            self.io.progress("swapping", 0, None, "waiting for the go-ahead")
+            return new.swap(self.io, Looks(self._refuse, self._refuse))
+
+    def _refuse(self) -> None:
+        """Refuse a base that somebody writes to, or that was changed since the plan."""
+        if self.base is None:
+            return
+        self.base.refuse_written()
+        self.base.refuse_stale()
+
+    def _make(self, new: NewFile, effort: img.Effort) -> None:
+        options = dict(self.target.options)
+        if self.target.format == "vpc":
+            options["force_size"] = "on"  # else it rounds up to what a disk's geometry can say
+        target = img.Conversion(
+            folder=self.folder,
+            name=new.new_name,
+            shown=os.path.join(os.path.dirname(self.target.path), new.new_name),
+            format=self.target.format,
+            options=",".join(f"{name}={value}" for name, value in sorted(options.items())),
+            compress=False,
+            backing=self._backing(),
+            virtual_size=self.wish.virtual_size,
+        )
+        done = img.create(self.io, target, effort)
+        if done.exit_code:
+            space.watch(self.folder, self.wish.reserve)
+            if b"No space left" in done.stderr:
+                raise RefusedError("not_enough_space", "the disk was full; free some space and try again")
+            raise HostError(f"qemu-img create failed, {done.words()}")
+        if self.target.format == "vmdk":
+            vmdk_descriptor.name_extent(new.new, self.name)
+
+    def _backing(self) -> tuple[bytes, str] | None:
+        """The base as the header is to name it, and its format: by its name alone where it is in the same folder."""
+        if self.base is None:
+            return None
+        planned = self.base.image.planned
+        folder, name = os.path.split(planned.path)
+        near = folder == os.path.dirname(self.target.path)
+        # A colon before the first slash would be a protocol's.
+        return (b"./" + name if b":" in name else name) if near else planned.path, planned.format
+
+    def _verify(self, new: NewFile) -> None:
+        """The header says what was asked for, and its metadata is sound."""
+        form, size = self.target.format, os.fstat(new.new).st_size
+        try:
+            made = formats.read(new.new, size, self.name, form)
+        except UnreadableError as error:
+            raise HostError(f"the new image cannot be read: {error}") from error
+        if made.virtual_size != self.wish.virtual_size or made.dirty or made.corrupt:
+            raise HostError(f"the new image has {made.virtual_size} bytes, or is not marked clean")
+        base = self._backing()
+        if made.backing_file != (base[0] if base is not None else None):
+            raise HostError("the new image has another backing file than was asked for")
+        if self.base is not None and base is not None and not leads_to(self.folder, base[0], self.base.image.fd):
+            raise RefusedError(
+                "stale_plan", f"{display(base[0])} does not lead to {self.base.image.shown}; scan the host first"
+            )
+        if form in img.CHECKED:
+            below = self.base.node() if self.base is not None else None
+            report = img.check(self.io, Node(new.new, form, self.name, below), img.Effort(self.wish.idle_io))
+            if not report.sound or report.leaks:
+                raise HostError(f"the new image has {report.corruptions} corruptions and {report.leaks} leaks")

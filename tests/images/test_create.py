@@ -1,0 +1,183 @@
+"""A job makes a new image in a pool: what its plan says comes true, and what cannot be is refused before anything."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from images.models import Image
+from storage_admin.errors import InvalidError
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs import services
+from storage_admin.jobs.models import Job
+from tests.factories import GuestFactory, ImageFactory
+from tests.working import OPERATOR, image_at, refused_as, run, scan, this_machine, work
+
+pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
+MIB, GIB = 1 << 20, 1 << 30
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "pool").mkdir()
+    return tmp_path / "pool"
+
+
+@pytest.fixture
+def pool(folder: Path) -> StoragePool:
+    this_machine(folder)
+    scan(Host.objects.get())
+    return StoragePool.objects.get()
+
+
+def based_on(folder: Path, name: str = "base.qcow2") -> Image:
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", folder / name, "64M"], check=True)
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -q -P 7 1M 3M", folder / name], check=True)
+    scan(Host.objects.get())
+    return image_at(folder / name)
+
+
+def info(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        subprocess.run(["qemu-img", "info", "--output=json", path], check=True, capture_output=True).stdout
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "exact"),
+    [
+        ("qcow2", {}, True),
+        ("qcow2", {"cluster_size": "2M"}, True),
+        ("qcow2", {"cluster_size": "512"}, True),
+        ("qcow2", {"extended_l2": True, "cluster_size": "128k"}, True),
+        ("qcow2", {"preallocation": "metadata"}, True),
+        ("qcow2", {"preallocation": "metadata", "cluster_size": "2k"}, False),
+        ("qcow2", {"preallocation": "falloc"}, False),
+        ("qcow2", {"preallocation": "full", "cluster_size": "4k"}, False),
+        ("raw", {}, False),
+        ("raw", {"preallocation": "full"}, False),
+        ("vmdk", {}, True),
+        ("vdi", {}, True),
+        ("vhdx", {}, False),
+        ("vpc", {}, True),
+        ("vpc", {"subformat": "fixed"}, False),
+    ],
+)
+def test_a_new_image_takes_what_its_plan_says(
+    pool: StoragePool, folder: Path, form: str, options: dict[str, Any], exact: bool
+) -> None:
+    given = {"name": f"new.{form}", "format": form, "format_options": options, "virtual_size": 256 * MIB}
+    job = work("create", pool.pk, OPERATOR, **given)
+    assert job.state == Job.State.SUCCEEDED, job.error_detail
+    taken = (folder / f"new.{form}").stat().st_blocks * 512
+    assert (job.result or {})["after_bytes"] == taken == -(job.freed_bytes or 0)
+    assert job.plan["predicted_low"] <= taken <= job.plan["predicted_high"]
+    if exact:
+        assert job.plan["predicted_after_bytes"] == taken
+    run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
+    image = image_at(folder / f"new.{form}")
+    assert (image.virtual_size, image.allocated_size, image.format) == (256 * MIB, taken, form)
+
+
+def test_an_overlay_has_the_size_of_its_base_and_is_listed_above_it(pool: StoragePool, folder: Path) -> None:
+    base = based_on(folder)
+    job = work("create", pool.pk, OPERATOR, name="over.qcow2", base=base.pk)
+    assert job.state == Job.State.SUCCEEDED, job.error_detail
+    assert (job.result or {})["virtual_size"] == 64 * MIB
+    run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
+    over = image_at(folder / "over.qcow2")
+    assert (over.backing, over.chain_depth) == (base, 2)
+    assert info(folder / "over.qcow2")["backing-filename"] == "base.qcow2"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"virtual_size": GIB}, "name"),
+        ({"name": "new.qcow2"}, "virtual_size"),
+        ({"name": "new.qcow2", "virtual_size": 1000}, "virtual_size"),
+        ({"name": "new.qcow2", "virtual_size": 0}, "virtual_size"),
+        ({"name": "new.raw", "virtual_size": GIB}, "name"),
+        ({"name": ".new.qcow2", "virtual_size": GIB}, "name"),
+        ({"name": "../new.qcow2", "virtual_size": GIB}, "name"),
+        ({"name": "a/new.qcow2", "virtual_size": GIB}, "name"),
+        ({"name": ".sa-j1.new", "virtual_size": GIB}, "name"),
+        ({"name": "new\n.qcow2", "virtual_size": GIB}, "name"),
+        ({"name": "new.qcow2", "virtual_size": GIB, "format_options": {"cluster_size": "3k"}}, "cluster_size"),
+        ({"name": "new.qcow2", "virtual_size": GIB, "format_options": {"encrypt.format": "luks"}}, "encrypt.format"),
+        (
+            {"name": "new.vmdk", "format": "vmdk", "virtual_size": GIB, "format_options": {"subformat": "x"}},
+            "subformat",
+        ),
+        ({"name": "new.qcow2", "base": 0}, "base"),
+        ({"name": "new.raw", "format": "raw", "base": 1}, "format"),
+        ({"name": "new.qcow2", "base": 1, "format_options": {"preallocation": "full"}}, "preallocation"),
+    ],
+)
+def test_options_that_cannot_be_are_named(pool: StoragePool, options: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidError) as wrong:
+        services.plan(OPERATOR, "create", pool.pk, options)
+    assert field in wrong.value.fields
+
+
+def test_a_base_of_another_host_is_none(pool: StoragePool, folder: Path) -> None:
+    other = ImageFactory.create()
+    with pytest.raises(InvalidError) as wrong:
+        services.plan(OPERATOR, "create", pool.pk, {"name": "over.qcow2", "base": other.pk})
+    assert "base" in wrong.value.fields
+
+
+def codes(pool: StoragePool, **options: Any) -> set[str]:
+    return {one.code for one in services.plan(OPERATOR, "create", pool.pk, options).refusals}
+
+
+def test_a_name_that_is_listed_is_taken_and_so_is_one_that_came_since(pool: StoragePool, folder: Path) -> None:
+    based_on(folder)
+    assert codes(pool, name="base.qcow2", virtual_size=GIB) == {"target_exists"}
+    job = services.submit(OPERATOR, "create", pool.pk, {"name": "new.qcow2", "virtual_size": GIB})
+    (folder / "new.qcow2").write_bytes(b"mine")
+    assert run(job).error_code == "target_exists"
+    assert (folder / "new.qcow2").read_bytes() == b"mine"
+
+
+def test_two_jobs_do_not_make_one_file(pool: StoragePool) -> None:
+    services.submit(OPERATOR, "create", pool.pk, {"name": "new.qcow2", "virtual_size": GIB})
+    given = {"name": "new.qcow2", "virtual_size": 2 * GIB}
+    assert refused_as(services.submit, OPERATOR, "create", pool.pk, given) == "busy"
+
+
+def test_a_base_whose_guest_runs_is_refused_and_one_whose_guest_is_off_is_warned_of(
+    pool: StoragePool, folder: Path
+) -> None:
+    base = based_on(folder)
+    guest = GuestFactory.create(host=pool.host, state="running")
+    disk = guest.disks.create(target="vda", path=base.path, path_bytes=base.path_bytes, path_key=base.path_key)
+    base.uses.create(disk=disk)
+    assert codes(pool, name="over.qcow2", base=base.pk) == {"guest_running"}
+    guest.state = "shut off"
+    guest.save()
+    plan = services.plan(OPERATOR, "create", pool.pk, {"name": "over.qcow2", "base": base.pk})
+    assert not plan.refusals
+    assert any(guest.name in warning for warning in plan.warnings)
+
+
+def test_an_overlay_is_not_smaller_than_its_base(pool: StoragePool, folder: Path) -> None:
+    base = based_on(folder)
+    assert codes(pool, name="over.qcow2", base=base.pk, virtual_size=MIB) == {"invalid"}
+
+
+def test_what_is_preallocated_needs_its_room_and_what_is_not_is_warned_of(pool: StoragePool) -> None:
+    large = (pool.capacity_bytes or 0) // MIB * MIB + GIB
+    full = {"name": "new.raw", "format": "raw", "format_options": {"preallocation": "full"}}
+    assert codes(pool, **full, virtual_size=large) == {"not_enough_space"}
+    plan = services.plan(OPERATOR, "create", pool.pk, {"name": "new.qcow2", "virtual_size": large})
+    assert not plan.refusals
+    assert len(plan.warnings) == 1
+
+
+def test_a_pool_whose_images_are_no_files_takes_none(pool: StoragePool) -> None:
+    StoragePool.objects.update(kind=StoragePool.Kind.LVM)
+    assert "unsupported_pool" in codes(pool, name="new.qcow2", virtual_size=GIB)
