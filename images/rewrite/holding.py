@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from django.db.models import OuterRef, Q, QuerySet, Subquery
+from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 from django.utils import timezone
 
 from images.models import Image
@@ -82,23 +82,33 @@ def hosts_with_copies(*, but_not: Collection[int] = (), libvirt: bool = False) -
 
 def kept(limit: int) -> list[tuple[Job, str]]:
     """The undo copies that stay because they may be the last good ones: whose they are, and why, the oldest first."""
-    tries = Job.objects.filter(kind="discard_undo", target_kind="job", target_id=OuterRef("pk")).exclude(
-        state__in=Job.ACTIVE
-    )
-    last = tries.order_by("-id")
+    tries = Job.objects.filter(kind="discard_undo", target_kind="job", target_id=OuterRef("pk"))
+    last = tries.exclude(state__in=Job.ACTIVE).order_by("-id")
     lost = Image.every.filter(state__in=refusals.MAY_BE_LOST).values("pk")
     jobs = _waiting().annotate(code=Subquery(last.values("error_code")[:1]))
     over = Q(undo_expires__lte=timezone.now(), target_id__in=lost)
-    jobs = jobs.filter(Q(code__in=[STAYS, "stale_plan", "undo_written_to"]) | over).select_related("host")
+    # A removal by force that came to nothing changes nothing about that.
+    stays = Exists(tries.filter(error_code=STAYS))
+    jobs = jobs.filter(stays | Q(code__in=["stale_plan", "undo_written_to"]) | over).select_related("host")
     found = list(jobs.defer("plan", "commands", "host__capabilities").order_by("pk")[:limit])
     if not found:
         return []
-    whys = dict(
-        Job.objects.filter(kind="discard_undo", target_kind="job", target_id__in=[job.pk for job in found])
-        .order_by("id").values_list("target_id", "error_detail")
-    )  # fmt: skip
+    whys = whys_of(found)
     images = Image.every.in_bulk({job.target_id for job in found})
     return [(job, _why(images.get(job.target_id)) or whys.get(job.pk, "")) for job in found]
+
+
+def whys_of(jobs: Collection[Job]) -> dict[int, str]:
+    """Why the undo copies of jobs could not be removed, by the jobs' ids: the last reason that was about the copy."""
+    failed = Job.objects.filter(kind="discard_undo", target_kind="job", target_id__in=[job.pk for job in jobs])
+    tries = failed.exclude(error_detail="").order_by("id").values_list("target_id", "error_code", "error_detail")
+    found: dict[int, str] = {}
+    kept = set()
+    for job, code, detail in tries:
+        if job not in kept or code == STAYS:
+            found[job] = detail
+        kept |= {job} if code == STAYS else set()
+    return found
 
 
 def _why(image: Image | None) -> str:

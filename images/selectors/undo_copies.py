@@ -8,7 +8,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from images.models import Image
-from images.rewrite import refusals
+from images.rewrite import holding, refusals
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display
 from storage_admin.jobs.models import Job
@@ -85,8 +85,7 @@ def undo_copies(pool: StoragePool) -> UndoCopies:
     ).defer("plan", "commands")[:20]  # fmt: skip
     lost_jobs = list(lost)
     images = Image.every.in_bulk({job.target_id for job in [*kept, *lost_jobs]})
-    tries = Job.objects.filter(kind="discard_undo", target_kind="job", target_id__in=[job.pk for job in kept])
-    failed = dict(tries.filter(state=Job.State.FAILED).order_by("id").values_list("target_id", "error_detail"))
+    failed = holding.whys_of(kept)
 
     def row(job: Job) -> UndoCopy:
         overdue = job.undo_available and job.undo_expires is not None and job.undo_expires <= now

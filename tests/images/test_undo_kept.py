@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from images import tasks
 from images.alert_rules.looking import look
+from images.rewrite import holding
 from images.scan import hypervisors
 from images.scan.hypervisors import Told
 from storage_admin.agent.protocol import Moment
@@ -23,7 +24,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Elapsed, Job
 from tests import passing
 from tests.agent.harness import qemu_img, write
-from tests.factories import GuestFactory, HostFactory, ImageUseFactory, UserFactory
+from tests.factories import GuestFactory, HostFactory, ImageUseFactory, JobFactory, UserFactory
 from tests.working import ADMIN, OPERATOR, create, image_at, refused_as, run, said, scan, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
@@ -102,6 +103,23 @@ def test_the_copy_of_an_image_that_is_not_the_jobs_any_more_stays_is_told_of_and
     assert run(services.discard_undo(ADMIN, job, force=True)).state == "succeeded"
     assert key not in alerts()
     assert not (path.parent / f".sa-{job.uid}.orig").exists()
+
+
+@pytest.mark.parametrize(("state", "code"), [("failed", "host_unreachable"), ("interrupted", "interrupted")])
+def test_a_kept_copy_is_still_told_of_when_its_removal_by_force_came_to_nothing(
+    path: Path, job: Job, client: Client, state: str, code: str
+) -> None:
+    exchange(path)
+    window_closes(job)
+    JobFactory.create(
+        kind="discard_undo", target=job, state=state, error_code=code, error_detail="It came to nothing."
+    )  # fmt: skip
+    ((waiting, why),) = holding.kept(10)
+    assert (waiting, "may be the last good copy" in why) == (job, True)
+    assert f"undo_kept:{job.pk}" in alerts()
+    client.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
+    assert "may be the last good copy" in client.get(f"/pools/{image_at(path).pool_id}/").content.decode()
+    assert run(services.discard_undo(ADMIN, job, force=True)).state == "succeeded"
 
 
 def test_the_copy_of_an_image_that_its_guest_has_written_to_goes(path: Path, job: Job, guest: Guest) -> None:
