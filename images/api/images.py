@@ -11,7 +11,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from images.api.shapes import ChainSerializer
+from images.api.shapes import ChainSerializer, OneImageSerializer
 from images.filters import ImageFilters
 from images.models import Image
 from images.scan import vanished
@@ -27,7 +27,7 @@ from storage_admin.rest.views import EndpointSet
 
 @extend_schema_view(
     list=extend_schema(summary=_("Images, including those that have vanished (see `state`)")),
-    retrieve=extend_schema(summary=_("One image")),
+    retrieve=extend_schema(summary=_("One image"), responses=OneImageSerializer),
 )
 class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet):
     queryset = Image.objects.none()
@@ -44,6 +44,9 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
     def get_queryset(self) -> QuerySet[Any]:
         rows = images_for(self.actor)
         return rows if self.action == "list" else rows.defer(None)  # one image's estimate tells of its snapshots
+
+    def get_serializer_class(self) -> Any:
+        return OneImageSerializer if self.action == "retrieve" else super().get_serializer_class()
 
     def listed(self, rows: QuerySet[Any]) -> Any:
         """What is cut into pages; samples of a history are few enough to be read directly."""

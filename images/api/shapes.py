@@ -1,11 +1,14 @@
-"""The shape of ``images/{id}/chain/`` and ``overview/``, as the schema says it."""
+"""The shape of one image, of ``images/{id}/chain/`` and of ``overview/``, as the schema says it."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.utils.translation import gettext_lazy as _
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from images.serializers import GuestRefSerializer
+from images.models import Image
+from images.serializers import GuestRefSerializer, ImageSerializer
 from storage_admin.jobs.serializers import JobSerializer
 
 
@@ -197,3 +200,45 @@ class GuestSnapshotsSerializer(serializers.Serializer[Any]):
 
     snapshots = GuestSnapshotSerializer(many=True)
     unknown = serializers.CharField(allow_null=True, help_text=_("Why they are not known; null if they are."))
+
+
+class BitmapSerializer(serializers.Serializer[Any]):
+    """A persistent dirty bitmap of a qcow2 image, as backup tools keep them."""
+
+    name = serializers.CharField()
+    granularity = serializers.IntegerField(help_text=_("Bytes that one bit stands for."))
+    in_use = serializers.BooleanField(help_text=_("Not closed cleanly: it cannot be relied on."))
+    enabled = serializers.BooleanField(help_text=_("Writes are marked in it."))
+
+
+class HeaderSerializer(serializers.Serializer[Any]):
+    """What an image's header says; null where its format does not say it, or nobody has read it."""
+
+    compat = serializers.CharField(allow_null=True)
+    refcount_bits = serializers.IntegerField(allow_null=True)
+    lazy_refcounts = serializers.BooleanField(allow_null=True)
+    extended_l2 = serializers.BooleanField(allow_null=True)
+    subformat = serializers.CharField(allow_null=True)
+    encryption = serializers.CharField(allow_null=True)
+    dirty = serializers.BooleanField(allow_null=True)
+    corrupt = serializers.BooleanField(allow_null=True)
+    data_file = serializers.CharField(allow_null=True, help_text=_("File that holds the data, as the header names it."))
+    data_file_raw = serializers.BooleanField(allow_null=True)
+    bitmaps = BitmapSerializer(many=True)
+
+
+class OneImageSerializer(ImageSerializer):
+    """A disk image with all that its header says."""
+
+    header = serializers.SerializerMethodField(help_text=_("What the header says; null if it was not read."))
+
+    class Meta(ImageSerializer.Meta):
+        fields = (*ImageSerializer.Meta.fields, "header")  # type: ignore[assignment]
+        read_only_fields = fields  # type: ignore[assignment]
+
+    @extend_schema_field(HeaderSerializer(allow_null=True))
+    def get_header(self, image: Image) -> dict[str, Any] | None:
+        if not image.header_known:
+            return None
+        names: Iterable[str] = HeaderSerializer().get_fields()
+        return {name: image.from_header(name) for name in names} | {"bitmaps": image.bitmaps}

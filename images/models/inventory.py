@@ -188,6 +188,15 @@ class Image(PartialRows):
         return self.file_size is not None and not self.unreadable
 
     @property
+    def bitmaps(self) -> list[dict[str, Any]]:
+        """The persistent dirty bitmaps of its header: ``name``, ``granularity`` in bytes, ``in_use``, ``enabled``.
+
+        Of a header that was read before those were kept, the name alone.
+        """
+        unknown = {"granularity": 0, "in_use": False, "enabled": True}
+        return [one if isinstance(one, dict) else {"name": one} | unknown for one in self.from_header("bitmaps") or ()]
+
+    @property
     def occupied_bytes(self) -> int:
         """Its allocated size, for what is worked out of it; 0 where nobody tells, of images that no job works on."""
         return self.allocated_size or 0

@@ -51,6 +51,7 @@ def test_every_field_of_the_contract_is_there(viewer: APIClient) -> None:
     reclaimable_method analyzed_at last_scanned"""
     row = viewer.get(f"/api/v1/images/{ImageFactory.create().pk}/").json()
     assert set(contract.split()) <= set(row)
+    del row["header"]  # in a list nobody needs it
     assert viewer.get("/api/v1/images/").json()["results"] == [row]
 
 

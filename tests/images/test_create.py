@@ -13,7 +13,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.factories import GuestFactory, ImageFactory
-from tests.working import OPERATOR, image_at, refused_as, run, scan, this_machine, work
+from tests.working import OPERATOR, client_as, image_at, refused_as, run, scan, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 MIB, GIB = 1 << 20, 1 << 30
@@ -141,6 +141,35 @@ def test_a_name_that_is_listed_is_taken_and_so_is_one_that_came_since(pool: Stor
     (folder / "new.qcow2").write_bytes(b"mine")
     assert run(job).error_code == "target_exists"
     assert (folder / "new.qcow2").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compat": "0.10"},
+        {"lazy_refcounts": "on", "refcount_bits": "32"},
+        {"extended_l2": "on", "compression_type": "zstd", "cluster_size": "256k"},
+    ],
+)
+def test_what_the_header_says_is_told_over_rest_and_on_the_page(
+    pool: StoragePool, folder: Path, options: dict[str, str]
+) -> None:
+    path = folder / "new.qcow2"
+    work("create", pool.pk, OPERATOR, name="new.qcow2", virtual_size=GIB, format_options=options)
+    if "compat" not in options:
+        for words in (("daily",), ("-g", "1M", "--disable", "weekly")):
+            subprocess.run(["qemu-img", "bitmap", "--add", *words[:-1], path, words[-1]], check=True)
+    scan(pool.host)
+    browser, said = client_as(role="viewer"), info(path)["format-specific"]["data"]
+    image = image_at(path)
+    header = browser.get(f"/api/v1/images/{image.pk}/").json()["header"]
+    for name in ("compat", "refcount_bits", "lazy_refcounts", "extended_l2", "corrupt"):
+        assert header[name] == said.get(name.replace("_", "-"), header[name]), name
+    assert [(one["name"], one["granularity"], one["enabled"]) for one in header["bitmaps"]] == [
+        (one["name"], one["granularity"], "auto" in one["flags"]) for one in said.get("bitmaps", [])
+    ]
+    page = browser.get(f"/images/{image.pk}/").content.decode()
+    assert all(one["name"] in page for one in header["bitmaps"])
 
 
 def test_two_jobs_do_not_make_one_file(pool: StoragePool) -> None:

@@ -27,6 +27,22 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class Bitmap:
+    """A persistent dirty bitmap of a qcow2 image.
+
+    Args:
+        granularity: bytes that one bit of it stands for.
+        in_use: it was not closed cleanly, so that what it says is not to be relied on.
+        enabled: writes are marked in it; else it stays as it is.
+    """
+
+    name: str
+    granularity: int
+    in_use: bool
+    enabled: bool
+
+
+@dataclass(frozen=True)
 class Facts:
     """An image's header. ``None`` means that the format does not say; sizes are in bytes.
 
@@ -56,7 +72,7 @@ class Facts:
     data_file_raw: bool | None = None
     extents: tuple[bytes, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
-    bitmaps: tuple[str, ...] = ()
+    bitmaps: tuple[Bitmap, ...] = ()
     other_size: int | None = None
 
 

@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from storage_admin.agent.formats.facts import Facts, Reader, Snapshot, UnreadableError, text
+from storage_admin.agent.formats.facts import Bitmap, Facts, Reader, Snapshot, UnreadableError, text
 
 MAGIC = b"QFI\xfb"
 
@@ -33,6 +33,7 @@ _EXTENSION = struct.Struct(">II")
 _SNAPSHOT = struct.Struct(">QIHHIIQII")
 _BITMAPS = struct.Struct(">IIQQ")
 _BITMAP = struct.Struct(">QIIBBHI")
+_BITMAP_IN_USE, _BITMAP_AUTO = 1, 2
 
 _EXT_BACKING_FORMAT, _EXT_FEATURES, _EXT_BITMAPS = 0xE2792ACA, 0x6803F857, 0x23852875
 _EXT_LUKS, _EXT_DATA_FILE = 0x0537BE77, 0x44415441
@@ -297,17 +298,20 @@ def _snapshots(reader: Reader, header: Header) -> tuple[Snapshot, ...]:
     return tuple(found)
 
 
-def _bitmaps(reader: Reader, extension: tuple[int, int, int]) -> tuple[str, ...]:
+def _bitmaps(reader: Reader, extension: tuple[int, int, int]) -> tuple[Bitmap, ...]:
     count, size, at = extension
     table = reader.at(at, size, "the bitmap directory")
     found, offset = [], 0
     for _ in range(count):
         if offset + _BITMAP.size > size:
             raise UnreadableError("the bitmap directory is cut off")
-        _, _, _, _, _, name_size, extra = _BITMAP.unpack_from(table, offset)
+        _, _, flags, _, granularity_bits, name_size, extra = _BITMAP.unpack_from(table, offset)
         offset += _BITMAP.size + extra
         if not 1 <= name_size <= MAX_BACKING_NAME or offset + name_size > size:
             raise UnreadableError("a bitmap's entry is beyond the bounds")
-        found.append(text(table[offset : offset + name_size]))
+        if granularity_bits > 63:
+            raise UnreadableError(f"a bitmap's granularity of 2^{granularity_bits} bytes")
+        name = text(table[offset : offset + name_size])
+        found.append(Bitmap(name, 1 << granularity_bits, bool(flags & _BITMAP_IN_USE), bool(flags & _BITMAP_AUTO)))
         offset = (offset + name_size + 7) & ~7
     return tuple(found)

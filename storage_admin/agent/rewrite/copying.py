@@ -356,7 +356,7 @@ def differences(old: Facts, new: Facts, compression: str | None, base_format: st
         different.append("backing_format")
     if (new.compression or "zlib") != (compression or "zlib"):
         different.append("compression")
-    if sorted(old.bitmaps) != sorted(new.bitmaps):
+    if sorted(one.name for one in old.bitmaps) != sorted(one.name for one in new.bitmaps):
         different.append("bitmaps")
     if new.snapshots or new.data_file is not None or new.dirty or new.corrupt:
         different.append("state")

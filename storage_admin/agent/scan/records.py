@@ -304,4 +304,5 @@ def _header_fields(looks_like: str | None, facts: Facts | None, detail: str) -> 
     told["data_file_b64"] = None if facts.data_file is None else b64(facts.data_file)
     told["extents_b64"] = [b64(extent) for extent in facts.extents]
     told["snapshots"] = [vars(snapshot) for snapshot in facts.snapshots]
+    told["bitmaps"] = [vars(bitmap) for bitmap in facts.bitmaps]
     return told
