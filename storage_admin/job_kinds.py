@@ -20,7 +20,7 @@ JOB_KINDS = [
     "benchmarks.kind.RunBenchmark",
     "storage_admin.guests.kinds.io_priority.SetIoPriority",
     "storage_admin.guests.kinds.vm_disks.MoveDisk",
-    "storage_admin.guests.kinds.vm_disks.Resize",
+    "images.live.resizing.Resize",
     "images.live.trim.Trim",
     "images.live.block_jobs.LiveFlatten",
     "images.live.merging.LiveMerge",

@@ -43,6 +43,7 @@ class DiskNow:
         keeps_clusters: ``discard_no_unref`` is on.
         granularity: of its discards, in bytes; ``None`` where the definition says nothing.
         allocated_bytes: what its image occupies; ``None`` where nobody tells.
+        virtual_bytes: its size as the guest sees it, likewise.
     """
 
     target: str
@@ -55,6 +56,7 @@ class DiskNow:
     keeps_clusters: bool = False
     granularity: int | None = None
     allocated_bytes: int | None = None
+    virtual_bytes: int | None = None
 
 
 @dataclass(frozen=True)

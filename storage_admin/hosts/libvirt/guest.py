@@ -1,8 +1,9 @@
 """One domain at this moment, and what its guest agent is asked: ``guest URI``; how that went is one JSON document.
 
-The request is JSON on standard input: ``uid``, and ``do``: ``look``, ``look with agent`` or ``trim``. The agent is
-asked by ``virDomainQemuAgentCommand``, as libvirt's own calls say neither what it can do nor what it has trimmed;
-libvirt notes that in the domain's log (``custom-ga-command``), and nothing else comes of it.
+The request is JSON on standard input: ``uid``, and ``do``: ``look``, ``look with agent``, ``trim``, or ``grow`` (with
+``disk`` and ``size_bytes``). The agent is asked by ``virDomainQemuAgentCommand``, as libvirt's own calls say neither
+what it can do nor what it has trimmed; libvirt notes that in the domain's log (``custom-ga-command``), and nothing else
+comes of it.
 """
 
 import json
@@ -25,10 +26,12 @@ _QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
 
 def main(uri: str) -> None:
     request = json.load(sys.stdin)
-    helper.answer(lambda: _answer(libvirt.open(uri).lookupByUUIDString(request["uid"]), request["do"]))
+    helper.answer(lambda: _answer(libvirt.open(uri).lookupByUUIDString(request["uid"]), request["do"], request))
 
 
-def _answer(domain: Any, wish: str) -> dict[str, Any]:
+def _answer(domain: Any, wish: str, request: dict[str, Any]) -> dict[str, Any]:
+    if wish == "grow":
+        return _grow(domain, request["disk"], request["size_bytes"])
     return _trim(domain) if wish == "trim" else _look(domain, agent=wish == "look with agent")
 
 
@@ -77,16 +80,18 @@ def _disk(domain: Any, root: ET.Element, disk: ET.Element, paths: dict[str, str]
     name, bus = ("", "") if target is None else (target.get("dev", ""), target.get("bus", ""))
     settings = {} if driver is None else driver.attrib
     try:
-        # Of a raw file libvirt gives its length, whatever it occupies.
-        allocated = None if settings.get("type") == "raw" else domain.blockInfo(name)[1]
+        virtual, allocated, _physical = domain.blockInfo(name)
     except libvirt.libvirtError:
-        allocated = None
+        virtual = allocated = None
+    if settings.get("type") == "raw":
+        allocated = None  # libvirt gives its length, whatever it occupies
     return {
         "target": name, "bus": bus, "kind": disk.get("type", ""), "format": settings.get("type", ""),
         "chain": chain_of(disk, paths.get(name, "")),
         "discard": settings.get("discard", ""), "detect_zeroes": settings.get("detect_zeroes", ""),
         "keeps_clusters": settings.get("discard_no_unref") == "on",
         "granularity": _granularity(root, disk), "allocated_bytes": allocated,
+        "virtual_bytes": virtual,
     }  # fmt: skip
 
 
@@ -114,6 +119,15 @@ def _filesystems(domain: Any) -> Iterator[dict[str, Any]]:
             "used_bytes": told.get(f"{one}used-bytes"), "total_bytes": told.get(f"{one}total-bytes"),
             "disks": [alias for alias in disks if alias],
         }  # fmt: skip
+
+
+def _grow(domain: Any, disk: str, size: int) -> dict[str, Any]:
+    now = domain.blockInfo(disk)[0]
+    if now > size:
+        return {"error": f"{disk} has {now} bytes already"}
+    if now < size:
+        domain.blockResize(disk, size, libvirt.VIR_DOMAIN_BLOCK_RESIZE_BYTES)
+    return {"virtual_bytes": domain.blockInfo(disk)[0]}
 
 
 def _trim(domain: Any) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from storage_admin.hosts.libvirt.uri import uri_of
 from storage_admin.hosts.live_facts import AgentNow, DiskNow, Filesystem, GuestNow, Trimmed, trimmed
 from storage_admin.hosts.models import Host
 
-#: Seconds until a look is given up, and until a trim is: as long as the agent may take, and somewhat more.
-LOOK_TIMEOUT, TRIM_TIMEOUT = 10.0, 3660.0
+#: Seconds until a look is given up, a trim (as long as the agent may take, and somewhat more), and a disk that grows.
+LOOK_TIMEOUT, TRIM_TIMEOUT, GROW_TIMEOUT = 10.0, 3660.0, 120.0
 
 
 def look(host: Host, uid: str, *, agent: bool = False) -> GuestNow:
@@ -56,10 +56,28 @@ def trim(host: Host, uid: str, tick: Callable[[], None]) -> tuple[Trimmed, ...]:
         raise HostError(_("The guest agent sent an unexpected response: {error}").format(error=error)) from None
 
 
-def _asked(host: Host, uid: str, what: str, seconds: float, tick: Callable[[], None] | None = None) -> dict[str, Any]:
+def grow(host: Host, uid: str, disk: str, size_bytes: int) -> int:
+    """Makes a disk of a running domain larger; one that has the size already stays as it is.
+
+    Returns:
+        The size that it has now, in bytes.
+
+    Raises:
+        RefusedError: as of :func:`look`.
+        HostError: libvirt does not answer, or refuses it: the disk is larger already.
+    """
+    told = _asked(host, uid, "grow", GROW_TIMEOUT, disk=disk, size_bytes=size_bytes)
+    return int(told["virtual_bytes"])
+
+
+def _asked(
+    host: Host, uid: str, what: str, seconds: float, tick: Callable[[], None] | None = None, **more: Any
+) -> dict[str, Any]:
     refuse_to_write(host)
     with uri_of(host) as uri:
         if uri is None:
             raise HostError(_("No libvirt listens on {host}.").format(host=host.name))
-        answer: dict[str, Any] = ask(uri, ["guest"], seconds, json.dumps({"uid": uid, "do": what}).encode(), tick=tick)
+        answer: dict[str, Any] = ask(
+            uri, ["guest"], seconds, json.dumps({"uid": uid, "do": what, **more}).encode(), tick=tick
+        )
         return answer
