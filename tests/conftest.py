@@ -80,13 +80,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
     only_at_night = long.listed()
     for item in items:
         file, __, test = item.nodeid.removeprefix("tests/").partition("::")
-        if test.rpartition("::")[2].partition("[")[0] in only_at_night.get(file, ()):
-            item.add_marker("night")
+        name = test.rpartition("::")[2].partition("[")[0]
+        stride = only_at_night.get(file, {}).get(name, 1)
         if (sampled := item.get_closest_marker("sampled")) is not None:
-            name = item.nodeid.partition("[")[0]
-            if cases[name] % sampled.args[0]:
-                item.add_marker("night")
-            cases[name] += 1
+            stride *= sampled.args[0]
+        case = cases[f"{file} {test.partition('[')[0]}"]
+        if stride == long.NEVER or case % stride:
+            item.add_marker("night")
+        cases[f"{file} {test.partition('[')[0]}"] += 1
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("fuzz")
         if _uses_database(item):

@@ -61,9 +61,17 @@ def _at_night(stage: Stage) -> Stage:
 
 
 def _clicked(*more: str, prefix: str = "") -> tuple[Stage, ...]:
-    """Whole dashboards in a browser, and single pages."""
+    """Whole dashboards in a browser, in two stages as they wait much, and single pages."""
+    first = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "e2e").glob("test_[a-d]*.py"))
     return (
-        _tests(f"{prefix}browser", "browser", *more, beside=BROWSERS, at=("tests/e2e",)),
+        _tests(f"{prefix}browser a to d", "browser", *more, beside=BROWSERS, at=tuple(first)),
+        _tests(
+            f"{prefix}browser e to z",
+            "browser",
+            *more,
+            beside=BROWSERS,
+            at=("tests/e2e", "--ignore-glob=*/test_[a-d]*"),
+        ),
         _tests(f"{prefix}pages", "browser", *more, beside=BROWSERS, at=("--ignore=tests/e2e", *_with("browser"))),
     )
 

@@ -187,11 +187,22 @@ def test_every_test_runs_once_on_sqlite_before_a_merge_or_only_at_night(markers:
         [
             stage.name
             for stage in stages.TIERS[tier]
-            if runs(stage, markers) and "tests/e2e" not in stage.argv and stage.name != stages.ON_DEBIAN_13.name
+            if runs(stage, markers) and not of_dashboards(stage) and stage.name != stages.ON_DEBIAN_13.name
         ]
         for tier in ("test", "night")
     )
     assert (len(before), len(at_night)) == (0 if "night" in markers else 1, 1)
+
+
+def of_dashboards(stage: Stage) -> bool:
+    return any(word.startswith("tests/e2e") for word in stage.argv)
+
+
+def test_every_file_of_whole_dashboards_is_in_one_stage() -> None:
+    first, second = (stage.argv for stage in stages.TIERS["test"] if of_dashboards(stage))
+    (ignored,) = (word.partition("=")[2] for word in second if word.startswith("--ignore-glob="))
+    for path in (ROOT / "tests/e2e").glob("test_*.py"):
+        assert (str(path.relative_to(ROOT)) in first) == path.match(ignored)
 
 
 def test_the_quick_check_takes_only_what_needs_python_alone() -> None:
@@ -235,11 +246,19 @@ def test_what_only_the_night_sees_is_listed() -> None:
 def test_the_list_of_long_tests_names_tests_that_are_there() -> None:
     for file, names in long.listed().items():
         source = (ROOT / "tests" / file).read_text()
-        assert names - {"runTest"} <= set(re.findall(r"^(?:    )?def (test_\w+)\(", source, re.MULTILINE)), file
+        assert names.keys() - {"runTest"} <= set(re.findall(r"^(?:    )?def (test_\w+)\(", source, re.MULTILINE)), file
 
 
 def test_of_the_long_tests_of_a_file_the_first_one_stays_before_a_merge() -> None:
-    seconds = {"a.py": {"short": 0.2, "far_too_long": 80.0, "first": 4.0, "second": 3.0}, "b.py": {"only": 30.0}}
-    assert long.chosen(seconds | {"c.py": {"short": 1.0}}) == {"a.py": ["far_too_long", "second"]}
-    assert long.chosen({"d.py": {"only": 70.0}, "faults/e.py": {"only": 70.0}}) == {"d.py": ["only"]}
-    assert long.chosen({file: {"one": 9.0, "two": 9.0} for file in long.WHOLE}) == {}
+    a = {"short": [0.2], "far_too_long": [80.0], "first": [4.0], "second": [3.0]}
+    assert long.chosen({"a.py": a, "b.py": {"only": [30.0]}, "c.py": {"short": [0.3]}}) == {
+        "a.py": ["far_too_long", "second"]
+    }
+    assert long.chosen({"d.py": {"only": [70.0]}, "faults/e.py": {"only": [70.0]}}) == {"d.py": ["only"]}
+    assert long.chosen({file: {"one": [9.0, 9.0], "two": [9.0]} for file in long.WHOLE}) == {}
+
+
+def test_of_the_cases_of_a_long_test_some_run_before_a_merge() -> None:
+    cases = {"first": [1.0, 1.0, 1.0, 1.0], "second": [0.1, 0.2, 3.0], "short": [0.1, 0.1]}
+    assert long.chosen({"a.py": cases}) == {"a.py": ["first/2", "second"]}
+    assert long.chosen({"faults/a.py": cases}) == {"faults/a.py": ["second"]}

@@ -77,6 +77,7 @@ def cells(case: Case) -> Iterator[tuple[str, APIClient, bool, int]]:
             yield f"{who} of another host", make(role, ["other"]), True, answer_for(case, role, others)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_each_answer_of_the_table(world: dict[str, Any], case: Case) -> None:
     HostFactory.create(slug="other")
