@@ -14,9 +14,10 @@ from django.utils.translation import gettext, gettext_noop, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from images.live import merging
-from images.live.disks import change_of, layers_of, whole_chains
+from images.live.disks import change_of, layers_of, pool_of, whole_chains
 from images.live.snapshots import NAME, SnapshotKind, asked
 from images.live.vm_snapshots import DeleteOldVmSnapshots, DeleteVmSnapshot
+from images.rewrite import record
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, RefusedError, StoppedError
 from storage_admin.guests import proxmox_vms
@@ -111,7 +112,26 @@ class DeleteSnapshot(SnapshotKind):
         before, deleted = kept.get("before", {}), list(kept.get("deleted", []))
         recorder.progress({"stage": "merging", "message": "by libvirt, which reports no progress"})
         recorder.flush()
-        begun, name = kept["name"] != "", kept["name"]
+        try:
+            self._delete_each(job, guest, recorder, kept["name"], before, deleted)
+        except (StoppedError, RefusedError, HostError):
+            # What those before have freed is so, however the job ends.
+            if deleted and job.ours().exists() and (changed := change_of(guest, before)):
+                record.write_line(job, pool_of(guest), changed["before_bytes"], changed["after_bytes"])
+            raise
+        words = f"Deleted of {guest.name}: {', '.join(deleted)}. What was written since stays."
+        return {"names": deleted, "words": words, **change_of(guest, before)}
+
+    def _delete_each(
+        self, job: Job, guest: Guest, recorder: Recorder, name: str, before: dict[str, int], deleted: list[str]
+    ) -> None:
+        """Has libvirt delete one after the other.
+
+        Args:
+            name: of the one that a worker before has asked for; empty for none.
+            before: what the chains' images occupied before the first one.
+            deleted: takes the names of those that are gone.
+        """
 
         def tick() -> None:
             recorder.tick()
@@ -122,12 +142,13 @@ class DeleteSnapshot(SnapshotKind):
                     raise GoesOnError("another worker has it")
                 raise StoppedError(protocol.CANCELLED, gettext("Cancelled. libvirt finishes deleting the snapshot."))
 
+        begun = name != ""
         while True:
             if not begun:
                 now, known = asked(guest, job.options)
                 # Of an age as of the plan: none becomes old enough while the job waits or works.
                 if not (wanted := self.wanted(known, job.options, job.created)):
-                    break
+                    return
                 if deleted:
                     recorder.flush()
                     tick()
@@ -138,9 +159,8 @@ class DeleteSnapshot(SnapshotKind):
                 job.ours().update(kept=job.kept)
             self._delete(guest, name, tick, begun=begun)
             recorder.log(f"The snapshot {name} of {guest.name} is deleted; what was written since stays.")
-            deleted, begun = [*deleted, name], False
-        words = f"Deleted of {guest.name}: {', '.join(deleted)}. What was written since stays."
-        return {"names": deleted, "words": words, **change_of(guest, before)}
+            deleted.append(name)
+            begun = False
 
     @staticmethod
     def _delete(guest: Guest, name: str, tick: Callable[[], None], *, begun: bool) -> None:

@@ -146,6 +146,10 @@ def test_a_cancel_between_two_leaves_the_others(
     run(job)
     assert job.state == "cancelled", said(job)
     assert names(row) == ["c", "b"]
+    job.refresh_from_db()
+    taken = (shared_folder / "disk.qcow2").stat().st_blocks * 512
+    assert job.before_bytes is not None
+    assert (job.after_bytes, job.freed_bytes) == (taken, job.before_bytes - taken)
 
 
 def test_none_becomes_old_enough_while_the_job_waits(domains: Domains, shared_folder: Path) -> None:
