@@ -10,6 +10,7 @@ JOB_KINDS = [
     "images.kinds.check.Check",
     "images.kinds.convert.Convert",
     "images.kinds.create.Create",
+    "images.kinds.grow.Grow",
     "images.kinds.undo.Undo",
     "images.kinds.undo.DiscardUndo",
     "images.kinds.leftover.SettleLeftover",

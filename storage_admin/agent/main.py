@@ -140,6 +140,7 @@ VERBS = {
     "check": ("check", "run"),
     "convert": ("convert", "run"),
     "create": ("create", "run"),
+    "grow": ("grow", "run"),
     "recover": ("recover", "run"),
     "users": ("users", "run"),
     "beneath": ("beneath", "run"),

@@ -32,6 +32,7 @@ REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
     "convert": ("convert", {}),
     "convert and replace": ("convert", {"replaces": True}),
     "create an overlay": ("create", {}),
+    "grow": ("grow", {}),
     "check none": ("check", {"repair": "none"}),
     "check leaks": ("check", {"repair": "leaks"}),
     "check all": ("check", {"repair": "all"}),
@@ -164,6 +165,8 @@ def request(how: str, path: bytes, pool: Path, form: str) -> tuple[str, dict[str
             "chain": [link(base, pool, base_form) for base, base_form in below],
             "reserve": NO_RESERVE,
         }
+    if verb == "grow":
+        own = {"size": size - size % 512 + (1 << 20)}
     return verb, {
         **link(path, pool, form),
         "virtual_size": size,

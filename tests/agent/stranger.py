@@ -36,7 +36,7 @@ NO_FILES = frozenset({b"fifo", b"device", b"socket"})
 CHANGES = frozenset(
     {
         *("reclaim compress", "reclaim copy", "flatten rebase", "flatten convert", "convert and replace"),
-        *("check leaks", "check all"),
+        *("check leaks", "check all", "grow"),
     }
 )
 

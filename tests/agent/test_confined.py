@@ -163,7 +163,7 @@ def ways(image: Node, folder: int, form: str) -> dict[str, Callable[[], object]]
     if form in img.CHECKED:
         wanted["check"] = lambda: img.check(io, image, effort)
     if form in img.REPAIRED:
-        wanted["repair"] = lambda: img.repair(io, image, "all", effort)
+        wanted["repair"] = lambda: img.change(io, image, ["check", "-r", "all"], effort)
     if form == "qcow2":
         wanted["rebase"] = lambda: img.rebase(io, image, None, effort)
         wanted["name_base"] = lambda: img.name_base(io, image, b"/nowhere", "raw")

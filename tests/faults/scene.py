@@ -123,6 +123,7 @@ class Scene:
                 Work("reclaim by compress", "reclaim", {"method": "compress"}),
                 Work("repair of leaks", "check", {"repair": "leaks"}),
                 Work("repair of all", "check", {"repair": "all"}),
+                Work("growth", "grow", {"size": 12 << 20}),
             ]
         if self.form in {"qcow2", "raw"}:
             works.append(Work("reclaim in place", "reclaim", {"method": "in_place"}))

@@ -101,6 +101,7 @@ NOT_HERE = {
     "guest_io": _A_JOB,
     "benchmark_start": _A_JOB,
     "create": _A_JOB,
+    "grow": _A_JOB,
     "host_add": "It takes a host that answers: test_host_add_pages.",
     "host_connection": "It takes a host that answers: tests/hosts/test_proxmox_hosts.",
     "policy_add": "A long form: test_policy_pages; the service is that of REST.",

@@ -62,6 +62,8 @@ PAGES = [
     Page("post", "flatten", OPERATOR, 409, first=VIEWER),
     Page("get", "convert", VIEWER),
     Page("post", "convert", OPERATOR, 409, first=VIEWER),
+    Page("get", "grow", VIEWER),
+    Page("post", "grow", OPERATOR, 409, first=VIEWER),
     Page("get", "check", VIEWER),
     Page("post", "check", OPERATOR, 409, first=VIEWER),
     Page("get", "ledger", VIEWER),

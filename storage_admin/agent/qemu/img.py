@@ -209,8 +209,8 @@ def _shown_compare(images: Sequence[Node], parts: int) -> list[str]:
 
 
 __all__ = [
-    "CHECKED", "REPAIRED", "CheckReport", "Conversion", "Effort", "Node", "check", "compare", "convert", "info",
-    "measure", "name_base", "rebase", "repair", "supports_zstd", "version",
+    "CHECKED", "REPAIRED", "CheckReport", "Conversion", "Effort", "Node", "change", "check", "compare", "convert",
+    "create", "info", "measure", "name_base", "rebase", "supports_zstd", "version",
 ]  # fmt: skip
 
 _VERSION = re.compile(rb"qemu-img version ([0-9]+)\.([0-9]+)")
@@ -349,24 +349,24 @@ def name_base(io: AgentIO, image: Node, name: bytes, base_format: str) -> tools.
     )
 
 
-def repair(io: AgentIO, image: Node, level: str, effort: Effort) -> tools.Finished:
-    """``check -r`` on an image of our own, opened without its base.
+def change(
+    io: AgentIO, image: Node, asked: Sequence[str], effort: Effort, behind: Sequence[str] = ()
+) -> tools.Finished:
+    """Have a subcommand change an image of our own; what that stands on is only read.
 
     Args:
-        level: ``leaks`` or ``all``.
-
-    Returns:
-        How it ended: 0 clean, 3 with leaks that remain.
+        asked: the subcommand and its options.
+        behind: what stands behind the image's name.
     """
-    asked = ["check", "-r", level]
+    read = [image.backing] if image.backing is not None else []
     return tools.run(
-        ["qemu-img", *asked, image.written()],
+        ["qemu-img", *asked, image.written(), *behind],
         io,
         limits=SLOW_QUERY,
         idle_io=effort.idle_io,
-        files=image.files(written=True),
+        files=image.files(written=True, beside=read),
         watch=effort.watch,
-        shown=["qemu-img", *asked, "-f", image.format, display(image.path)],
+        shown=["qemu-img", *asked, "-f", image.format, display(image.path), *behind],
     )
 
 

@@ -1,12 +1,13 @@
-"""Recipes that change a copy of the image's file: its chain is made shorter, or its metadata repaired.
+"""Recipes that change a copy of the image's file: its chain is made shorter, its metadata repaired, or it grows.
 
-qemu's own ``rebase`` and ``check -r`` change an image where it stands, and a kill in the middle leaves a mixture. So
-they get a copy of the file, which takes the image's place by protocol P once it is verified.
+qemu's own ``rebase``, ``check -r`` and ``resize`` change an image where it stands, and a kill in the middle leaves a
+mixture. So they get a copy of the file, which takes the image's place by protocol P once it is verified.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from storage_admin.agent import formats
@@ -254,23 +255,78 @@ class Repair(Recipe):
         copy_image(work, replacement)
         refuse_other_header(work, replacement, work.chain.image.facts.backing_file)
         copy = Node(replacement.new, work.chain.image.planned.format, work.shown(replacement))
-        done = img.repair(work.io, copy, self.level, work.effort("repairing", 0))
+        done = img.change(work.io, copy, ["check", "-r", self.level], work.effort("repairing", 0))
         if done.exit_code not in {0, 3}:
             raise HostError(f"qemu-img check -r {self.level} did not succeed, {done.words()}")
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
         """The header as it was, no longer marked."""
-        old = work.chain.image.facts
-        same = (
-            "virtual_size",
-            "cluster_size",
-            "compat",
-            "refcount_bits",
-            "backing_file",
-            "backing_format",
-            "encrypted",
-        )
-        wrong = [name for name in same if getattr(old, name) != getattr(made, name)]
-        if len(old.snapshots) != len(made.snapshots):
-            wrong.append("snapshots")
-        return [*wrong, "state"] if made.dirty or made.corrupt else wrong
+        return changed(work.chain.image.facts, made)
+
+
+class Grow(Recipe):
+    """``qemu-img resize`` on a copy: the image is larger, and what is new reads as zeros.
+
+    Args:
+        virtual_size: the new one, in bytes.
+    """
+
+    method = "copy"
+    must_shrink = False
+    carries = frozenset({"has_internal_snapshots"})
+
+    def __init__(self, virtual_size: int) -> None:
+        self.virtual_size = virtual_size
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The new size."""
+        return {"virtual_size": self.virtual_size}
+
+    def refuse(self, work: Rewrite) -> None:
+        """Refuse what is no qcow2, is as large already, has errors, or snapshots that an old version cannot keep."""
+        image, facts = work.chain.image, work.chain.image.facts
+        if facts.format != "qcow2":
+            raise RefusedError("unsupported_subformat", f"{facts.format} images cannot be enlarged; convert the image")
+        if self.virtual_size <= facts.virtual_size:
+            raise RefusedError(INVALID, f"{image.shown} has {facts.virtual_size} bytes already, and only grows")
+        if facts.snapshots and facts.compat == "0.10":
+            raise RefusedError(
+                "has_internal_snapshots", f"{image.shown} has compat 0.10 and snapshots; delete these first"
+            )
+        work.refuse_damaged()
+
+    def needed(self, work: Rewrite) -> int:
+        """The file once more, and longer tables."""
+        image = work.chain.image.stamp
+        more = self.virtual_size // (work.chain.image.facts.cluster_size or 1) // 64
+        return image.allocated_size + more + (4 << 20)
+
+    def base(self, work: Rewrite) -> Node | None:
+        """The same as the image's."""
+        return work.chain.below(1)
+
+    def make(self, work: Rewrite, replacement: NewFile) -> None:
+        """Copy the file, and have qemu-img enlarge the copy."""
+        copy_image(work, replacement)
+        refuse_other_header(work, replacement, work.chain.image.facts.backing_file)
+        copy = Node(replacement.new, "qcow2", work.shown(replacement), work.chain.below(1))
+        effort = work.effort("enlarging", 0)
+        done = img.change(work.io, copy, ["resize", "-q"], effort, [str(self.virtual_size)])
+        if done.exit_code:
+            raise work.failed("qemu-img resize", done.words(), done.stderr)
+
+    def differences(self, work: Rewrite, made: Facts) -> list[str]:
+        """The header as it was but for the size."""
+        wrong = changed(replace(work.chain.image.facts, virtual_size=self.virtual_size), made)
+        same = [one.name for one in work.chain.image.facts.bitmaps] == [one.name for one in made.bitmaps]
+        return wrong if same else [*wrong, "bitmaps"]
+
+
+def changed(old: Facts, made: Facts) -> list[str]:
+    """In what a header is not as it was, where only the content of tables changes."""
+    same = ("virtual_size", "cluster_size", "compat", "refcount_bits", "backing_file", "backing_format", "encrypted")
+    wrong = [name for name in same if getattr(old, name) != getattr(made, name)]
+    if len(old.snapshots) != len(made.snapshots):
+        wrong.append("snapshots")
+    return [*wrong, "state"] if made.dirty or made.corrupt else wrong

@@ -20,12 +20,13 @@ from images.scan import look, vanished
 from images.selectors.snapshots import held_by_each
 from images.services import DECLARABLE, declare_format
 from storage_admin.accounts.models import Role
+from storage_admin.agent.protocol import INVALID
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.live_facts import since_1970
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Plan
+from storage_admin.jobs.plan_and_progress import Plan, Refusal
 from storage_admin.jobs.selectors import jobs_for
 from storage_admin.web.page import PageRequest, attempt, page, plan_digest, shown_as, wants_fragment
 from storage_admin.web.pages.chain_tree import tree_of
@@ -49,6 +50,11 @@ class Action:
     @property
     def rewrites(self) -> bool:
         return self.kind.rewrites
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """What stands against it, but for options that its page asks for."""
+        return [refusal for refusal in self.plan.refusals if refusal.code != INVALID]
 
     @property
     def address(self) -> str:

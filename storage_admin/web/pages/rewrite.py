@@ -41,7 +41,7 @@ from storage_admin.web.page import (
 from storage_admin.web.pages.image import image_of
 from storage_admin.words import Translatable
 
-MIB = 1 << 20
+MIB, GIB, SECTOR = 1 << 20, 1 << 30, 512
 #: A plan lists so many images and guests by name; the others are counted.
 NAMED = 12
 
@@ -125,7 +125,7 @@ def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
 
 def _by_field(kind: JobKind, wrong: dict[str, str]) -> dict[str, str]:
     """The same with the form's names: creation options of a format are written into one field, a rate in MiB."""
-    names = {"bandwidth_bytes_sec": "bandwidth_mib"}
+    names = {option: name for name, option in _OPTIONS.items()}
     found: dict[str, str] = {}
     for name, text in wrong.items():
         if name in kind.properties:
@@ -142,7 +142,7 @@ def _read(kind: JobKind, form: QueryDict) -> tuple[dict[str, Any], dict[str, str
     numbers: list[tuple[str, str, Callable[[str], float]]] = [
         ("bandwidth_mib", "bandwidth_bytes_sec", lambda text: _finite(text, MIB)),
         ("undo_hours", "undo_hours", _finite), ("wait_hours", "wait_hours", _finite),
-        ("down_to", "down_to", int), ("target_pool", "target_pool", int),
+        ("down_to", "down_to", int), ("target_pool", "target_pool", int), ("size_gib", "size_bytes", _sectors),
     ]  # fmt: skip
     for name, wanted, read in numbers:
         text = form.get(name, "").strip()
@@ -161,6 +161,11 @@ def _read(kind: JobKind, form: QueryDict) -> tuple[dict[str, Any], dict[str, str
         if form.get(name) and name in kind.properties:
             options[name] = form[name] == "true"
     return options, fields
+
+
+def _sectors(gibibytes: str) -> int:
+    """Bytes in whole sectors; raises ValueError and OverflowError as :func:`_finite`."""
+    return -(-int(_finite(gibibytes, GIB)) // SECTOR) * SECTOR
 
 
 def _finite(text: str, factor: int = 1) -> int | float:
@@ -194,8 +199,11 @@ class Field:
     choices: list[tuple[str, str, bool]]
 
 
+#: Fields in other units than their options.
+_OPTIONS = {"bandwidth_mib": "bandwidth_bytes_sec", "size_gib": "size_bytes"}
 #: Options that are written: name, word, hint.
 TEXTS = (
+    ("size_gib", _("New size (GiB)"), _("As the guest sees it. Must be larger than the present size.")),
     ("wait_hours", _("Maximum wait (hours)"), _("Applies when waiting for a guest. Default: 24.")),
     ("target_name", _("New file name"), _("Default: the image's name with the new extension.")),
     ("format_options", _("Format options"), _("qemu-img syntax: cluster_size=64k,compression_type=zstd")),
@@ -264,7 +272,8 @@ def _context(
     fields = _fields(kind, image, shown.options)
     bandwidth = shown.options.get("bandwidth_bytes_sec")
     bandwidth_mib = form.get("bandwidth_mib", f"{bandwidth / MIB:g}" if bandwidth else "")
-    texts = [Text(name, word, hint, form.get(name, "")) for name, word, hint in TEXTS if name in kind.properties]
+    written = [one for one in TEXTS if _OPTIONS.get(one[0], one[0]) in kind.properties]
+    texts = [Text(name, word, hint, form.get(name, "")) for name, word, hint in written]
     return {
         "section": "images",
         "image": image,
