@@ -34,7 +34,7 @@ class Marked(trans_real.DjangoTranslation):
     """A translation that puts every message into brackets; each of several words, where one message holds them."""
 
     def gettext(self, message: str) -> str:
-        return re.sub(r"[^,]+(?:, [^,]+)*", lambda found: f"⟦{found[0]}⟧", super().gettext(message))
+        return re.sub(r"(?:\{[^}]*\}|, |[^,])+", lambda found: f"⟦{found[0]}⟧", super().gettext(message))
 
     def ngettext(self, msgid1: str, msgid2: str, n: int) -> str:
         return f"⟦{super().ngettext(msgid1, msgid2, n)}⟧"
