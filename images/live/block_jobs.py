@@ -126,7 +126,7 @@ class LiveKind(LiveGuestKind):
         if follower.refused and ended.chain == wanted.chain:
             raise HostError(follower.refused)
         result = settled(guest, wanted, ended, cancelled=recorder.cancel_requested)
-        after = self._allocated(guest, wanted)
+        after = self._allocated(guest, wanted, ended.allocated)
         words = result["words"]
         recorder.log(words)
         freed = None if before is None or after is None else before - after
@@ -154,10 +154,14 @@ class LiveKind(LiveGuestKind):
         keep(job, "planned", wanted, choice.before)
         return wanted, choice.before
 
-    def _allocated(self, guest: Guest, wanted: Wanted) -> int | None:
-        """What the disk's image occupies now, where that is the one that has grown."""
+    def _allocated(self, guest: Guest, wanted: Wanted, told: int | None) -> int | None:
+        """What the disk's image occupies now, where that is the one that has grown.
+
+        Args:
+            told: by libvirt at the end; of raw images it tells nothing.
+        """
         try:
-            return occupied(guest, running.look(guest.host, guest.uid)).get(wanted.disk)
+            return told if told is not None else occupied(guest, running.look(guest.host, guest.uid)).get(wanted.disk)
         except (RefusedError, HostError):
             return None
 

@@ -84,11 +84,13 @@ class LiveMerge(LiveKind):
             (told, after),
         )  # fmt: skip
 
-    def _allocated(self, guest: Guest, wanted: Wanted) -> int | None:
+    def _allocated(self, guest: Guest, wanted: Wanted, told: int | None) -> int | None:
         """What the image that has grown occupies now."""
+        if wanted.top == 0 and told is not None:
+            return told
         [file] = files(guest, [wanted.chain[wanted.base or 0]])
         if file is None:
-            return super()._allocated(guest, wanted) if wanted.top == 0 else None
+            return super()._allocated(guest, wanted, told) if wanted.top == 0 else None
         return file["bytes"]
 
     def came_to_pass(self, job: Job, guest: Guest, wanted: Wanted) -> None:

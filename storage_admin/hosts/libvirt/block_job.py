@@ -19,6 +19,7 @@ started it may come back and take it over.
 import json
 import select
 import sys
+import time
 from typing import IO, Any
 from xml.etree import ElementTree as ET
 
@@ -28,8 +29,8 @@ from storage_admin.hosts.libvirt import helper
 from storage_admin.hosts.libvirt.disks import ContradictedError
 from storage_admin.hosts.libvirt.domains import chain_of, disk_paths, keeps_names
 
-#: Seconds between two looks.
-_POLL = 0.25
+#: Seconds between two looks: at most, and where the end is near.
+_POLL, _SOON = 0.25, 0.03
 _PIVOTS = (libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_ACTIVE_COMMIT, libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_COPY)
 _GONE = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN)
 
@@ -43,12 +44,13 @@ def main(uri: str) -> None:
         if request["start"]:
             _start(domain, request)
         _follow(domain, request["disk"], orders)
-        helper.say({"ended": True, **look(domain, request["disk"])})
+        helper.say({"ended": True, **look(domain, request["disk"]), "allocated": _allocated(domain, request["disk"])})
     except ContradictedError as error:
         helper.say({"contradiction": str(error)})
     except libvirt.libvirtError as error:
         if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN and not request["start"]:
-            helper.say({"ended": True, "active": False, "chain": [], "later": None})  # the guest was removed
+            gone = {"active": False, "chain": [], "later": None, "allocated": None}
+            helper.say({"ended": True, **gone})  # the guest was removed
         else:
             helper.say({"error": str(error)})
 
@@ -70,6 +72,17 @@ def chain(domain: Any, disk: str) -> list[str]:
     if element is None:
         return []
     return chain_of(element, disk_paths(domain.connect(), xml).get(disk, ""))
+
+
+def _allocated(domain: Any, disk: str) -> int | None:
+    """What the image of a running domain's disk occupies, in bytes; ``None`` where libvirt does not tell."""
+    try:
+        element = _element(ET.fromstring(domain.XMLDesc()), disk)  # noqa: S314 (libvirt wrote it)
+        driver = None if element is None else element.find("driver")
+        # Of a raw file libvirt gives its length, whatever it occupies.
+        return None if driver is None or driver.get("type") == "raw" else int(domain.blockInfo(disk)[1])
+    except libvirt.libvirtError:
+        return None
 
 
 def _element(root: ET.Element, disk: str) -> ET.Element | None:
@@ -125,7 +138,7 @@ def _refuse_memories(domain: Any) -> None:
 
 def _follow(domain: Any, disk: str, orders: IO[bytes]) -> None:
     """Tells how far the job is until there is none any more; ends this process where nobody listens any more."""
-    aborted = False
+    began, first, aborted, pivoting = time.monotonic(), None, False, False
     while True:
         try:
             info = domain.blockJobInfo(disk, libvirt.VIR_DOMAIN_BLOCK_JOB_INFO_BANDWIDTH_BYTES)
@@ -138,11 +151,16 @@ def _follow(domain: Any, disk: str, orders: IO[bytes]) -> None:
         ready = info["type"] in _PIVOTS and _is_ready(domain, disk)
         stage = "aborting" if aborted else "ready" if ready else "mirroring"
         helper.say({"stage": stage, "done": info["cur"], "total": info["end"]})
-        order = _order(orders)
+        first = info["cur"] if first is None else first
+        rate = (info["cur"] - first) / max(time.monotonic() - began, _SOON)
+        left = (info["end"] - info["cur"]) / rate / 2 if rate > 0 else _POLL
+        # One that is ready waits for an order, which wakes it.
+        order = _order(orders, _SOON if pivoting else _POLL if ready else min(max(left, _SOON), _POLL))
         if order == "abort" and not aborted:
             aborted = True
             domain.blockJobAbort(disk, libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_ASYNC)
         elif ready and order == "pivot" and not aborted:
+            pivoting = True
             helper.say({"stage": "pivoting"})
             domain.blockJobAbort(disk, libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT)
 
@@ -160,9 +178,9 @@ def _is_ready(domain: Any, disk: str) -> bool:
     return mirror is not None and mirror.get("ready") == "yes"
 
 
-def _order(orders: IO[bytes]) -> str:
-    """What is wanted; empty where nothing came within a moment."""
-    if not select.select([orders], [], [], _POLL)[0]:
+def _order(orders: IO[bytes], seconds: float) -> str:
+    """What is wanted; empty where nothing came within that time."""
+    if not select.select([orders], [], [], seconds)[0]:
         return ""
     line = orders.readline()
     if not line:

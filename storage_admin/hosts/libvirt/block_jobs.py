@@ -56,11 +56,13 @@ class Ended:
         active: whether the guest runs.
         chain: that it has then.
         later: what its definition names for the next start; ``None`` where it has none.
+        allocated: what its image occupies, in bytes; ``None`` where libvirt does not tell.
     """
 
     active: bool
     chain: list[str]
     later: str | None
+    allocated: int | None = None
 
 
 class LostError(Exception):
@@ -98,7 +100,7 @@ def follow(
                     if "error" in document:
                         raise _error(document["error"], begun=bool(stage) or not start)
                     if "ended" in document:
-                        return Ended(document["active"], document["chain"], document["later"])
+                        return Ended(**{name: value for name, value in document.items() if name != "ended"})
                     stage = document["stage"]
                     told(document)
                 if wish := order(stage):
