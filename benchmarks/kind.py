@@ -12,26 +12,14 @@ from images.rewrite import refusals, space
 from images.rewrite.space import Admitted, Need
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import RefusedError, b64
-from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.selectors import find_pool
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
 from storage_admin.words import seconds, size
 
 MOST_REPETITIONS = 20
-
-
-def find(pool_id: int) -> StoragePool:
-    """The pool with its host.
-
-    Raises:
-        NotFoundError: there is none.
-    """
-    pool = StoragePool.objects.select_related("host").filter(pk=pool_id).first()
-    if pool is None:
-        raise NotFoundError(gettext("There is no pool {pool}.").format(pool=pool_id))
-    return pool
 
 
 class RunBenchmark(JobKind):
@@ -90,14 +78,14 @@ class RunBenchmark(JobKind):
         return super().clean(options) | {"boot": wanted}
 
     def resolve(self, target_id: int) -> Target:
-        pool = find(target_id)
+        pool = find_pool(target_id)
         return Target(kind="pool", id=pool.pk, host=pool.host, label=pool.name)
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
         return boot.locks(options.get("boot"))
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
-        pool = find(target_id)
+        pool = find_pool(target_id)
         boot.require_role(actor, pool.host, options["boot"])
         profile = profile_for(pool, options)
         cost = profile.cost
@@ -133,11 +121,11 @@ class RunBenchmark(JobKind):
         )
 
     def admit(self, target: Target, plan: Plan) -> None:
-        if full := _no_room(find(target.id), plan.scratch_bytes or 0):
+        if full := _no_room(find_pool(target.id), plan.scratch_bytes or 0):
             raise RefusedError(full[0].code, full[0].detail)
 
     def submitted(self, job: Job) -> None:
-        pool = find(job.target_id)
+        pool = find_pool(job.target_id)
         profile = profile_for(pool, job.options)
         Benchmark.objects.create(
             job=job, host=pool.host, pool=pool, kind=profile.kind, quick=profile.quick, options=job.options,
@@ -148,7 +136,7 @@ class RunBenchmark(JobKind):
         return bool(options.get("alongside"))
 
     def request(self, job: Job) -> dict[str, Any]:
-        pool = find(job.target_id)
+        pool = find_pool(job.target_id)
         run = Benchmark.objects.get(job=job)
         recording.start(run)
         reserve = refusals.reserve_of(pool.capacity_bytes or 0)

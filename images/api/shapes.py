@@ -206,9 +206,9 @@ class BitmapSerializer(serializers.Serializer[Any]):
     """A persistent dirty bitmap of a qcow2 image, as backup tools keep them."""
 
     name = serializers.CharField()
-    granularity = serializers.IntegerField(help_text=_("Bytes that one bit stands for."))
-    in_use = serializers.BooleanField(help_text=_("Not closed cleanly: it cannot be relied on."))
-    enabled = serializers.BooleanField(help_text=_("Writes are marked in it."))
+    granularity = serializers.IntegerField(allow_null=True, help_text=_("Bytes that one bit stands for."))
+    in_use = serializers.BooleanField(allow_null=True, help_text=_("Not closed cleanly: it cannot be relied on."))
+    enabled = serializers.BooleanField(allow_null=True, help_text=_("Writes are marked in it."))
 
 
 class HeaderSerializer(serializers.Serializer[Any]):

@@ -14,14 +14,15 @@ from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import record, refusals, space
 from images.rewrite.kind import format_below
-from images.rewrite.neighbours import ancestors, facts, find, locks_on
+from images.rewrite.neighbours import ancestors, facts, locks_on
 from storage_admin.accounts.models import Actor
-from storage_admin.agent.measure.new_image import room
+from storage_admin.agent.measure.new_image import ON, room
 from storage_admin.agent.protocol import SPACE, RefusedError, b64
 from storage_admin.agent.rewrite.conversion import OPTIONS
-from storage_admin.errors import InvalidError, NotFoundError
+from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display, path_key
+from storage_admin.hosts.selectors import find_pool
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
@@ -94,24 +95,24 @@ class Create(JobKind):
         if cleaned["base"] is not None:
             if form not in OVERLAYS:
                 fields["format"] = gettext("an overlay has the format {formats}.").format(formats=", ".join(OVERLAYS))
-            if given.get("preallocation", "off") != "off" and given.get("extended_l2") not in creation.ON:
+            if given.get("preallocation", "off") != "off" and given.get("extended_l2") not in ON:
                 fields["preallocation"] = gettext("requires extended_l2=on for an overlay.")
         if fields:
             raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
         return cleaned
 
     def resolve(self, target_id: int) -> Target:
-        pool = _pool(target_id)
+        pool = find_pool(target_id)
         return Target(kind="pool", id=pool.pk, host=pool.host, label=pool.name)
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
-        found = [Lock(f"path:{target.host.pk}:{path_key(_path(_pool(target.id), options))}", exclusive=True)]
+        found = [Lock(f"path:{target.host.pk}:{path_key(_path(find_pool(target.id), options))}", exclusive=True)]
         for image in _chain(_base(target.host.pk, options)):
             found += locks_on(image, exclusive=False)
         return found
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
-        pool = _pool(target_id)
+        pool = find_pool(target_id)
         base = _base(pool.host_id, options)
         against, below = [*refusals.for_host(pool.host), *refusals.for_pool(pool)], list[Image]()
         try:
@@ -148,7 +149,7 @@ class Create(JobKind):
         )
 
     def admit(self, target: Target, plan: Plan) -> None:
-        if full := space.Admitted().against(_pool(target.id), target.host, space.planned_need(plan, target.host)):
+        if full := space.Admitted().against(find_pool(target.id), target.host, space.planned_need(plan, target.host)):
             raise RefusedError(full[0].code, full[0].detail)
 
     def waits_for_storage(self, job: Job) -> str:
@@ -156,7 +157,7 @@ class Create(JobKind):
         return f"the storage pool {pool.name} to answer"[:200] if pool is not None else ""
 
     def request(self, job: Job) -> dict[str, Any]:
-        pool, options = _pool(job.target_id), job.options
+        pool, options = find_pool(job.target_id), job.options
         base = _base(pool.host_id, options)
         below = _chain(base)
         if base is not None and (against := [*refusals.for_base(base), *refusals.for_bases(base, below[1:])]):
@@ -190,7 +191,7 @@ class Create(JobKind):
             super().on_event(job, event)
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
-        pool = _pool(job.target_id)
+        pool = find_pool(job.target_id)
         record.write_line_beside(job, pool, result["after_bytes"])
         return {
             "method": job.plan["method"], "path": display(_path(pool, job.options)), "pool": pool.pk,
@@ -204,22 +205,15 @@ class Create(JobKind):
         record.ring_policies_after(job)
 
 
-def _pool(pool_id: int) -> StoragePool:
-    pool = StoragePool.objects.select_related("host").filter(pk=pool_id).first()
-    if pool is None:
-        raise NotFoundError(gettext("Pool {pool} does not exist.").format(pool=pool_id))
-    return pool
-
-
 def _base(host_id: int, options: dict[str, Any]) -> Image | None:
     """The base that the options name; raises InvalidError where that is not on the host."""
     if options["base"] is None:
         return None
-    image = Image.objects.filter(pk=options["base"], host=host_id).exists()
-    if not image:
+    image = Image.objects.select_related("host", "pool").filter(pk=options["base"], host=host_id).first()
+    if image is None:
         told = gettext("Image {image} does not exist on the host of the pool.").format(image=options["base"])
         raise InvalidError(f"base: {told}", {"base": told})
-    return find(options["base"])
+    return image
 
 
 def _chain(base: Image | None) -> list[Image]:

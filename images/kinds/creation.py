@@ -1,19 +1,13 @@
 """Values of creation options: what qemu-img would refuse when a job has begun is refused before there is a plan."""
 
-import re
-from decimal import Decimal
-
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from storage_admin.agent.measure.new_image import ON, size_of
 from storage_admin.agent.rewrite.conversion import OPTIONS, SUBFORMATS
 
-_SIZE = re.compile(
-    r"(?:0x(?P<hex>[0-9a-f]+)|(?P<number>[0-9]{1,15}(?:\.[0-9]{1,9})?)(?P<unit>[bkmgt]?))", re.IGNORECASE
-)
-_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 MIB = 1 << 20
-ON, _OFF = frozenset({"on", "yes", "true", "y"}), frozenset({"off", "no", "false", "n"})
+_OFF = frozenset({"off", "no", "false", "n"})
 _PREALLOCATED = ("off", "falloc", "full")
 #: Options that are one of a few words, by format.
 _WORDS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -66,17 +60,6 @@ def _together(options: dict[str, str]) -> dict[str, str]:
     if options.get("compat6") in ON and "hwversion" in options:
         found["compat6"] = gettext("cannot be combined with hwversion.")
     return found
-
-
-def size_of(value: str) -> int | None:
-    """A size as qemu-img reads it, in bytes; ``None`` where it is none, or no whole number of bytes."""
-    matched = _SIZE.fullmatch(value)
-    if matched is None:
-        return None
-    if matched["hex"]:
-        return int(matched["hex"], 16)
-    size = Decimal(matched["number"]) * _UNITS[matched["unit"].lower()]
-    return int(size) if size == int(size) else None
 
 
 def _is_cluster(size: int | None) -> bool:

@@ -9,13 +9,12 @@ from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import forecasts, neighbours, refusals
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, swap_commands, verify_commands
+from storage_admin.agent.measure.new_image import tables
 from storage_admin.agent.protocol import INVALID
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Refusal
 
 SECTOR = 512
-#: What tables of a qcow2 take at most for each byte that it grows, and what they take in any case.
-_TABLES, _AT_LEAST = 1 / 1024, 4 << 20
 
 
 class Grow(Rewriting):
@@ -69,7 +68,9 @@ class Grow(Rewriting):
         told = gettext("{image} is copied, the copy is enlarged from {now:,} to {size:,} bytes, checked and compared.")
         if raw:
             told = gettext("{image} is lengthened from {now:,} to {size:,} bytes where it is. The end reads as zeros.")
-        more = int((size - now) * _TABLES) + _AT_LEAST
+        if options["size_bytes"] is None:
+            told = str(self.description)
+        more = 0 if raw else tables(image.cluster_size, size)
         warnings = [gettext("Only the disk is enlarged. Enlarge its partitions and filesystems in the guest.")]
         available = image.pool.available_bytes
         if available is not None and size - now > available:
@@ -81,10 +82,10 @@ class Grow(Rewriting):
         return Choice(
             "in_place" if raw else "copy",
             told.format(image=image.name, now=now, size=size),
-            [resize] if raw else work,
+            [] if options["size_bytes"] is None else [resize] if raw else work,
             after=image.allocated_size,
             low=image.allocated_size,
-            high=image.occupied_bytes + (0 if raw else more),
+            high=image.occupied_bytes + more,
             took=forecasts.UNKNOWN if raw else forecasts.seconds(
                 image, self.name, 2 * image.occupied_bytes, options["bandwidth_bytes_sec"]
             ),

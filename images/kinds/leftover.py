@@ -15,8 +15,8 @@ from images.scan.known import Leftover
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import RefusedError, b64, unb64
-from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.selectors import find_pool
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
@@ -69,16 +69,16 @@ class SettleLeftover(JobKind):
         return super().options_schema | {"required": ["job", "action"]}
 
     def resolve(self, target_id: int) -> Target:
-        pool = _pool(target_id)
+        pool = find_pool(target_id)
         return Target(kind="pool", id=pool.pk, host=pool.host, label=pool.name)
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
-        image = self._found(_pool(target.id), options)[2]
+        image = self._found(find_pool(target.id), options)[2]
         held = Lock(f"leftover:{target.host.pk}:{options['job']}", exclusive=True)
         return [held, *(locks_on(image, exclusive=True) if image is not None else [])]
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
-        pool = _pool(target_id)
+        pool = find_pool(target_id)
         against, left, image = self._found(pool, options)
         restores = options["action"] == "restore"
         shown = left.shown if left is not None else options["job"]
@@ -134,7 +134,7 @@ class SettleLeftover(JobKind):
         """The image in whose place a job puts the original; ``None`` where it removes the copy."""
         if job.options["action"] != "restore":
             return None
-        against, _left, image = self._found(_pool(job.target_id), job.options)
+        against, _left, image = self._found(find_pool(job.target_id), job.options)
         if image is None:
             raise RefusedError(against[0].code, against[0].detail)
         return image
@@ -160,7 +160,7 @@ class SettleLeftover(JobKind):
         return "undo" if job.options["action"] == "restore" else "discard_undo"
 
     def request(self, job: Job) -> dict[str, Any]:
-        pool = _pool(job.target_id)
+        pool = find_pool(job.target_id)
         against, left, image = self._found(pool, job.options)
         if against or left is None or left.path is None:
             raise RefusedError(against[0].code, against[0].detail)
@@ -177,7 +177,7 @@ class SettleLeftover(JobKind):
             super().on_event(job, event)
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
-        pool = _pool(job.target_id)
+        pool = find_pool(job.target_id)
         left = known.find_leftover(pool, job.options["job"])
         image = known.image_of(pool, left) if left is not None else None
         pool.leftovers = [one for one in pool.leftovers if one["job"] != job.options["job"]]
@@ -196,10 +196,3 @@ class SettleLeftover(JobKind):
     def ended(self, job: Job) -> None:
         guest_locks.give_back(job)
         services.rescan(job)
-
-
-def _pool(pool_id: int) -> StoragePool:
-    pool = StoragePool.objects.select_related("host").filter(pk=pool_id).first()
-    if pool is None:
-        raise NotFoundError(gettext("Pool {pool} does not exist.").format(pool=pool_id))
-    return pool

@@ -7,7 +7,6 @@ from django.utils.translation import gettext_lazy as _
 
 from images.live.kind import running_guest
 from images.models import Image
-from images.rewrite import neighbours
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.guests.kinds import vm_disks
@@ -15,7 +14,6 @@ from storage_admin.guests.kinds.vm_disks import Draft, find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import running
 from storage_admin.hosts.live_facts import DiskNow, GuestNow
-from storage_admin.jobs.kinds import Lock, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan, Recorder, Refusal
 
@@ -27,15 +25,6 @@ class Resize(vm_disks.Resize):
         "Enlarges a disk of a VM with Proxmox VE, or of a running guest of libvirt. Enlarge the partitions and "
         "filesystems in the guest afterwards."
     )
-
-    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
-        found = super().locks(target, options)
-        disks = find(target.id).disks.filter(target=options["disk"], only_in="").select_related("use__image")
-        for disk in disks:
-            if (use := getattr(disk, "use", None)) is not None:
-                for base in neighbours.ancestors(use.image):
-                    found += neighbours.locks_on(base, exclusive=False)
-        return found
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         guest = find(target_id)
@@ -95,6 +84,10 @@ def _draft(guest: Guest, now: GuestNow, options: dict[str, Any]) -> Draft:
     if disk.kind != "file":
         told = gettext("{target} of {guest} is no file ({kind}). Enlarge the volume with the tools of its storage.")
         draft.refusals.append(Refusal("unsupported_pool", told.format(target=target, guest=guest.name, kind=disk.kind)))
+    elif disk.format not in {"qcow2", "raw"}:
+        told = gettext("{target} of {guest} is {format}: QEMU enlarges qcow2 and raw images.")
+        sentence = told.format(target=target, guest=guest.name, format=disk.format)
+        draft.refusals.append(Refusal("unsupported_subformat", sentence))
     elif noted is None or wanted <= noted:
         told = gettext("{target} of {guest} has {noted} bytes already; the new size must be larger.")
         size = gettext("an unknown number of") if noted is None else f"{noted:,}"

@@ -191,9 +191,9 @@ class Image(PartialRows):
     def bitmaps(self) -> list[dict[str, Any]]:
         """The persistent dirty bitmaps of its header: ``name``, ``granularity`` in bytes, ``in_use``, ``enabled``.
 
-        Of a header that was read before those were kept, the name alone.
+        Of a header that was read before those were kept the name alone is known; the others are ``None``.
         """
-        unknown = {"granularity": 0, "in_use": False, "enabled": True}
+        unknown = dict.fromkeys(("granularity", "in_use", "enabled"))
         return [one if isinstance(one, dict) else {"name": one} | unknown for one in self.from_header("bitmaps") or ()]
 
     @property

@@ -8,10 +8,10 @@ takes all that may be in common for common, and every unit for full; the upper e
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from images.kinds import creation
 from images.models import Image
 from images.rewrite import neighbours
 from images.rewrite.space import predicted
+from storage_admin.agent.measure import new_image
 
 KIB, MIB = 1 << 10, 1 << 20
 #: Bytes that a format writes at once; a filesystem keeps the others in blocks.
@@ -61,7 +61,7 @@ def converted(image: Image, below: Sequence[Image], form: str, options: dict[str
         return UNKNOWN
     unit = _UNITS.get(form, BLOCK)
     if form == "qcow2":
-        unit = creation.size_of(options.get("cluster_size", "64k")) or 64 * KIB
+        unit = new_image.size_of(options.get("cluster_size", "64k")) or 64 * KIB
     least, most = _tables(form, size, unit, options)
     if options.get("preallocation") in {"full", "falloc"}:
         return Range(size, size + least, size + most)
@@ -74,7 +74,7 @@ def converted(image: Image, below: Sequence[Image], form: str, options: dict[str
             if told.low is not None and told.high is not None:
                 return Range(max(told.low - _EDGES, 0), told.after, told.high + _EDGES)
         return Range(round(data.low * _PACKED_AT_BEST), None, round(min(data.high * 1.01, size) + most))
-    if form == "qcow2" and options.get("extended_l2") in creation.ON:
+    if form == "qcow2" and options.get("extended_l2") in new_image.ON:
         unit = max(unit // 32, BLOCK)  # a part of a cluster is written alone
     written = _in_units(data, [image, *below], unit, size)
     return Range(max(round(written[0] + least - _EDGES), 0), round(written[1] + least), round(written[2] + most))
@@ -194,7 +194,7 @@ def _tables(form: str, size: int, unit: int, options: dict[str, str]) -> tuple[i
     if form == "qcow2":
         l2_tables = -(-size * 8 // (unit * unit))
         refcounts = -(-(size // unit + l2_tables) * 2 // unit) + 1
-        all_tables = (l2_tables * (2 if options.get("extended_l2") in creation.ON else 1) + refcounts) * unit
+        all_tables = (l2_tables * (2 if options.get("extended_l2") in new_image.ON else 1) + refcounts) * unit
         fixed = 3 * BLOCK
         given = all_tables if options.get("preallocation") == "metadata" else 0
         return fixed + given, 6 * unit + 2 * all_tables + _EDGES

@@ -100,15 +100,10 @@ def kept(limit: int) -> list[tuple[Job, str]]:
 
 def whys_of(jobs: Collection[Job]) -> dict[int, str]:
     """Why the undo copies of jobs could not be removed, by the jobs' ids: the last reason that was about the copy."""
-    failed = Job.objects.filter(kind="discard_undo", target_kind="job", target_id__in=[job.pk for job in jobs])
-    tries = failed.exclude(error_detail="").order_by("id").values_list("target_id", "error_code", "error_detail")
-    found: dict[int, str] = {}
-    kept = set()
-    for job, code, detail in tries:
-        if job not in kept or code == STAYS:
-            found[job] = detail
-        kept |= {job} if code == STAYS else set()
-    return found
+    tries = Job.objects.filter(kind="discard_undo", target_kind="job", target_id__in=[job.pk for job in jobs])
+    ended = tries.filter(state__in=(Job.State.FAILED, Job.State.INTERRUPTED)).order_by("id")
+    told = list(ended.values_list("target_id", "error_code", "error_detail"))
+    return {job: why for job, __, why in told} | {job: why for job, code, why in told if code == STAYS}
 
 
 def _why(image: Image | None) -> str:

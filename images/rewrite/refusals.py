@@ -76,6 +76,7 @@ def for_base(base: Image) -> list[Refusal]:
     kept = {"has_internal_snapshots", "hard_linked", "immutable"}
     running = [disk.guest for disk in base.disks if not disk.guest.off]
     return [
+        *silent(base.pool),
         *not_a_file(base),
         *_unconfined(base),
         *_state(base),
@@ -238,8 +239,8 @@ def _running(guest: Guest, image: Image) -> str:
     sentence = _("{who} is {state} and uses the image. Shut it down first.")
     if guest.kind == Guest.Kind.DOMAIN and guest.state == "running" and guest.host_id == image.host_id:
         sentence = _(
-            "{who} is {state} and uses the image. Shut it down first, or trim, flatten or merge its disk from the "
-            "guest's page while it runs."
+            "{who} is {state} and uses the image. Shut it down first, or trim, flatten, merge or enlarge its disk "
+            "from the guest's page while it runs."
         )
     return sentence.format(who=_named(guest, image), state=guest.state)
 

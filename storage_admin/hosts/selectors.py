@@ -3,8 +3,10 @@
 from typing import Any, TypeVar
 
 from django.db.models import Model, QuerySet
+from django.utils.translation import gettext
 
 from storage_admin.accounts.models import Actor
+from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import Host, StoragePool
 
 M = TypeVar("M", bound=Model)
@@ -23,6 +25,18 @@ def host_names() -> dict[str, str]:
 def pools_for(actor: Actor) -> QuerySet[StoragePool]:
     """The pools on those hosts, each with its host."""
     return in_scope(StoragePool.objects.select_related("host").defer("path_bytes"), actor)
+
+
+def find_pool(pool_id: int) -> StoragePool:
+    """The pool with its host, whoever asks.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    pool = StoragePool.objects.select_related("host").filter(pk=pool_id).first()
+    if pool is None:
+        raise NotFoundError(gettext("Pool {pool} does not exist.").format(pool=pool_id))
+    return pool
 
 
 def pool_names(actor: Actor) -> list[tuple[int, str]]:

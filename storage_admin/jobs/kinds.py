@@ -79,7 +79,7 @@ class Unsuccessful:
     open_from: str = "swapping"
 
 
-#: What a row keeps of a job whose work is begun outside of the dashboard.
+#: What a row keeps of a job whose work is begun outside of the dashboard, and goes on there without a worker.
 BEGUN = "begun"
 
 
@@ -115,9 +115,9 @@ class JobKind(ABC):
     #: It measures the host: at most one of them at work there, and none together with a rewriting job, whichever of the
     #: two comes first (:meth:`may_disturb`).
     measures: ClassVar[bool] = False
-    #: It waits for nobody who measures. The figures taken meanwhile say so.
+    #: An emergency of somebody's: it waits for nobody who measures. The figures taken meanwhile say so.
     urgent: ClassVar[bool] = False
-    #: The most of a worker's threads that jobs of this kind may have: what starts by itself keeps no asked job waiting.
+    #: The most of a worker's threads for jobs of this kind: what starts by itself must not keep other jobs waiting.
     share: ClassVar[float] = 1.0
     #: Its work goes on outside of the dashboard when its worker ends, once the row keeps :data:`BEGUN`: the next worker
     #: finds it there and takes it over, and a cancel waits for that one.
@@ -268,7 +268,7 @@ class JobKind(ABC):
         """
 
     def note_ready(self, job: Job, ready: dict[str, Any]) -> None:  # noqa: B027 (most kinds need nothing)
-        """Keeps what the agent says of the files that it is about to exchange: a recovery tells by it if that came."""
+        """Keeps what the agent says of files right before it exchanges them: by it a recovery tells whether it did."""
 
     def in_controller(self, job: Job) -> bool:  # noqa: ARG002 (for those where it depends)
         """Whether the job is done here, by :meth:`work`, and not by an agent on its host."""

@@ -25,12 +25,6 @@ pytestmark = pytest.mark.qemu
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Path:
-    (tmp_path / "pool").mkdir()
-    return tmp_path / "pool"
-
-
-@pytest.fixture
 def image(pool: Path) -> Path:
     make_image(pool / "vm.qcow2")
     return pool / "vm.qcow2"

@@ -25,12 +25,6 @@ pytestmark = pytest.mark.qemu
 MIB = 1 << 20
 
 
-@pytest.fixture
-def pool(tmp_path: Path) -> Path:
-    (tmp_path / "pool").mkdir()
-    return tmp_path / "pool"
-
-
 def create_args(
     path: Path,
     form: str,
@@ -144,13 +138,16 @@ def test_a_base_that_somebody_writes_to_is_refused(pool: Path) -> None:
         ({"virtual_size": 1000}, "invalid"),
         ({"virtual_size": 1 << 63}, "invalid"),
         ({"chain": [{}]}, "invalid"),
+        ({"options": {"refcount_bits": "many"}}, "invalid"),
+        ({"options": {"cluster_size": "0"}}, "invalid"),
         ({"reserve": {"percent": 0, "bytes": 1 << 60}}, "not_enough_space"),
     ],
 )
 def test_what_cannot_be_made_is_refused_before_anything_is_written(
     pool: Path, change: dict[str, Any], code: str
 ) -> None:
-    assert ask("create", create_args(pool / "new.qcow2", "qcow2") | change)["code"] == code
+    args = create_args(pool / "new.qcow2", "qcow2", options=change.pop("options", None))
+    assert ask("create", args | change)["code"] == code
     assert list(pool.iterdir()) == []
 
 

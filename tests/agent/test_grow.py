@@ -13,12 +13,6 @@ pytestmark = pytest.mark.qemu
 MIB = 1 << 20
 
 
-@pytest.fixture
-def pool(tmp_path: Path) -> Path:
-    (tmp_path / "pool").mkdir()
-    return tmp_path / "pool"
-
-
 def grow_args(path: Path, *below: Path, size: int = 20 * MIB, form: str = "qcow2") -> dict[str, Any]:
     args = reclaim_args(path, *below, format=form)
     del args["method"]

@@ -210,3 +210,15 @@ def test_what_is_preallocated_needs_its_room_and_what_is_not_is_warned_of(pool: 
 def test_a_pool_whose_images_are_no_files_takes_none(pool: StoragePool) -> None:
     StoragePool.objects.update(kind=StoragePool.Kind.LVM)
     assert "unsupported_pool" in codes(pool, name="new.qcow2", virtual_size=GIB)
+
+
+def test_a_format_that_lacks_the_options_that_the_form_begins_with_is_planned_without_them(pool: StoragePool) -> None:
+    given = {"name": "new.raw", "format": "raw", "size_gib": "1", "cluster_size": "64K", "preallocation": "falloc"}
+    context = client_as(role="operator").get(f"/pools/{pool.pk}/create/", given).context
+    assert (context["error"], context["plan"].options["format_options"]) == (None, {"preallocation": "falloc"})
+
+
+def test_a_base_on_a_storage_that_does_not_answer_is_refused(pool: StoragePool, folder: Path) -> None:
+    base = based_on(folder)
+    StoragePool.objects.filter(pk=base.pool_id).update(state=StoragePool.SILENT)
+    assert "pool_silent" in codes(pool, name="over.qcow2", base=base.pk)

@@ -100,7 +100,10 @@ def test_an_overlay_that_was_merged_is_worked_on_no_more_as_long_as_it_is_that_f
 ) -> None:
     guest, top = tcg_guest(Disk(chain[0])), chain[0]
     host, row = scanned(top.parent, guest)
-    done(submit("live_merge", row))
+    job = submit("live_merge", row)
+    done(job)
+    job.refresh_from_db()
+    assert job.after_bytes == chain[1].stat().st_blocks * 512
     scan(host)
     image = image_at(top)
     for kind, options in (("reclaim", {}), ("flatten", {}), ("convert", {"format": "raw"})):

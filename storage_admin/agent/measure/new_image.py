@@ -2,12 +2,14 @@
 
 Layouts: QEMU, docs/interop/qcow2.txt (header, refcounts, L1 and L2 tables); VMware, Virtual Disk Format 5.0 (grain
 directories); the formats' headers as qemu-img writes them. Compared with what a filesystem then gave:
-``tests/agent/test_new_image_sizes.py``.
+``tests/images/test_create.py``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import NamedTuple
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -15,7 +17,12 @@ KIB, MIB = 1 << 10, 1 << 20
 _BLOCK = 4096
 #: What a filesystem may need for its own lists of blocks, or set aside behind a file's end.
 _SLACK = 16 * _BLOCK
-_UNITS = {"k": KIB, "m": MIB, "g": 1 << 30, "t": 1 << 40}
+_SIZE = re.compile(
+    r"(?:0x(?P<hex>[0-9a-f]+)|(?P<number>[0-9]{1,15}(?:\.[0-9]{1,9})?)(?P<unit>[bkmgt]?))", re.IGNORECASE
+)
+_UNITS = {"": 1, "b": 1, "k": KIB, "m": MIB, "g": 1 << 30, "t": 1 << 40}
+#: The words by which qemu-img switches an option on.
+ON = frozenset({"on", "yes", "true", "y"})
 
 
 class Room(NamedTuple):
@@ -33,10 +40,12 @@ def room(form: str, options: Mapping[str, str], virtual_size: int) -> Room:
         form: its format, in qemu's word.
         options: creation options as qemu-img takes them, all of them sound.
         virtual_size: in bytes.
+
+    Raises:
+        ValueError, ArithmeticError: an option is not sound.
     """
     if form == "qcow2":
         return _qcow2(options, virtual_size)
-    filled = options.get("preallocation") in {"falloc", "full"}
     filled = options.get("preallocation") in {"falloc", "full"}
     if form == "raw":
         # Its first block is written by QEMU, which finds out by it how a guest's requests have to be aligned.
@@ -57,9 +66,14 @@ def room(form: str, options: Mapping[str, str], virtual_size: int) -> Room:
     return Room(size, _BLOCK, size + MIB)
 
 
+def tables(cluster_size: int | None, virtual_size: int) -> int:
+    """What the tables of an empty qcow2 of that size take at most, in bytes: so much more may one take that grows."""
+    return room("qcow2", {"cluster_size": str(cluster_size or 512), "extended_l2": "on"}, virtual_size).high
+
+
 def _qcow2(options: Mapping[str, str], virtual_size: int) -> Room:
-    cluster = _bytes(options.get("cluster_size", "64k"))
-    entry = 16 if options.get("extended_l2") in {"on", "yes", "true", "y"} else 8
+    cluster = size_of(options.get("cluster_size", "64k")) or 0
+    entry = 16 if options.get("extended_l2") in ON else 8
     refcount_bits = int(options.get("refcount_bits", "16"))
     clusters = _up(virtual_size, cluster)
     tables = _up(clusters, cluster // entry)
@@ -82,7 +96,12 @@ def _up(amount: int, unit: int) -> int:
     return -(-amount // unit)
 
 
-def _bytes(text: str) -> int:
-    """A size that qemu-img takes, in bytes."""
-    unit = text[-1:].lower()
-    return int(float(text[:-1]) * _UNITS[unit]) if unit in _UNITS else int(text.rstrip("bB"), 0)
+def size_of(value: str) -> int | None:
+    """A size as qemu-img reads it, in bytes; ``None`` where it is none, or no whole number of bytes."""
+    matched = _SIZE.fullmatch(value)
+    if matched is None:
+        return None
+    if matched["hex"]:
+        return int(matched["hex"], 16)
+    size = Decimal(matched["number"]) * _UNITS[matched["unit"].lower()]
+    return int(size) if size == int(size) else None

@@ -96,7 +96,10 @@ class Creation:
         self.io.progress("checking", 0, None, "checking the pool and the base")
         clear_earlier(self.folder, self.request)
         self._refuse()
-        needed = room(self.target.format, self.target.options, self.wish.virtual_size).high
+        try:
+            needed = room(self.target.format, self.target.options, self.wish.virtual_size).high
+        except (ValueError, ArithmeticError) as error:
+            raise RefusedError(INVALID, f"the creation options cannot be used: {error}") from error
         claim.take(needed, self.wish.reserve, self.wish.others)
         self.io.emit(SPACE, needed_bytes=needed)
         with Birth(self.folder, self.name, self.request) as new:

@@ -12,6 +12,7 @@ from typing import Any
 
 from storage_admin.agent import formats
 from storage_admin.agent.formats.facts import Facts, UnreadableError
+from storage_admin.agent.measure.new_image import tables
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import Node
@@ -298,9 +299,7 @@ class Grow(Recipe):
 
     def needed(self, work: Rewrite) -> int:
         """The file once more, and longer tables."""
-        image = work.chain.image.stamp
-        more = self.virtual_size // (work.chain.image.facts.cluster_size or 1) // 64
-        return image.allocated_size + more + (4 << 20)
+        return work.chain.image.stamp.allocated_size + tables(work.chain.image.facts.cluster_size, self.virtual_size)
 
     def base(self, work: Rewrite) -> Node | None:
         """The same as the image's."""

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_http_methods
 from benchmarks import advice
 from benchmarks import selectors as benchmarks
 from benchmarks.models import BenchmarkKind
-from images.kinds.create import OVERLAYS, SECTOR, Create
+from images.kinds.create import SECTOR, Create
 from images.models import Image
 from storage_admin.accounts.models import Role
 from storage_admin.agent.measure.new_image import room
@@ -70,7 +70,7 @@ def create(request: PageRequest, pool_id: int) -> HttpResponseBase:
         "back": reverse("pool", args=[pool.pk]), "address": reverse("create", args=[pool.pk]), "key": uuid4().hex,
         "planned": plan_digest(options), "values": values, "formats": list(OPTIONS), "measured": measured,
         "choices": [(name, words, values[name]) for name, words in CHOICES.items()],
-        "bases": bases.order_by("name", "pk").values_list("pk", "name")[:MOST_PROPOSED], "overlays": OVERLAYS,
+        "bases": bases.order_by("name", "pk").values_list("pk", "name")[:MOST_PROPOSED],
     }  # fmt: skip
     return render(request, "hosts/pool/create.html", context)
 
@@ -87,7 +87,9 @@ def _options(form: QueryDict) -> dict[str, Any]:
     """
     text = {name: str(form.get(name, "")).strip() for name in FIELDS}
     options: dict[str, Any] = {name: text[name] for name in ("name", "format") if text[name]}
-    given = {name: text[name].lower() for name in CHOICES if text[name]}
+    # What another format alone knows, as what the form began with, is none of its options.
+    known = OPTIONS.get(text["format"] or "qcow2", frozenset(CHOICES))
+    given = {name: text[name].lower() for name in CHOICES if text[name] and name in known}
     pairs = [part.partition("=") for part in text["more_options"].split(",") if part.strip()]
     given |= {name.strip(): value.strip() for name, __, value in pairs}
     if given:
