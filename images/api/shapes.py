@@ -209,6 +209,7 @@ class BitmapSerializer(serializers.Serializer[Any]):
     granularity = serializers.IntegerField(allow_null=True, help_text=_("Bytes that one bit stands for."))
     in_use = serializers.BooleanField(allow_null=True, help_text=_("Not closed cleanly: it cannot be relied on."))
     enabled = serializers.BooleanField(allow_null=True, help_text=_("Writes are marked in it."))
+    owner = serializers.CharField(help_text=_("The tool that gives bitmaps such names, empty where none is known."))
 
 
 class HeaderSerializer(serializers.Serializer[Any]):

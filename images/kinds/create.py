@@ -14,7 +14,7 @@ from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import record, refusals, space
 from images.rewrite.kind import format_below
-from images.rewrite.neighbours import ancestors, facts, locks_on
+from images.rewrite.neighbours import ancestors, facts, find_there, locks_on
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.measure.new_image import ON, room
 from storage_admin.agent.protocol import SPACE, RefusedError, b64
@@ -163,8 +163,7 @@ class Create(JobKind):
         if base is not None and (against := [*refusals.for_base(base), *refusals.for_bases(base, below[1:])]):
             raise RefusedError(against[0].code, against[0].detail)
         speed = record.speed_for(job)
-        links = [facts(one) for one in below[:1]]
-        links += [facts(one) | {"format": format_below(above, one)} for above, one in pairwise(below)]
+        links = links_of(below)
         return {
             "target": {
                 "pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(_path(pool, options)),
@@ -207,18 +206,18 @@ class Create(JobKind):
 
 def _base(host_id: int, options: dict[str, Any]) -> Image | None:
     """The base that the options name; raises InvalidError where that is not on the host."""
-    if options["base"] is None:
-        return None
-    image = Image.objects.select_related("host", "pool").filter(pk=options["base"], host=host_id).first()
-    if image is None:
-        told = gettext("Image {image} does not exist on the host of the pool.").format(image=options["base"])
-        raise InvalidError(f"base: {told}", {"base": told})
-    return image
+    return None if options["base"] is None else find_there(host_id, options["base"])
 
 
 def _chain(base: Image | None) -> list[Image]:
     """The base and what that stands on, from above; raises RefusedError where that is broken."""
     return [base, *ancestors(base)] if base is not None else []
+
+
+def links_of(chain: list[Image]) -> list[dict[str, Any]]:
+    """An image and what it stands on, from above, as the agent is told of them."""
+    lower = [facts(one) | {"format": format_below(above, one)} for above, one in pairwise(chain)]
+    return [*(facts(one) for one in chain[:1]), *lower]
 
 
 def _path(pool: StoragePool, options: dict[str, Any]) -> bytes:
@@ -255,12 +254,16 @@ def _warnings(base: Image | None, pool: StoragePool, options: dict[str, Any], si
         found.append(told.format(size=size, pool=pool.name, available=pool.available_bytes))
     if base is None:
         return found
-    for guest in sorted({disk.guest.name for disk in base.disks}):
-        told = gettext(
-            "Guest {guest} uses {base}. As soon as it starts and writes to it, the new overlay is damaged. Let the "
-            "guest use the overlay instead, or leave it off."
-        )
-        found.append(told.format(guest=guest, base=base.name))
+    found += could_write(base)
     if base.pool_id != pool.pk:
         found.append(gettext("The base is in another pool, so the overlay names it by its full path."))
     return found
+
+
+def could_write(base: Image) -> list[str]:
+    """Guests that are off and would damage what stands on their image."""
+    told = gettext(
+        "Guest {guest} uses {base}. As soon as it starts and writes to it, the overlay is damaged. Let the guest use "
+        "the overlay instead, or leave it off."
+    )
+    return [told.format(guest=name, base=base.name) for name in sorted({disk.guest.name for disk in base.disks})]

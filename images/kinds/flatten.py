@@ -176,9 +176,13 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
 
 def _recorded(image: Image, options: dict[str, Any]) -> list[Refusal]:
     """Guests whose definitions name what their disks stand on, and would contradict a shorter chain."""
+    return [*contradicted(image), *linked_clones.refusals(image, down_to_base=options["down_to"] is not None)]
+
+
+def contradicted(image: Image) -> list[Refusal]:
+    """Guests whose definitions name the image's base (``<backingStore>``), and would contradict another one."""
     disks = [disk for disk in neighbours.of(image).disks if disk.records_chain and not linked_clones.is_linked(disk)]
-    by_id = linked_clones.refusals(image, down_to_base=options["down_to"] is not None)
-    return [*(Refusal("guest_records_chain", _contradiction(disk)) for disk in disks[:3]), *by_id]
+    return [Refusal("guest_records_chain", _contradiction(disk)) for disk in disks[:3]]
 
 
 def _contradiction(disk: GuestDisk) -> str:

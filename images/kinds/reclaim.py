@@ -7,7 +7,7 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds.stages import WRITTEN
 from images.models import Image
-from images.rewrite import neighbours, record, refusals, space
+from images.rewrite import neighbours, refusals, space
 from images.rewrite.kind import (
     REWRITE_OPTIONS,
     Choice,
@@ -17,7 +17,6 @@ from images.rewrite.kind import (
     swap_commands,
     verify_commands,
 )
-from storage_admin.agent import protocol
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.measure import prediction
 from storage_admin.agent.rewrite.copying import creation_options
@@ -107,14 +106,6 @@ class Reclaim(Rewriting):
             named = asked.get("compression", "auto")
             asked["predicted_high"] = space.predicted(image, method, "" if named == "auto" else named).high
         return asked
-
-    def on_event(self, job: Job, event: dict[str, Any]) -> None:
-        if event["event"] != protocol.OCCUPIED:
-            super().on_event(job, event)
-        elif "after_bytes" in event:
-            record.write_line_in_place(job, event["before_bytes"], event["after_bytes"], event.get("freed_bytes"))
-        else:
-            record.begin_line_in_place(job, event["before_bytes"])
 
 
 def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:

@@ -81,12 +81,13 @@ def swapped(recovery: Job, found: dict[str, Any]) -> tuple[Job, dict[str, Any]] 
 def settle_in_place(recovery: Job, found: dict[str, Any]) -> None:
     """Work in place was cut off, and nobody told what it had won until then: the file tells, as it is now."""
     job = _one(recovery, found)
-    image = Image.every.filter(pk=job.target_id).first() if job is not None and job.target_kind == "image" else None
+    kind = kinds.get(job.kind) if job is not None and job.target_kind == "image" else None
+    image = kind.written(job) if job is not None and isinstance(kind, Rewriting) else None
     if job is None or image is None or job.freed_bytes is not None or image.inode != str(found["inode"]):
         return
     before = job.before_bytes
     if before is not None:
-        record.write_line_in_place(job, before, found["bytes"])
+        record.write_line_in_place(job, image.pool, before, found["bytes"])
         claims.log(job, f"recovered: {before - found['bytes']} bytes were freed before the job was interrupted")
 
 

@@ -1,5 +1,6 @@
 """Disk images, their chains and their sizes over time."""
 
+import re
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +19,19 @@ class ListedImages(models.Manager["Image"]):
 
     def get_queryset(self) -> models.QuerySet["Image"]:
         return super().get_queryset().filter(listed=True)
+
+
+#: By whom bitmaps are made whose names begin so, or look so: virtnbdbackup (its README), Proxmox VE's QEMU
+#: (pve-backup.c), and oVirt's checkpoints, whose ids are UUIDs (vdsm, libvirt's ``backup_domain_begin``).
+_OWNERS = (
+    (re.compile(r"virtnbdbackup\."), "virtnbdbackup"),
+    (re.compile(r"pbs-"), "Proxmox Backup Server"),
+    (re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"), "oVirt"),
+)
+
+
+def _owner(bitmap: str) -> str:
+    return next((owner for pattern, owner in _OWNERS if pattern.match(bitmap)), "")
 
 
 class Image(PartialRows):
@@ -189,12 +203,14 @@ class Image(PartialRows):
 
     @property
     def bitmaps(self) -> list[dict[str, Any]]:
-        """The persistent dirty bitmaps of its header: ``name``, ``granularity`` in bytes, ``in_use``, ``enabled``.
+        """The persistent dirty bitmaps of its header: ``name``, ``granularity`` in bytes, ``in_use``, ``enabled``,
+        ``owner`` (the tool that gives such names, empty where none is known).
 
         Of a header that was read before those were kept the name alone is known; the others are ``None``.
         """
         unknown = dict.fromkeys(("granularity", "in_use", "enabled"))
-        return [one if isinstance(one, dict) else {"name": one} | unknown for one in self.from_header("bitmaps") or ()]
+        found = [one if isinstance(one, dict) else {"name": one} | unknown for one in self.from_header("bitmaps") or ()]
+        return [one | {"owner": _owner(one["name"])} for one in found]
 
     @property
     def occupied_bytes(self) -> int:

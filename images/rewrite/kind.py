@@ -19,7 +19,7 @@ from images.rewrite import (
 from images.rewrite.neighbours import ancestors, facts, find, locks_on, silent_storage
 from images.scan import look
 from storage_admin.accounts.models import Actor
-from storage_admin.agent.protocol import SPACE, RefusedError, unb64
+from storage_admin.agent.protocol import OCCUPIED, SPACE, RefusedError, unb64
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
@@ -268,13 +268,23 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
     def note_ready(self, job: Job, ready: dict[str, Any]) -> None:
         rewriting.note_ready(job, ready)
 
+    def written(self, job: Job) -> Image | None:
+        """The image whose file the job replaces or changes; ``None`` where it is not known any more."""
+        return Image.every.select_related("pool").filter(pk=job.target_id).first()
+
     def made_at(self, job: Job) -> tuple[StoragePool, bytes] | None:
         """The pool and the path of the file that the job makes; ``None`` where its image is not known any more."""
-        image = Image.every.select_related("pool").filter(pk=job.target_id).first()
+        image = self.written(job)
         return (image.pool, bytes(image.path_bytes)) if image is not None else None
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:
-        if event["event"] != SPACE:
+        if event["event"] == OCCUPIED and "after_bytes" in event:
+            image = self.written(job)
+            won = event["before_bytes"], event["after_bytes"], event.get("freed_bytes")
+            rewriting.write_line_in_place(job, image.pool if image is not None else None, *won)
+        elif event["event"] == OCCUPIED:
+            rewriting.begin_line_in_place(job, event["before_bytes"])
+        elif event["event"] != SPACE:
             super().on_event(job, event)
         elif event["needed_bytes"] > (job.plan.get("scratch_bytes") or 0):
             # The plan knew less, as of bases that are compressed: jobs that come after count with the larger one.

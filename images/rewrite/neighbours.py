@@ -10,6 +10,7 @@ snapshot by walking its disk's chain (:mod:`storage_admin.agent.rewrite.volume_c
 nothing is flattened or converted out of it, and of the files below the disk none is replaced.
 """
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,10 +27,10 @@ from images.orphans.evidence import Needs
 from images.rewrite.space import Admitted
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.agent.rewrite import volume_chains
-from storage_admin.errors import NotFoundError
+from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.hosts.names import display
+from storage_admin.hosts.names import display, path_key
 from storage_admin.jobs.kinds import Lock
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Refusal
@@ -261,6 +262,20 @@ def find(image_id: int) -> Image:
     image = Image.objects.select_related("host", "pool").filter(pk=image_id).first()
     if image is None:
         raise NotFoundError(_("Image {image} does not exist.").format(image=image_id))
+    return image
+
+
+def find_there(host_id: int, named: int | str) -> Image:
+    """An image of a host by its id or its path, with host and pool.
+
+    Raises:
+        InvalidError: there is none.
+    """
+    rows = Image.objects.select_related("host", "pool").filter(host=host_id)
+    found = rows.filter(pk=named) if isinstance(named, int) else rows.filter(path_key=path_key(os.fsencode(named)))
+    if (image := found.first()) is None:
+        told = _("This host has no image {image}.").format(image=named)
+        raise InvalidError(f"base: {told}", {"base": told})
     return image
 
 

@@ -270,17 +270,17 @@ def begin_line_in_place(job: Job, before: int) -> None:
     job.ours().update(before_bytes=before)
 
 
-def write_line_in_place(job: Job, before: int, after: int, freed: int | None = None) -> None:
+def write_line_in_place(job: Job, pool: StoragePool | None, before: int, after: int, freed: int | None = None) -> None:
     """What a job has won in place, whatever its end will be; no line where that is nothing.
 
     Args:
+        pool: where; ``None`` where nobody knows that any more.
         freed: bytes, where other files share some of what was let go of.
     """
     if before == after:
         Job.objects.filter(pk=job.pk, freed_bytes=None).update(before_bytes=None)
         return
-    image = Image.every.select_related("pool").filter(pk=job.target_id).first()
-    write_line(job, image.pool if image else None, before, after, freed=freed)
+    write_line(job, pool, before, after, freed=freed)
 
 
 def _freed_columns(freed: int, *, for_good: bool = True) -> dict[str, Any]:

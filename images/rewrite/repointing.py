@@ -99,8 +99,10 @@ def _named(sentence: str) -> Refusal:
 
 
 def _new_path(named: bytes, move: Move) -> bytes | None:
-    """What a definition is to name; ``None`` where it names the image by a link of another name."""
+    """What a definition is to name; ``None`` where it names the image by a link of another name or folder."""
     folder, __, name = named.rpartition(b"/")
+    if move.after.rpartition(b"/")[0] != move.before.rpartition(b"/")[0]:
+        return move.after if named == move.before else None
     if name != move.before.rpartition(b"/")[2]:
         return None
     return folder + b"/" + move.after.rpartition(b"/")[2]
@@ -176,6 +178,19 @@ def lead_to_the_new_one(job: Job, image: Image, move: Move) -> None:
         raise RefusedError("stale_plan", _("Another worker has taken over this job."))
     job.kept = kept
     for guest in guests:
+        _define(job, guest, forward=True, check=True)
+        claims.log(job, f"guest {guest['name']}: its definition now names {display(move.after)}")
+
+
+def lead_to_the_base(job: Job, image: Image, move: Move) -> None:
+    """Changes the definition of the guest whose image was merged into its base; there is no way back.
+
+    Nobody can begin to write to the image meanwhile: its agent holds it.
+
+    Raises:
+        RefusedError, HostError: as :func:`look`; the definition is as it was.
+    """
+    for guest in look(image, move):
         _define(job, guest, forward=True, check=True)
         claims.log(job, f"guest {guest['name']}: its definition now names {display(move.after)}")
 

@@ -141,6 +141,8 @@ VERBS = {
     "convert": ("convert", "run"),
     "create": ("create", "run"),
     "grow": ("grow", "run"),
+    "bitmaps": ("bitmaps", "run"),
+    "commit": ("commit", "run"),
     "recover": ("recover", "run"),
     "users": ("users", "run"),
     "beneath": ("beneath", "run"),

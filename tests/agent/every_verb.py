@@ -33,6 +33,7 @@ REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
     "convert and replace": ("convert", {"replaces": True}),
     "create an overlay": ("create", {}),
     "grow": ("grow", {}),
+    "bitmaps": ("bitmaps", {"names": ["stale"]}),
     "check none": ("check", {"repair": "none"}),
     "check leaks": ("check", {"repair": "leaks"}),
     "check all": ("check", {"repair": "all"}),

@@ -50,9 +50,9 @@ def test_work_in_place_that_changed_nothing_has_no_line() -> None:
     job = job_on(state="running", generation=1)
     record.begin_line_in_place(job, 9)
     assert (reread(job).before_bytes, job.freed_bytes) == (9, None)
-    record.write_line_in_place(job, 9, 9)
+    record.write_line_in_place(job, None, 9, 9)
     assert (reread(job).before_bytes, job.freed_bytes) == (None, None)
-    record.write_line_in_place(job, 9, 2)
+    record.write_line_in_place(job, None, 9, 2)
     assert reread(job).freed_bytes == 7
 
 

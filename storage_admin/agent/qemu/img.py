@@ -209,8 +209,8 @@ def _shown_compare(images: Sequence[Node], parts: int) -> list[str]:
 
 
 __all__ = [
-    "CHECKED", "REPAIRED", "CheckReport", "Conversion", "Effort", "Node", "change", "check", "compare", "convert",
-    "create", "info", "measure", "name_base", "rebase", "supports_zstd", "version",
+    "CHECKED", "REPAIRED", "CheckReport", "Conversion", "Effort", "Node", "change", "check", "commit", "compare",
+    "convert", "create", "info", "measure", "name_base", "rebase", "supports_zstd", "version",
 ]  # fmt: skip
 
 _VERSION = re.compile(rb"qemu-img version ([0-9]+)\.([0-9]+)")
@@ -346,6 +346,25 @@ def name_base(io: AgentIO, image: Node, name: bytes, base_format: str) -> tools.
         limits=SLOW_QUERY,
         files=alone.files(written=True),
         shown=["qemu-img", *map(text, asked[:2]), "-f", image.format, *map(text, asked[2:]), display(image.path)],
+    )
+
+
+def commit(io: AgentIO, image: Node, effort: Effort) -> tools.Finished:
+    """Have an image's data written into its base, which becomes as large as it; the image itself keeps all.
+
+    Args:
+        image: with its base, which is written to as well.
+    """
+    shown = ["commit", "-d", "-p"]
+    return tools.run(
+        ["qemu-img", *shown, image.writing_below()],
+        io,
+        limits=None,
+        idle_io=effort.idle_io,
+        files=image.files(written=True, written_below=True),
+        on_output=effort.on_output(),
+        watch=effort.watch,
+        shown=["qemu-img", *shown, "-f", image.format, display(image.path)],
     )
 
 

@@ -70,15 +70,23 @@ class Node:
             opened["backing"] = self.backing._sharing()
         return _json(opened)
 
+    def writing_below(self) -> str:
+        """As :meth:`written`, and its base is written to as well.
+
+        qemu opens that anew to write to it, which it does not where something below it was opened by ``force-share``.
+        """
+        return _json(self.options())
+
     def part(self, offset: int, size: int) -> str:
         """As :meth:`argument`, of ``size`` bytes from ``offset`` on as the guest sees them."""
         part = {"driver": "raw", "offset": offset, "size": size, "file": self.options()}
         return _json(part)
 
-    def files(self, *, written: bool = False, beside: Sequence[Node] = ()) -> Files:
-        """What a tool is to be given that opens it, to write to it or not, and reads others ``beside`` it."""
+    def files(self, *, written: bool = False, written_below: bool = False, beside: Sequence[Node] = ()) -> Files:
+        """What a tool is to be given that opens it, to write to it and to its base or not, and reads ``beside`` it."""
         read = [fd for node in (self, *beside) for fd in node._fds()]
-        return Files(read, [self.fd] if written else [])
+        below = [self.backing.fd] if written_below and self.backing is not None else []
+        return Files(read, [*([self.fd] if written else []), *below])
 
     def _fds(self) -> list[int]:
         return [self.fd, *(self.backing._fds() if self.backing is not None else [])]

@@ -41,3 +41,14 @@ def leads_to(folder: int, name: bytes, base: int) -> bool:
         return False
     there = found(folder, name, [base])
     return there is not None and os.path.samestat(there, os.fstat(base))
+
+
+def near(image: bytes, base: bytes) -> bytes:
+    """A base's path as the header of an image names it: the name alone where both are in one folder."""
+    folder, name = os.path.split(base)
+    return no_protocol(name) if folder == os.path.dirname(image) else base
+
+
+def no_protocol(name: bytes) -> bytes:
+    """The same file's name where qemu takes what stands before a colon for no protocol: a slash comes first."""
+    return b"./" + name if b":" in name.split(b"/", 1)[0] else name

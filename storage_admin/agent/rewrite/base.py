@@ -245,10 +245,11 @@ class Rewrite:
 
     def _left(self) -> list[Link]:
         """The ancestors that the new file will not stand on, and whose content it holds instead."""
-        kept, node = 0, self.recipe.base(self)
+        stays, node = set(), self.recipe.base(self)
         while node is not None:
-            kept, node = kept + 1, node.backing
-        return self.chain.links[1 : len(self.chain.links) - kept]
+            status, node = os.fstat(node.fd), node.backing
+            stays.add((status.st_dev, status.st_ino))
+        return [link for link in self.chain.ancestors if link.id not in stays]
 
     def _refuse(self) -> None:
         image, facts = self.chain.image, self.chain.image.facts

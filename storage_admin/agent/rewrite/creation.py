@@ -17,7 +17,7 @@ from storage_admin.agent.protocol import INVALID, SPACE, Arguments, HostError, R
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite import vmdk_descriptor
-from storage_admin.agent.rewrite.backing_name import leads_to
+from storage_admin.agent.rewrite.backing_name import leads_to, near
 from storage_admin.agent.rewrite.base import WATCH_INTERVAL
 from storage_admin.agent.rewrite.chain import Chain
 from storage_admin.agent.rewrite.conversion import Target
@@ -154,10 +154,7 @@ class Creation:
         if self.base is None:
             return None
         planned = self.base.image.planned
-        folder, name = os.path.split(planned.path)
-        near = folder == os.path.dirname(self.target.path)
-        # A colon before the first slash would be a protocol's.
-        return (b"./" + name if b":" in name else name) if near else planned.path, planned.format
+        return near(self.target.path, planned.path), planned.format
 
     def _verify(self, new: NewFile) -> None:
         """The header says what was asked for, and its metadata is sound."""

@@ -8,7 +8,7 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import Arguments, RefusedError, Request
 from storage_admin.agent.qemu import img
 from storage_admin.agent.rewrite.base import COMMON, Rewrite, Wish, opened
-from storage_admin.agent.rewrite.rebase_repair import Repair
+from storage_admin.agent.rewrite.file_copies import Repair
 
 LEVELS = frozenset({"none", "leaks", "all"})
 

@@ -1,24 +1,27 @@
-"""Shorten an image's chain: what its bases hold moves up into it."""
+"""Give an image another base, or none: what it reads stays the same."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request
 from storage_admin.agent.rewrite.base import COMMON, Recipe, Rewrite, Wish, opened
-from storage_admin.agent.rewrite.rebase_repair import Rebase, Standalone
+from storage_admin.agent.rewrite.chain import Chain, Planned
+from storage_admin.agent.rewrite.rebasing import Onto, Rebase, Standalone
 
 METHODS = frozenset({"rebase", "convert"})
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:
-    """Make an overlay stand on a lower image, or on none.
+    """Make an overlay stand on a lower image, on none, or on one that was not in its chain.
 
     Args:
         request: its ``args`` are :data:`base.COMMON`; ``method`` (``rebase`` keeps the image's own clusters as they
-            are, ``convert`` writes all anew and always makes it stand alone); ``keep`` (for ``rebase``: number of the
-            link that becomes the immediate base, counted from the image's base as 1; missing for none).
+            are, ``convert`` writes all anew and always makes it stand alone); for ``rebase`` either ``keep`` (number of
+            the link that becomes the immediate base, counted from the image's base as 1) or ``onto`` (another base and
+            its own chain, from above, each described as the image is), or neither for none.
         io: the controller.
 
     Returns:
@@ -27,11 +30,17 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     Raises:
         RefusedError, HostError, StoppedError: the image is as it was.
     """
-    args = Arguments(request.args, COMMON | {"method", "keep"})
+    args = Arguments(request.args, COMMON | {"method", "keep", "onto"})
     method, keep = args.choice("method", METHODS, "rebase"), args.maybe("keep", int)
-    if method == "convert" and keep is not None:
+    onto = [Planned.parse(link) for link in args.get("onto", list, [])]
+    if method == "convert" and (keep is not None or onto):
         raise RefusedError(INVALID, "convert leaves no backing file; only rebase can keep one")
+    if keep is not None and onto:
+        raise RefusedError(INVALID, "keep and onto exclude each other")
     wish = Wish.parse(request.args, args)
-    recipe: Recipe = Rebase(keep) if method == "rebase" else Standalone()
-    with opened(wish) as chain:
+    with contextlib.ExitStack() as stack:
+        chain = stack.enter_context(opened(wish))
+        recipe: Recipe = Rebase(keep) if method == "rebase" else Standalone()
+        if onto:
+            recipe = Onto(stack.enter_context(contextlib.closing(Chain(onto[0], onto[1:]))))
         return Rewrite(request, io, wish, recipe, chain).run()

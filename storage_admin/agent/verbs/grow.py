@@ -12,7 +12,7 @@ from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Reque
 from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite.base import COMMON, Rewrite, Wish, opened
 from storage_admin.agent.rewrite.chain import Chain
-from storage_admin.agent.rewrite.rebase_repair import Grow
+from storage_admin.agent.rewrite.file_copies import Grow
 
 _SECTOR = 512
 

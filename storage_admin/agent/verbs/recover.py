@@ -13,6 +13,7 @@ from storage_admin.agent.host import special_mounts
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, b64, display
+from storage_admin.agent.rewrite import committing
 from storage_admin.agent.swap import settle
 from storage_admin.agent.swap.journal import Journal, JournalError, file_name, parse_name
 
@@ -230,7 +231,7 @@ def _recover(folder: _Folder, job: str, kinds: set[str], recorded: bool, io: Age
     except OSError as error:
         return [_row(folder, _not_now(folder, job, error, io))]
     try:
-        settled = settle.settle(one)
+        settled = _finish_commit(one, io) or settle.settle(one)
         found = [settled]
         if settled.undo_of is not None and settled.outcome == settle.REVERTED:
             found.append(settle.settle(one))  # the job whose undo was put back: its copy waits again
@@ -243,6 +244,15 @@ def _recover(folder: _Folder, job: str, kinds: set[str], recorded: bool, io: Age
     for settled in found:
         io.log(f"job {settled.job}: {settled.outcome}. {settled.detail}".rstrip())
     return [_row(folder, settled) for settled in found]
+
+
+def _finish_commit(one: Journal, io: AgentIO) -> settle.Settled | None:
+    """A merge that was cut off is done once more; ``None`` for a journal of anything else."""
+    try:
+        records = one.records()
+    except JournalError:
+        return None
+    return committing.repeat(one, records, io) if committing.is_commit(records) else None
 
 
 def _not_now(folder: _Folder, job: str, error: OSError, io: AgentIO) -> settle.Settled:

@@ -93,7 +93,7 @@ def _actions(request: PageRequest, image: Image) -> list[Action]:
     """Every kind of job for images, with its plan. Plans come from the database alone."""
     actions = []
     for kind in planning.image_kinds():
-        if kind.name in rows.KINDS and not _is_for(request, image, kind.name):
+        if (kind.name in rows.KINDS and not _is_for(request, image, kind.name)) or _lacks(image, kind.name):
             continue
         actions.append(Action(image.pk, kind, planning.plan_for(request.actor, kind, image, {})))
     return sorted(actions, key=lambda action: not action.rewrites)
@@ -110,6 +110,11 @@ def _is_for(request: PageRequest, image: Image, kind: str) -> bool:
     """Whether setting aside and what follows is worth a word: to admins, of orphans and of what is set aside."""
     fits = image.orphan is True if kind == "set_aside" else image.state == Image.State.SET_ASIDE
     return fits and request.actor.role >= Role.ADMIN
+
+
+def _lacks(image: Image, kind: str) -> bool:
+    """Whether the image has nothing of what the kind is for, so that it is not worth a word."""
+    return (kind == "bitmaps" and not image.bitmaps) or (kind == "commit" and image.backing_id is None)
 
 
 def _chart(image: Image) -> dict[str, Any] | None:

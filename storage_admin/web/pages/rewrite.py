@@ -87,6 +87,10 @@ CHOICES: dict[str, tuple[Translatable, dict[str, Translatable]]] = {
             "all": _("all: leaks and errors (admin)"),
         },
     ),
+    "which": (
+        _("Bitmaps"),
+        {"stale": _("stale: not closed, of no use any more"), "all": _("all, also those that backup tools need")},
+    ),
     "when_running": (
         _("If a guest is running"),
         {"refuse": _("refuse"), "wait": _("wait until it is shut down")},
@@ -155,8 +159,9 @@ def _read(kind: JobKind, form: QueryDict) -> tuple[dict[str, Any], dict[str, str
     if wished and "format_options" in kind.properties:
         pairs = [part.partition("=") for part in wished.split(",")]
         options["format_options"] = {name.strip(): value.strip() for name, __, value in pairs}
-    if "target_name" in kind.properties and form.get("target_name"):
-        options["target_name"] = form["target_name"]
+    for name in ("target_name", "base"):
+        if name in kind.properties and form.get(name):
+            options[name] = str(form[name]).strip()
     for name in ("idle_io", "start_after", *SWITCHES):
         if form.get(name) and name in kind.properties:
             options[name] = form[name] == "true"
@@ -203,6 +208,7 @@ class Field:
 _OPTIONS = {"bandwidth_mib": "bandwidth_bytes_sec", "size_gib": "size_bytes"}
 #: Options that are written: name, word, hint.
 TEXTS = (
+    ("base", _("New backing file"), _("Full path of an image on this host.")),
     ("size_gib", _("New size (GiB)"), _("As the guest sees it. Must be larger than the present size.")),
     ("wait_hours", _("Maximum wait (hours)"), _("Applies when waiting for a guest. Default: 24.")),
     ("target_name", _("New file name"), _("Default: the image's name with the new extension.")),
@@ -297,6 +303,7 @@ def _context(
         "more_images": max(len(plan.affected_images) - NAMED, 0) if plan else 0,
         "affected_guests": plan.affected_guests[:NAMED] if plan else (),
         "more_guests": max(len(plan.affected_guests) - NAMED, 0) if plan else 0,
+        "confirm_typed": form.get("confirm_name", ""),
         "key": uuid4().hex,
     }
 
@@ -342,6 +349,9 @@ def _start(request: PageRequest, image: Image, kind: Rewriting) -> HttpResponseB
         if kind.replaces(plan.method, options) and not plan.undo_bytes and "without_undo" not in request.POST:
             sentence = gettext("Confirm that {image} is replaced without an undo copy.").format(image=image.name)
             raise InvalidError(sentence, {"without_undo": sentence})
+        if kind.no_way_back and request.POST.get("confirm_name") != image.name:
+            sentence = gettext("Type the image's name to confirm.")
+            raise InvalidError(sentence, {"confirm_name": sentence})
 
     try:
         options = options_from(kind, request.POST)

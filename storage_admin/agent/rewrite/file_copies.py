@@ -1,7 +1,7 @@
-"""Recipes that change a copy of the image's file: its chain is made shorter, its metadata repaired, or it grows.
+"""Recipes that change a copy of the image's file: its metadata is repaired, it grows, or loses bitmaps.
 
-qemu's own ``rebase``, ``check -r`` and ``resize`` change an image where it stands, and a kill in the middle leaves a
-mixture. So they get a copy of the file, which takes the image's place by protocol P once it is verified.
+qemu's own ``check -r``, ``resize``, ``bitmap`` and ``rebase`` change an image where it stands, and a kill in the middle
+leaves a mixture. So they get a copy of the file, which takes the image's place by protocol P once it is verified.
 """
 
 from __future__ import annotations
@@ -17,13 +17,8 @@ from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite import copying
-from storage_admin.agent.rewrite.backing_name import leads_to
 from storage_admin.agent.rewrite.base import Recipe, Rewrite
-from storage_admin.agent.rewrite.copying import Copy, differences
 from storage_admin.agent.swap.swap import NewFile
-
-#: Longest backing file that a qcow2 header takes, in bytes (docs/interop/qcow2.txt).
-_LONGEST_BACKING = 1023
 
 
 def copy_image(work: Rewrite, replacement: NewFile) -> None:
@@ -64,147 +59,6 @@ def refuse_other_header(work: Rewrite, replacement: NewFile, base: bytes | None)
             f"the header of {image.shown} changed while it was copied, and names other files; scan "
             "the host and try again",
         )
-
-
-class Rebase(Recipe):
-    """The overlay takes over what the images between it and a lower one hold, and then stands on that one, or on none.
-
-    Args:
-        keep: number of the link in the chain that becomes the immediate base (the image is 0); ``None`` for none.
-    """
-
-    method = "rebase"
-    must_shrink = False
-
-    def __init__(self, keep: int | None) -> None:
-        self.keep = keep
-        #: The new base as the header is to name it.
-        self.name = b""
-
-    def refuse(self, work: Rewrite) -> None:
-        """Refuse an image without a base, a chain that is that short already, and errors."""
-        image, links = work.chain.image, work.chain.links
-        if image.facts.format != "qcow2":
-            raise RefusedError(
-                "unsupported_subformat", f"{image.shown} is not a qcow2 image, so it has no chain to shorten"
-            )
-        if len(links) == 1:
-            raise RefusedError(INVALID, f"{image.shown} has no backing file, so there is nothing to flatten")
-        if self.keep is not None and not 2 <= self.keep < len(links):
-            raise RefusedError(
-                INVALID, f"that image is already the direct backing file of {image.shown}, or not in its chain"
-            )
-        self.name = self._choose_name(work)
-        if len(self.name) > _LONGEST_BACKING or len(self._argument(work)) > _LONGEST_BACKING:
-            raise RefusedError(
-                "chain_too_deep",
-                "the chain below the image that is kept is too deep for qemu-img; flatten that image first",
-            )
-        work.refuse_damaged()
-
-    def needed(self, work: Rewrite) -> int:
-        """The image as it is, and all data of the images in between, uncompressed."""
-        if work.wish.predicted_high is not None:
-            return work.wish.predicted_high
-        between = work.chain.links[1 : self.keep]
-        options = f"cluster_size={work.chain.image.facts.cluster_size}"
-        layers = (Node(link.fd, link.planned.format, link.planned.path) for link in between)
-        return work.chain.image.stamp.allocated_size + sum(img.measure(work.io, layer, options) for layer in layers)
-
-    def base(self, work: Rewrite) -> Node | None:
-        """The image that is kept below, with its own chain."""
-        return None if self.keep is None else work.chain.below(self.keep)
-
-    def _format(self, work: Rewrite) -> str | None:
-        return None if self.keep is None else work.chain.links[self.keep].planned.format
-
-    def _choose_name(self, work: Rewrite) -> bytes:
-        """Relative where the name that the base has now is relative, and where such a name leads there."""
-        if self.keep is None:
-            return b""
-        kept = work.chain.links[self.keep]
-        for name in (self._as_above(work, self.keep), kept.planned.path):
-            if leads_to(work.folder, name, kept.fd):
-                return name
-        raise RefusedError(
-            "chain_broken", f"no path leads from {work.chain.image.shown} to {kept.shown}; scan the host and try again"
-        )
-
-    def _as_above(self, work: Rewrite, keep: int) -> bytes:
-        """The base's name in the image above it, as it reads from here."""
-        above = work.chain.links[keep - 1]
-        written, folder = above.facts.backing_file or b"", os.path.dirname(above.planned.path)
-        here = os.path.dirname(work.chain.image.planned.path)
-        if written.startswith(b"/") or folder == here:
-            return written
-        name = os.path.relpath(os.path.join(folder, written), here)
-        # qemu takes what stands before a colon for a protocol, unless a slash comes first.
-        return b"./" + name if b":" in name.split(b"/", 1)[0] else name
-
-    def _argument(self, work: Rewrite) -> bytes:
-        base = self.base(work)
-        return b"" if base is None else base.shared().encode()
-
-    def make(self, work: Rewrite, replacement: NewFile) -> None:
-        """Copy the file, have qemu-img pull the data, and write the base's name."""
-        copy_image(work, replacement)
-        size = work.chain.image.facts.virtual_size
-        refuse_other_header(work, replacement, work.chain.image.facts.backing_file)
-        copy = Node(replacement.new, "qcow2", work.shown(replacement), work.chain.below(1))
-        done = img.rebase(work.io, copy, self.base(work), work.effort("flattening", size))
-        if done.exit_code:
-            raise work.failed("qemu-img rebase", done.words(), done.stderr)
-        if self.keep is not None:
-            refuse_other_header(work, replacement, self._argument(work))
-            done = img.name_base(work.io, copy, self.name, self._format(work) or "")
-            if done.exit_code:
-                raise work.failed("qemu-img rebase -u", done.words(), done.stderr)
-
-    def differences(self, work: Rewrite, made: Facts) -> list[str]:
-        """All as it was but for the base."""
-        return different_chain(work.chain.image.facts, made, self.name or None, self._format(work))
-
-
-class Standalone(Copy):
-    """A copy that holds all that the chain holds: ``qemu-img convert`` without a base."""
-
-    method = "convert"
-    must_shrink = False
-    formats = frozenset({"qcow2"})
-
-    def refuse(self, work: Rewrite) -> None:
-        """Refuse an image without a base, and errors."""
-        if len(work.chain.links) == 1:
-            raise RefusedError(INVALID, f"{work.chain.image.shown} has no backing file, so there is nothing to flatten")
-        super().refuse(work)
-
-    def needed(self, work: Rewrite) -> int:
-        """What the whole chain needs, uncompressed."""
-        if work.wish.predicted_high is not None:
-            return work.wish.predicted_high
-        return img.measure(work.io, work.chain.node(), self.options(work))
-
-    def base(self, work: Rewrite) -> Node | None:  # noqa: ARG002 (the same for all)
-        """None."""
-        return None
-
-    def backing(self, work: Rewrite) -> tuple[bytes, str] | None:  # noqa: ARG002
-        """None."""
-        return None
-
-    def differences(self, work: Rewrite, made: Facts) -> list[str]:
-        """All as it was but for the base."""
-        return different_chain(work.chain.image.facts, made, None, None)
-
-
-def different_chain(old: Facts, made: Facts, base: bytes | None, base_format: str | None) -> list[str]:
-    """In what a header differs that should have only another base now."""
-    wrong = [name for name in differences(old, made, old.compression, base_format) if not name.startswith("backing")]
-    if made.backing_file != base:
-        wrong.append("backing_file")
-    if made.backing_format != base_format:
-        wrong.append("backing_format")
-    return wrong
 
 
 class Repair(Recipe):
@@ -329,3 +183,55 @@ def changed(old: Facts, made: Facts) -> list[str]:
     if len(old.snapshots) != len(made.snapshots):
         wrong.append("snapshots")
     return [*wrong, "state"] if made.dirty or made.corrupt else wrong
+
+
+class RemoveBitmaps(Recipe):
+    """``qemu-img bitmap --remove`` on a copy.
+
+    Args:
+        names: of the persistent bitmaps that go.
+    """
+
+    method = "copy"
+    must_shrink = False
+    carries = frozenset({"has_internal_snapshots"})
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The names."""
+        return {"removed": self.names}
+
+    def refuse(self, work: Rewrite) -> None:
+        """Refuse names that no bitmap has, and errors."""
+        image = work.chain.image
+        there = {one.name for one in image.facts.bitmaps}
+        if not self.names or not there.issuperset(self.names):
+            raise RefusedError("stale_plan", f"{image.shown} does not have these bitmaps; scan the host and try again")
+        work.refuse_damaged()
+
+    def needed(self, work: Rewrite) -> int:
+        """The file once more."""
+        return work.chain.image.stamp.allocated_size + (1 << 20)
+
+    def base(self, work: Rewrite) -> Node | None:
+        """The same as the image's."""
+        return work.chain.below(1)
+
+    def make(self, work: Rewrite, replacement: NewFile) -> None:
+        """Copy the file, and have qemu-img remove the bitmaps from the copy."""
+        copy_image(work, replacement)
+        refuse_other_header(work, replacement, work.chain.image.facts.backing_file)
+        copy = Node(replacement.new, "qcow2", work.shown(replacement), work.chain.below(1))
+        for name in self.names:
+            done = img.change(work.io, copy, ["bitmap", "--remove", "--"], work.effort("removing", 0), [name])
+            if done.exit_code:
+                raise work.failed("qemu-img bitmap", done.words(), done.stderr)
+
+    def differences(self, work: Rewrite, made: Facts) -> list[str]:
+        """The header as it was but for the bitmaps."""
+        stay = [one.name for one in work.chain.image.facts.bitmaps if one.name not in self.names]
+        wrong = changed(work.chain.image.facts, made)
+        return wrong if stay == [one.name for one in made.bitmaps] else [*wrong, "bitmaps"]

@@ -1,0 +1,173 @@
+"""The job kind ``commit``: an overlay that no running guest uses is merged into its backing file."""
+
+from dataclasses import replace
+from typing import Any
+
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
+
+from images.kinds.flatten import contradicted
+from images.models import Image
+from images.rewrite import forecasts, in_use, neighbours, readers, refusals, repointing
+from images.rewrite import record as rewriting
+from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting
+from storage_admin.accounts.models import Actor
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import Plan, Refusal
+
+#: Formats of backing files that can be written to.
+BASES = ("qcow2", "raw")
+
+
+class Commit(Rewriting):
+    """Writes what an overlay holds into its base, and leads its guest there."""
+
+    name = "commit"
+    title = _("Merge into backing file")
+    description = _(
+        "Writes the data of an overlay into its backing file and switches its guest over to that file. There is no "
+        "undo: the backing file changes. The overlay can only be deleted afterwards."
+    )
+    verb = "commit"
+    no_way_back = True
+    stages = {"checking": (0, 5), "merging": (5, 60), "verifying": (60, 98), "swapping": (98, 100)}
+    properties = {name: option for name, option in REWRITE_OPTIONS.items() if name != "undo_hours"}
+    methods = {"commit": _("Merge")}
+    no_undo = _("the backing file is written to, and cannot be what it was")
+    guarantee = _(
+        "Until everything is written and compared, guests read the same through the overlay at every moment. If the "
+        "work is interrupted, recovery finishes it."
+    )
+    unchanged = _("is left as it is")
+    unsuccessful = {
+        "": Unsuccessful(
+            gettext_noop("The overlay reads as before. A recovery finishes what was written into its backing file."),
+            gettext_noop("The overlay reads as before. What it holds was perhaps written into its backing file, too."),
+        )
+    }
+
+    def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (the same for all)
+        return False
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
+        image = neighbours.find(target.id)
+        below = neighbours.ancestors(image)
+        return [
+            lock for place, one in enumerate([image, *below]) for lock in neighbours.locks_on(one, exclusive=place < 2)
+        ]
+
+    def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
+        if not below:
+            told = gettext("{image} has no backing file to merge into.").format(image=image.name)
+            return Choice("commit", str(self.description), refusals=[Refusal("stale_plan", told)])
+        base, most = below[0], None
+        if base.allocated_size is not None and image.allocated_size is not None:
+            most = base.allocated_size + image.allocated_size
+        foreign, allowed = readers.for_taken(base, [image])
+        told = gettext("The data of {image} is written into {base} and compared.")
+        if image.disks:
+            told = gettext("The data of {image} is written into {base} and compared. Then {guest} uses {base}.")
+        warnings = [
+            gettext("There is no undo: {base} is written to.").format(base=base.name),
+            gettext("{image} must never be attached to a guest again: delete it.").format(image=image.name),
+        ]
+        command = ["qemu-img", "commit", "-d", "-p", "-f", image.declared_format or "qcow2", image.path]
+        return Choice(
+            "commit",
+            told.format(image=image.name, base=base.name, guest=image.disks[0].guest.name if image.disks else ""),
+            [command],
+            low=base.allocated_size,
+            high=most,
+            took=forecasts.seconds(image, self.name, 2 * image.occupied_bytes, options["bandwidth_bytes_sec"]),
+            scratch=image.occupied_bytes,
+            refusals=[*_against(image, base), *foreign],
+            by_hand=allowed,
+            warnings=warnings,
+            below={base.pk: gettext("is written to"), image.pk: gettext("is merged, and can only be deleted")},
+            space_in=base.pool,
+        )
+
+    def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:
+        plan = super().plan_for(actor, image, options)
+        return replace(plan, before_bytes=image.backing.allocated_size) if image.backing is not None else plan
+
+    def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
+        return {}
+
+    def written(self, job: Job) -> Image | None:
+        image = super().written(job)
+        return image.backing if image is not None else None
+
+    def prepare(self, job: Job) -> None:
+        super().prepare(job)
+        base = neighbours.ancestors(neighbours.find(job.target_id))[0]
+        in_use.check_guests_off(base)
+        in_use.refuse_used_elsewhere(base)
+
+    def note_ready(self, job: Job, ready: dict[str, Any]) -> None:
+        """Nothing: no new file has been made, and what the base has grown by is told by events."""
+
+    def before_swap(self, job: Job) -> None:
+        image = neighbours.find(job.target_id)
+        move = _move(image, neighbours.ancestors(image)[0])
+        guests = repointing.look(image, move)
+        if len(guests) > 1:
+            raise RefusedError(
+                "shared_base", gettext("Several guests use {image}, which is merged.").format(image=image.name)
+            )
+        Image.every.filter(pk=image.pk).update(
+            merged={"job": job.pk, "file": f"{image.dev}:{image.inode}:{image.mtime_ns}"}
+        )
+        try:
+            repointing.lead_to_the_base(job, image, move)
+        except Exception:
+            Image.every.filter(pk=image.pk).update(merged=None)
+            raise
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        base = self.written(job)
+        rewriting.write_line(
+            job, base.pool if base is not None else None, result["before_bytes"], result["after_bytes"]
+        )
+        return result | {"swapped": False, "grown": base.path if base is not None else ""}
+
+
+def _move(image: Image, base: Image) -> repointing.Move:
+    before, after = bytes(image.path_bytes), bytes(base.path_bytes)
+    return repointing.Move(before, after, base.declared_format or image.backing_format or "raw", repoint=True)
+
+
+def _against(image: Image, base: Image) -> list[Refusal]:
+    """What stands against it: who else needs one of the two as it is, and what would be lost."""
+    found = [one for one in refusals.for_rewrite(base) if one.code != "has_internal_snapshots"]
+    form = base.declared_format or image.backing_format
+    if form not in BASES:
+        told = gettext("{base} is {format}, which cannot be merged into.")
+        found.append(Refusal("unsupported_subformat", told.format(base=base.name, format=form)))
+    if image.bitmaps:
+        told = gettext("{image} has bitmaps, which would be lost. Remove them first.")
+        found.append(Refusal("unsupported_subformat", told.format(image=image.name)))
+    if (image.virtual_size or 0) < (base.virtual_size or 0):
+        told = gettext("{image} is smaller than {base}. Enlarge it first.")
+        found.append(Refusal("stale_plan", told.format(image=image.name, base=base.name)))
+    near = neighbours.of(base)
+    others = [
+        *near.needed_by,
+        *(gettext("Guest {guest} uses it.").format(guest=one.guest.name) for one in near.own_disks),
+    ]
+    if base.overlays_count > 1 or others:
+        why = " ".join(others) or gettext("{count} overlays use it.").format(count=base.overlays_count)
+        told = gettext("{image} is needed by others as it is: {others}").format(image=base.name, others=why)
+        found.append(Refusal("shared_base", told))
+    if image.overlays_count:
+        told = gettext("Overlays use {image}. Merge or flatten those first.").format(image=image.name)
+        found.append(Refusal("shared_base", told))
+    if len({disk.guest_id for disk in image.disks}) > 1:
+        found.append(Refusal("shared_base", gettext("Several guests use {image}.").format(image=image.name)))
+    if why := near.needs_unknown or neighbours.of(image).needs_unknown:
+        told = gettext("{why} Nobody knows who needs {image}.").format(why=why, image=base.name)
+        found.append(Refusal("guests_unknown", told))
+    found += [*neighbours.against_standing_alone(image), *neighbours.against_rewriting(base), *contradicted(image)]
+    return [*found, *repointing.refusals(image, _move(image, base))]

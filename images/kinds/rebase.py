@@ -1,0 +1,126 @@
+"""The job kind ``rebase``: an image gets another backing file, and reads as before."""
+
+from typing import Any
+
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from images.kinds.create import could_write, links_of
+from images.kinds.flatten import contradicted
+from images.kinds.stages import WRITTEN
+from images.models import Image
+from images.rewrite import forecasts, linked_clones, neighbours, readers, refusals
+from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, swap_commands, verify_commands
+from storage_admin.agent.protocol import INVALID, RefusedError
+from storage_admin.jobs.kinds import Lock, Target
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import Refusal
+
+
+class Rebase(Rewriting):
+    """Makes an image stand on another base; what the new base lacks is written into the image."""
+
+    name = "rebase"
+    title = _("Change backing file")
+    description = _(
+        "Gives an image another backing file. What the guest reads stays the same: data that the new backing file does "
+        "not hold is written into a verified copy of the image, which then replaces the image."
+    )
+    verb = "flatten"
+    stages = {"checking": (0, 2), "copying": (2, 40), "flattening": (40, 70)} | WRITTEN
+    properties = {
+        "base": {
+            "type": ["integer", "string", "null"],
+            "default": None,
+            "description": _("The new backing file: id or full path of an image on the same host. Required."),
+        },
+        **REWRITE_OPTIONS,
+    }
+    methods = {"rebase": _("Change backing file")}
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
+        image = neighbours.find(target.id)
+        new = {
+            lock.key: lock
+            for one in _chain(_base(image, options))
+            for lock in neighbours.locks_on(one, exclusive=False)
+        }
+        own = super().locks(target, options)
+        return [*own, *(lock for key, lock in new.items() if key not in {one.key for one in own})]
+
+    def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
+        against = [] if image.declared_format in {"", "qcow2"} else [_not_qcow2(image)]
+        base = _base(image, options)
+        if base is None:
+            against.append(Refusal(INVALID, gettext("Enter the new backing file.")))
+            return Choice("rebase", str(self.description), refusals=against)
+        new = list[Image]()
+        try:
+            new = _chain(base)
+        except RefusedError as error:
+            against.append(Refusal(error.code, error.detail))
+        against += _against(image, below, base, new)
+        taken = [one for one in below if one not in new]
+        foreign, allowed = readers.for_taken(image, taken)
+        held = sum(one.occupied_bytes for one in below)
+        reason = gettext(
+            "A copy of {image} takes over what {base} does not hold, and then has {base} as its backing file. The "
+            "chain depth becomes {depth} (now {now})."
+        )
+        warnings = could_write(base)
+        if base.pool_id != image.pool_id:
+            warnings.append(gettext("The backing file is in another pool, so the image names it by its full path."))
+        copy = beside(image)
+        work = ["qemu-img", "rebase", "-p", "-f", "qcow2", "-b", base.path, "-F", base.declared_format, copy]
+        return Choice(
+            "rebase",
+            reason.format(image=image.name, base=base.name, depth=1 + (base.chain_depth or 1), now=image.chain_depth),
+            [["cp", "--sparse=always", image.path, copy], work, *verify_commands(image), *swap_commands(image)],
+            low=image.allocated_size,
+            took=forecasts.seconds(
+                image, self.name, 2 * image.occupied_bytes + held, options["bandwidth_bytes_sec"]
+            ),
+            scratch=image.occupied_bytes + held,
+            refusals=[*against, *foreign, *neighbours.against_standing_alone(image), *contradicted(image)],
+            by_hand=allowed,
+            warnings=warnings,
+            below={one.pk: gettext("is no longer its backing file") for one in taken},
+        )  # fmt: skip
+
+    def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
+        return {"method": "rebase", "onto": links_of(_chain(_base(image, job.options)))}
+
+
+def _base(image: Image, options: dict[str, Any]) -> Image | None:
+    named = options["base"]
+    return None if named in {None, ""} else neighbours.find_there(image.host_id, named)
+
+
+def _chain(base: Image | None) -> list[Image]:
+    return [] if base is None else [base, *neighbours.ancestors(base)]
+
+
+def _not_qcow2(image: Image) -> Refusal:
+    told = gettext("Only qcow2 images have a backing file here. This image is {format}.")
+    return Refusal("unsupported_subformat", told.format(format=image.declared_format))
+
+
+def _against(image: Image, below: list[Image], base: Image, new: list[Image]) -> list[Refusal]:
+    """What stands against the new base."""
+    found = [*refusals.for_base(base), *refusals.for_bases(base, new[1:])]
+    if image in new:
+        told = gettext("{base} is this image or an overlay on it.")
+        found.append(Refusal("chain_cycle", told.format(base=base.name)))
+    if below[:1] == [base]:
+        told = gettext("{base} is already the backing file of {image}.")
+        found.append(Refusal(INVALID, told.format(base=base.name, image=image.name)))
+    if not base.declared_format:
+        told = gettext("The format of the backing file {base} is not declared. Declare it first.")
+        found.append(Refusal("format_undeclared", told.format(base=base.name)))
+    linked = [disk.guest.name for disk in neighbours.of(image).disks if linked_clones.is_linked(disk)]
+    if linked:
+        told = gettext(
+            "{guest} is a linked clone in Proxmox VE, whose volume id names the backing file. Flatten it instead."
+        )
+        found.append(Refusal("guest_records_chain", told.format(guest=linked[0])))
+    return found

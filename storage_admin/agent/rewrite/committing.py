@@ -1,0 +1,247 @@
+"""An overlay's data is written into its base, where that stands.
+
+There is no copy of the base, and so no way back. Until all is written, the base alone reads as a mixture, but the
+overlay hides every block that is written: what a guest reads through it is the same at each moment. A journal beside
+the overlay says so; whoever finds it does the same work once more (:func:`repeat`), which ends in the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from storage_admin.agent.folders.pools import open_beneath
+from storage_admin.agent.host import cgroups, locking, space
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.protocol import (
+    INVALID,
+    OCCUPIED,
+    SPACE,
+    HostError,
+    RefusedError,
+    Request,
+    StoppedError,
+    b64,
+    unb64,
+)
+from storage_admin.agent.qemu import img
+from storage_admin.agent.rewrite import chain as links
+from storage_admin.agent.rewrite import volume_chains
+from storage_admin.agent.rewrite.base import Wish, host_errors
+from storage_admin.agent.rewrite.chain import Chain, Link, Planned
+from storage_admin.agent.swap import settle
+from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
+
+#: Formats of bases that qemu writes to and makes larger.
+_BASES = frozenset({"qcow2", "raw"})
+_PLACE = ("path_b64", "pool_path_b64", "format", "inode")
+
+
+class _Deaf:
+    """An :class:`AgentIO` that nobody stops: what is half done is less than what is done or was not begun."""
+
+    def __init__(self, io: AgentIO) -> None:
+        self._io = io
+
+    def check(self) -> None:
+        """Nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        tell = getattr(self._io, name)
+
+        def told(*args: Any, **fields: Any) -> None:
+            # Nobody may listen any more.
+            with contextlib.suppress(StoppedError):
+                tell(*args, **fields)
+
+        return told
+
+
+class Commit:
+    """One run of the verb: an overlay, and the base that it stands on, each with its chain, for itself."""
+
+    def __init__(self, request: Request, io: AgentIO, wish: Wish, chain: Chain, below: Chain) -> None:
+        self.request, self.io, self.wish = request, io, wish
+        self.overlay, self.chain, self.below = chain.image, chain, below
+
+    def run(self) -> dict[str, Any]:
+        """All steps; returns and raises as the verb."""
+        started, base = time.monotonic(), self.below.image
+        with host_errors(), self.overlay.folder() as folder, base.folder() as place:
+            limited = cgroups.limited(self.io, base.fd, idle=self.wish.idle_io, bandwidth=self.wish.bandwidth)
+            with limited, space.SpaceClaim(self.request.job, place) as claim:
+                self.io.progress("checking", 0, None, "checking the images and their users")
+                self._refuse()
+                own = self.chain.node(alone=True)
+                needed = img.measure(self.io, own, f"cluster_size={base.facts.cluster_size or 65536}")
+                claim.take(needed, self.wish.reserve, self.wish.others)
+                self.io.emit(SPACE, needed_bytes=needed)
+                before = space.allocated(base.fd)
+                self.io.emit(OCCUPIED, before_bytes=before)
+                told = [_told(link) for link in self.chain.links]
+                with contextlib.closing(self._journal(folder, told)) as journal:
+                    after = _write(_Deaf(self.io), self.chain, self.wish.idle_io)
+                    journal.remove()
+                self.io.emit(OCCUPIED, before_bytes=before, after_bytes=after)
+                self._hold()
+                self.io.progress("swapping", 0, None, "waiting for the go-ahead")
+                self.io.wait_for_go(self.request.generation, before_bytes=before, made_bytes=after)
+        return {
+            "method": "commit",
+            "before_bytes": before,
+            "after_bytes": after,
+            "freed_bytes": before - after,
+            "virtual_size": self.overlay.facts.virtual_size,
+            "seconds": round(time.monotonic() - started, 3),
+        }
+
+    def _journal(self, folder: int, told: list[dict[str, Any]]) -> Journal:
+        name = os.path.basename(self.overlay.planned.path)
+        try:
+            return Journal.create(folder, self.request.job, name_b64=b64(name), commit=told)
+        except FileExistsError:  # of an earlier run of the job, which did not come to its end
+            return Journal.open(folder, self.request.job)
+
+    def _refuse(self) -> None:
+        overlay, base = self.overlay, self.below.image
+        links.refuse_unsafe(self.chain, children_known=self.wish.children_known)
+        links.refuse_unsafe(self.below, children_known=True, carried={"has_internal_snapshots"})
+        if base.facts.format not in _BASES:
+            raise RefusedError(
+                "unsupported_subformat", f"{base.shown} is a {base.facts.format} image; convert it first"
+            )
+        if overlay.facts.virtual_size < base.facts.virtual_size:
+            raise RefusedError(INVALID, f"{overlay.shown} is smaller than {base.shown}; enlarge it first")
+        if overlay.facts.bitmaps:
+            told = f"{overlay.shown} has persistent bitmaps, which would be lost; delete them first"
+            raise RefusedError("unsupported_subformat", told)
+        volume_chains.refuse_rewriting(self.chain.links, stays=0)
+        volume_chains.refuse_rewriting(self.below.links, stays=len(self.below.ancestors))
+        with overlay.folder() as folder:
+            volume_chains.refuse_foreign(base, [overlay], folder)
+        for one in (self.chain, self.below):
+            if one.image.facts.format in img.CHECKED:
+                found = img.check(self.io, one.node(), img.Effort(self.wish.idle_io, one.refuse_changes))
+                if not found.sound:
+                    told = f"{one.image.shown} has {found.corruptions} corruptions and {found.errors} errors"
+                    raise RefusedError("dirty_or_corrupt", f"{told}; check and repair it")
+        self.chain.refuse_in_use()
+        self.below.refuse_in_use()
+        self.chain.refuse_stale()
+
+    def _hold(self) -> None:
+        """Nobody begins to write through the overlay from here on, and nobody has since it was merged."""
+        locking.keep_writers_away(self.overlay.fd)
+        held = locking.locked_bytes(self.overlay.fd, locking.CHANGES)
+        if held or locking.user(self.overlay.fd) is not None or not is_unwritten(self.overlay):
+            raise RefusedError(
+                "image_in_use",
+                f"{self.overlay.shown} was opened after its data was merged; it stays in use as it is",
+            )
+
+
+def is_unwritten(link: Link) -> bool:
+    """Whether nobody has written to an image since it was opened."""
+    return settle.same_content(Stamp.of(os.fstat(link.fd)), link.stamp)
+
+
+def _told(link: Link) -> dict[str, Any]:
+    planned = link.planned
+    return {
+        "path_b64": b64(planned.path), "pool_path_b64": b64(planned.pool_path), "format": planned.format,
+        "inode": link.stamp.inode,
+    }  # fmt: skip
+
+
+def _write(io: Any, chain: Chain, idle_io: bool) -> int:
+    """Have qemu write what the overlay holds into its base, and look whether the base reads as the overlay then.
+
+    Returns:
+        What the base occupies afterwards, in bytes.
+
+    Raises:
+        HostError, RefusedError: the base may be a mixture; the overlay reads as before.
+    """
+    overlay, base = chain.node(), chain.below(1)
+    size = chain.image.facts.virtual_size
+    effort = img.Effort(idle_io, None, lambda share: io.progress("merging", round(share * size), size))
+    done = img.commit(io, overlay, effort)
+    fd = chain.links[1].fd
+    os.fsync(fd)
+    if done.exit_code:
+        if b"No space left" in done.stderr:
+            raise RefusedError(
+                "not_enough_space", "the disk was full; free some space, the merge is finished by the next recovery"
+            )
+        raise HostError(f"qemu-img commit failed, {done.words()}; the merge is finished by the next recovery")
+    assert base is not None  # noqa: S101 (it was refused before where there is none)
+    effort = img.Effort(idle_io, None, lambda share: io.progress("verifying", round(share * size), size))
+    if base.format in img.CHECKED and not img.check(io, base, effort).sound:
+        raise HostError(f"{chain.links[1].shown} has errors after the merge; go on with {chain.image.shown} alone")
+    if not img.compare(io, overlay, base, size, effort):
+        raise HostError(f"{chain.links[1].shown} does not read as {chain.image.shown} after the merge")
+    return space.allocated(fd)
+
+
+def is_commit(records: list[dict[str, Any]]) -> bool:
+    """Whether a journal tells of such work."""
+    return "commit" in records[0]
+
+
+def repeat(one: Journal, records: list[dict[str, Any]], io: AgentIO) -> settle.Settled:
+    """Finish what was cut off: the base gets all that the overlay holds.
+
+    Returns:
+        ``reverted`` (guests go on with the overlay, and the base reads the same), ``busy``, or ``failed``.
+    """
+    name = unb64(records[0]["name_b64"])
+    try:
+        with _opened(records[0]["commit"]) as (chain, below):
+            chain.refuse_in_use()
+            below.refuse_in_use()
+            _write(_Deaf(io), chain, idle_io=True)
+            detail = f"the merge of {chain.image.shown} into {below.image.shown} was finished; nothing else was changed"
+    except RefusedError as error:
+        outcome = settle.BUSY if error.code == "image_in_use" else settle.FAILED
+        return settle.Settled(one.job, outcome, name, detail=_half(error.detail))
+    except (HostError, KeyError, TypeError, ValueError) as error:
+        return settle.Settled(one.job, settle.FAILED, name, detail=_half(str(error)))
+    one.remove()
+    return settle.Settled(one.job, settle.REVERTED, name, detail=detail)
+
+
+def _half(why: str) -> str:
+    return f"a merge was cut off, and its backing file is only whole through the overlay: {why}"
+
+
+@contextlib.contextmanager
+def _opened(told: list[dict[str, Any]]) -> Iterator[tuple[Chain, Chain]]:
+    """The chain of a journal, as it is now, and that of the base; raises RefusedError and as :class:`Chain`."""
+    found = [_now(one) for one in told]
+    if len(found) < 2:
+        raise JournalError("it names no backing file")
+    with (
+        contextlib.closing(Chain(found[0], found[1:])) as chain,
+        contextlib.closing(Chain(found[1], found[2:])) as below,
+    ):
+        yield chain, below
+
+
+def _now(told: dict[str, Any]) -> Planned:
+    path, pool = unb64(told["path_b64"]), unb64(told["pool_path_b64"])
+    try:
+        fd = open_beneath(pool, path, os.O_RDONLY)
+    except OSError as error:
+        raise RefusedError("stale_plan", f"{os.fsdecode(path)} cannot be opened: {error.strerror}") from error
+    try:
+        status = os.fstat(fd)
+    finally:
+        os.close(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_ino != told["inode"]:
+        raise RefusedError("stale_plan", f"{os.fsdecode(path)} was replaced by another file")
+    stamp = Stamp.of(status)
+    return Planned(path, pool, told["format"], stamp.dev, stamp.inode, stamp.file_size, stamp.mtime_ns, stamp.ctime_ns)

@@ -1,0 +1,141 @@
+"""An overlay of a guest that is off is merged into its base, which its definition names then: with a real libvirt."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import libvirt
+import pytest
+
+from images.models import Image
+from images.rewrite import repointing
+from storage_admin.agent.protocol import HostError
+from storage_admin.hosts.models import Host
+from storage_admin.jobs import services
+from storage_admin.jobs.models import Job
+from tests.agent.harness import leftovers, qemu_img
+from tests.guests.test_repointing import definition, disks_of
+from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.working import OPERATOR, create, image_at, run, said, scan, this_machine, work
+
+pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet", "libvirtd", "no_reserve")]
+
+
+@pytest.fixture
+def pair(shared_folder: Path) -> tuple[Path, Path]:
+    """A base and an overlay on it, in a folder that libvirt's user may enter."""
+    pool = shared_folder / "pool"
+    pool.mkdir(mode=0o755)
+    base = create(pool / "base.qcow2", "64M")
+    qemu_img("create", "-q", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2", pool / "vm.qcow2")
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -q -P 5 7M 9M", pool / "vm.qcow2"], check=True)
+    return base, pool / "vm.qcow2"
+
+
+def codes(path: Path) -> set[str]:
+    return {one.code for one in services.plan(OPERATOR, "commit", image_at(path).pk, {}).refusals}
+
+
+def test_its_guest_boots_from_the_base_and_reads_what_it_wrote(
+    domains: Domains, tcg_guest: Callable[..., LibvirtGuest], pair: tuple[Path, Path]
+) -> None:
+    base, path = pair
+    guest = tcg_guest(Disk(path))
+    guest.write(3, 5, 0x61)
+    written = guest.digest(3, 5)
+    guest.stop()
+    scan(this_machine(path.parent))
+    job = work("commit", image_at(path).pk, OPERATOR)
+    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    assert disks_of(guest.domain) == [("qcow2", str(base))]
+    guest.domain.create()
+    domains.reconnect(guest)
+    assert guest.digest(3, 5) == written
+
+
+def test_the_definition_names_the_base_and_the_overlay_can_only_be_deleted(
+    domains: Domains, pair: tuple[Path, Path]
+) -> None:
+    base, path = pair
+    domain = domains.define([Disk(path)])
+    scan(this_machine(path.parent))
+    job = work("commit", image_at(path).pk, OPERATOR)
+    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    assert disks_of(domain) == [("qcow2", str(base))]
+    run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
+    assert (image_at(path).state, image_at(base).state) == (Image.State.MERGED, Image.State.OK)
+    assert "merged" in codes(path)
+    assert leftovers(path.parent) == set()
+
+
+def test_what_libvirt_refuses_leaves_definition_and_overlay_in_use(
+    domains: Domains, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, path = pair
+    domain = domains.define([Disk(path)])
+    before = definition(domain)
+    scan(this_machine(path.parent))
+
+    def refuses(*_: Any) -> None:
+        raise HostError("libvirt says no")
+
+    monkeypatch.setattr(repointing, "lead_to_the_base", refuses)
+    job = work("commit", image_at(path).pk, OPERATOR)
+    assert (job.state, job.error_detail) == (Job.State.FAILED, "libvirt says no")
+    assert definition(domain) == before
+    run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
+    assert image_at(path).state == Image.State.OK
+    assert qemu_img("compare", path, path.with_name("base.qcow2"))
+
+
+def test_a_base_in_another_folder_is_named_by_its_path(domains: Domains, pair: tuple[Path, Path]) -> None:
+    base, _ = pair
+    far = base.parent / "far"
+    far.mkdir(mode=0o755)
+    path = far / "vm.qcow2"
+    qemu_img("create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", path)
+    (base.parent / "vm.qcow2").unlink()
+    domain = domains.define([Disk(path)])
+    scan(this_machine(base.parent))
+    job = work("commit", image_at(path).pk, OPERATOR)
+    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    assert disks_of(domain) == [("qcow2", str(base))]
+
+
+def test_a_guest_that_starts_meanwhile_waits_or_wins_and_nothing_is_lost(
+    domains: Domains, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right before its definition is changed somebody tries to start it: the overlay is held, so that it does not."""
+    base, path = pair
+    domain = domains.define([Disk(path)])
+    scan(this_machine(path.parent))
+    lead, started = repointing.lead_to_the_base, list[str]()
+
+    def and_somebody_starts_it(job: Job, image: Image, move: repointing.Move) -> None:
+        try:
+            domain.create()
+        except libvirt.libvirtError as error:
+            started.append(str(error))
+        lead(job, image, move)
+
+    monkeypatch.setattr(repointing, "lead_to_the_base", and_somebody_starts_it)
+    job = work("commit", image_at(path).pk, OPERATOR)
+    assert len(started) == 1, "the guest could be started while the overlay was held"
+    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    assert disks_of(domain) == [("qcow2", str(base))]
+
+
+def test_who_else_needs_base_or_overlay_keeps_it_from_being_merged(domains: Domains, pair: tuple[Path, Path]) -> None:
+    base, path = pair
+    domains.define([Disk(path)])
+    host = this_machine(path.parent)
+    scan(host)
+    assert codes(path) == set()
+    qemu_img("create", "-q", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2", path.with_name("sibling.qcow2"))
+    scan(host)
+    assert codes(path) == {"shared_base"}
+    path.with_name("sibling.qcow2").unlink()
+    domains.define([Disk(base)])
+    scan(Host.objects.get())
+    assert "shared_base" in codes(path)

@@ -1,0 +1,113 @@
+"""A job merges an overlay into its backing file: the ledger's line to the byte, deaths and recovery, the page."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from images.models import Image
+from storage_admin.hosts.models import Host
+from storage_admin.jobs import kinds, reaper, services
+from storage_admin.jobs.models import Job
+from tests.agent.harness import leftovers
+from tests.faults.test_linked_clone_kills import run_to_death
+from tests.images.test_rebase import create
+from tests.working import OPERATOR, client_as, image_at, run, said, scan, this_machine, work
+
+pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    base = create(pool / "base.qcow2")
+    path = create(pool / "overlay.qcow2", base)
+    scan(this_machine(pool))
+    return base, path
+
+
+def allocated(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def reads_alike(first: Path, second: Path) -> bool:
+    return subprocess.run(["qemu-img", "compare", "-U", first, second], capture_output=True).returncode == 0
+
+
+def codes(path: Path) -> set[str]:
+    return {one.code for one in services.plan(OPERATOR, "commit", image_at(path).pk, {}).refusals}
+
+
+def test_the_ledger_says_by_how_much_the_backing_file_grew(pair: tuple[Path, Path]) -> None:
+    base, path = pair
+    before = allocated(base)
+    job = work("commit", image_at(path).pk, OPERATOR)
+    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    assert (job.before_bytes, job.after_bytes, job.freed_bytes) == (before, allocated(base), before - allocated(base))
+    assert job.plan["predicted_low"] <= allocated(base) <= job.plan["predicted_high"]
+    assert reads_alike(base, path)
+    assert not job.undo_available
+    run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
+    assert image_at(path).state == Image.State.MERGED
+    assert codes(path) >= {"merged"}
+
+
+def test_base_and_overlay_are_locked_alone_and_what_is_below_with_others(pair: tuple[Path, Path]) -> None:
+    _, path = pair
+    above = create(path.with_name("above.qcow2"), path)
+    scan(Host.objects.get())
+    kind = kinds.get("commit")
+    held = {lock.key: lock.exclusive for lock in kind.locks(kind.resolve(image_at(above).pk), kind.clean({}))}
+    assert [held[f"image:{image_at(one).pk}"] for one in (above, path, pair[0])] == [True, True, False]
+    assert codes(path) == {"shared_base"}
+    assert codes(above) == set()
+
+
+def test_an_agent_that_dies_in_the_middle_leaves_a_merge_that_recovery_finishes(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, path = pair
+    before = allocated(base)
+    job = run_to_death(services.submit(OPERATOR, "commit", image_at(path).pk, {}), 4, "after", monkeypatch)
+    assert job.state != Job.State.SUCCEEDED
+    assert leftovers(path.parent) == {f".sa-{job.uid}.journal"}
+    reaper.recover_hosts()
+    recovery = Job.objects.get(kind="recover", state=Job.State.QUEUED)
+    assert run(recovery).state == Job.State.SUCCEEDED, said(recovery)
+    job.refresh_from_db()
+    assert (job.needs_recovery, leftovers(path.parent)) == (False, set())
+    assert reads_alike(base, path)
+    assert job.freed_bytes == before - allocated(base)
+    scan(Host.objects.get())
+    assert image_at(path).state == Image.State.OK
+    again = work("commit", image_at(path).pk, OPERATOR)
+    assert again.state == Job.State.SUCCEEDED, (again.error_code, again.error_detail)
+
+
+def test_bitmaps_and_a_smaller_overlay_are_refused_before_anything_is_done(pair: tuple[Path, Path]) -> None:
+    base, path = pair
+    subprocess.run(["qemu-img", "bitmap", "--add", path, "backup"], check=True)
+    scan(Host.objects.get())
+    assert codes(path) == {"unsupported_subformat"}
+    subprocess.run(["qemu-img", "bitmap", "--remove", path, "backup"], check=True)
+    subprocess.run(["qemu-img", "resize", "-q", base, "128M"], check=True)
+    scan(Host.objects.get())
+    assert codes(path) == {"stale_plan"}
+    assert codes(base) == {"stale_plan"}
+
+
+def test_its_page_wants_the_name_typed(pair: tuple[Path, Path]) -> None:
+    base, path = pair
+    image, browser = image_at(path), client_as(role="operator")
+    address = f"/images/{image.pk}/commit/"
+    assert address in browser.get(f"/images/{image.pk}/").content.decode()
+    assert f"/images/{image_at(base).pk}/commit/" not in browser.get(f"/images/{image_at(base).pk}/").content.decode()
+    shown = browser.get(address)
+    form = {"planned": shown.context["planned"], "key": shown.context["key"]}
+    refused = browser.post(address, form | {"confirm_name": "base.qcow2"})
+    assert refused.context["error"].fields.keys() == {"confirm_name"}
+    assert 'value="base.qcow2"' in refused.content.decode()
+    assert not Job.objects.filter(kind="commit").exists()
+    assert browser.post(address, form | {"confirm_name": image.name}).status_code == 302
+    assert Job.objects.filter(kind="commit").count() == 1
