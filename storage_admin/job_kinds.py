@@ -13,6 +13,7 @@ JOB_KINDS = [
     "images.kinds.convert.Convert",
     "images.kinds.create.Create",
     "images.kinds.grow.Grow",
+    "images.kinds.shrink.Shrink",
     "images.kinds.bitmaps.RemoveBitmaps",
     "images.kinds.undo.Undo",
     "images.kinds.undo.DiscardUndo",

@@ -15,6 +15,11 @@ from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Refusal
 
 SECTOR = 512
+#: A virtual size as an option, but for its description.
+SIZE: dict[str, Any] = {
+    "type": ["integer", "null"], "minimum": SECTOR, "maximum": (1 << 63) - SECTOR, "multipleOf": SECTOR,
+    "default": None,
+}  # fmt: skip
 
 
 class Grow(Rewriting):
@@ -29,14 +34,8 @@ class Grow(Rewriting):
     verb = "grow"
     stages = {"checking": (0, 2), "copying": (2, 60), "enlarging": (60, 70)} | WRITTEN
     properties = {
-        "size_bytes": {
-            "type": ["integer", "null"],
-            "minimum": SECTOR,
-            "maximum": (1 << 63) - SECTOR,
-            "multipleOf": SECTOR,
-            "default": None,
-            "description": _("The new virtual size in bytes. Required; must be larger than the present one."),
-        },
+        "size_bytes": SIZE
+        | {"description": _("The new virtual size in bytes. Required; must be larger than the present one.")},
         **REWRITE_OPTIONS,
     }
     methods = {"copy": _("Enlarge"), "in_place": _("Enlarge in place")}

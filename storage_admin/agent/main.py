@@ -141,6 +141,7 @@ VERBS = {
     "convert": ("convert", "run"),
     "create": ("create", "run"),
     "grow": ("grow", "run"),
+    "shrink": ("grow", "shrink"),
     "bitmaps": ("bitmaps", "run"),
     "commit": ("commit", "run"),
     "recover": ("recover", "run"),

@@ -64,12 +64,12 @@ HELD_LOCK = "create"
 REFUSALS = frozenset(
     {
         "agent_outdated", "aside_missing", "busy", "chain_broken", "chain_cycle", "chain_too_deep", "clock_unsure",
-        "dirty_or_corrupt", "encrypted", "external_data_file", "foreign_base", "format_mismatch", "format_undeclared",
-        "grace_period", "guest_locked", "guest_records_chain", "guest_running", "guests_unknown", "hard_linked",
-        "has_internal_snapshots", "has_overlays", "hidden_lines", "host_unreachable", "image_in_use", "immutable",
-        "in_snapshot_chain", "locks_missing", "not_confined", "not_enough_memory", "not_enough_space", "not_orphan",
-        "nothing_to_free", "outside_pool", "pool_silent", "qemu_bug", "set_aside", "shared_base", "shared_pool",
-        "stale_plan", "target_exists", "tool_missing", "undo_kept", "undo_missing", "undo_written_to",
+        "dirty_or_corrupt", "encrypted", "end_in_use", "external_data_file", "foreign_base", "format_mismatch",
+        "format_undeclared", "grace_period", "guest_locked", "guest_records_chain", "guest_running", "guests_unknown",
+        "hard_linked", "has_internal_snapshots", "has_overlays", "hidden_lines", "host_unreachable", "image_in_use",
+        "immutable", "in_snapshot_chain", "locks_missing", "not_confined", "not_enough_memory", "not_enough_space",
+        "not_orphan", "nothing_to_free", "outside_pool", "pool_silent", "qemu_bug", "set_aside", "shared_base",
+        "shared_pool", "stale_plan", "target_exists", "tool_missing", "undo_kept", "undo_missing", "undo_written_to",
         "unsupported_pool", "unsupported_subformat", "folder_not_listed", "pool_changed", "merged", "guest_off",
     }
 )  # fmt: skip

@@ -34,6 +34,8 @@ REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
     "create an overlay": ("create", {}),
     "grow": ("grow", {}),
     "bitmaps": ("bitmaps", {"names": ["stale"]}),
+    "commit": ("commit", {}),
+    "shrink": ("shrink", {}),
     "check none": ("check", {"repair": "none"}),
     "check leaks": ("check", {"repair": "leaks"}),
     "check all": ("check", {"repair": "all"}),

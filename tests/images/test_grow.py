@@ -77,6 +77,30 @@ def test_a_format_that_cannot_grow_is_sent_to_a_conversion(tmp_path: Path) -> No
     assert codes(image, size_bytes=96 * MIB) == {"unsupported_subformat"}
 
 
+def test_the_unused_end_goes_and_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "vm.qcow2"
+    raw = tmp_path / "disk"
+    with raw.open("wb") as file:
+        file.truncate(64 * MIB)
+    subprocess.run(["sfdisk", "-q", raw], input=b"label: gpt\nstart=2048, size=40960\n", check=True)
+    subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, path], check=True)
+    raw.unlink()
+    this_machine(tmp_path)
+    scan(Host.objects.get())
+    image = image_at(path)
+    assert {one.code for one in services.plan(OPERATOR, "shrink", image.pk, {}).refusals} == set()
+    early = work("shrink", image.pk, OPERATOR, size_bytes=8 * MIB)
+    assert (early.state, early.error_code) == (Job.State.FAILED, "end_in_use")
+    scan(Host.objects.get())
+    job = work("shrink", image.pk, OPERATOR)
+    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    assert (job.result or {})["virtual_size"] == info(image)["virtual-size"] == 22 * MIB
+    run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
+    assert image_at(path).virtual_size == 22 * MIB
+    assert run(services.undo(OPERATOR, job)).state == Job.State.SUCCEEDED
+    assert info(image)["virtual-size"] == 64 * MIB
+
+
 def test_its_page_asks_for_the_size_and_plans_with_it(tmp_path: Path) -> None:
     image = made(tmp_path, "qcow2")
     browser = client_as(role="operator")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from storage_admin.agent.measure.file_data import DataMap
 from storage_admin.agent.measure.qcow2_map import Map
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import HostError, display
+from storage_admin.agent.qemu import content
 from storage_admin.agent.qemu.node import SLOW_QUERY, Node
 
 #: Blocks that are compared, and bytes of each.
@@ -27,7 +27,6 @@ _AT_ONCE = 128
 _ROUNDS = 8
 #: Seconds for the tables of the copy.
 _TABLES = 60.0
-_LINE = re.compile(rb"^([0-9a-f]{8,16}):  ((?:[0-9a-f]{2} )+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -137,16 +136,4 @@ def _listed(io: AgentIO, node: Node) -> list[tuple[int, int]]:
 
 def _read(io: AgentIO, node: Node, places: Sequence[int]) -> dict[int, bytes]:
     """Blocks as a guest reads them, by their place."""
-    if not places:
-        return {}
-    asked = [word for at in places for word in ("-c", f"read -v {at} {BLOCK}")]
-    done = tools.run(
-        ["qemu-io", "-r", "-U", *asked, node.argument()],
-        io,
-        files=node.files(),
-        shown=["qemu-io", "-r", "-U", "-f", node.format, "-c", f"(read {len(places)} blocks)", display(node.path)],
-    )
-    lines = {int(line[1], 16): bytes.fromhex(line[2].decode("ascii")) for line in _LINE.finditer(done.stdout)}
-    if not lines:
-        raise HostError(f"qemu-io failed, {done.words()}")
-    return {at: b"".join(lines.get(part, b"") for part in range(at, at + BLOCK, 16)) for at in places}
+    return dict(zip(places, content.read(io, node, [(at, BLOCK) for at in places])))

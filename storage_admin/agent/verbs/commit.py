@@ -28,7 +28,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     """
     args = Arguments(request.args, COMMON)
     wish = Wish.parse(request.args, args)
-    if not wish.ancestors:
-        raise RefusedError(INVALID, "an image without a backing file has nothing to merge into")
-    with opened(wish) as chain, contextlib.closing(Chain(wish.ancestors[0], wish.ancestors[1:])) as below:
-        return Commit(request, io, wish, chain, below).run()
+    with opened(wish) as chain:
+        if not wish.ancestors:
+            raise RefusedError(INVALID, "an image without a backing file has nothing to merge into")
+        with contextlib.closing(Chain(wish.ancestors[0], wish.ancestors[1:])) as below:
+            return Commit(request, io, wish, chain, below).run()

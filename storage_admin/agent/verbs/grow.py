@@ -1,4 +1,4 @@
-"""Make an image larger."""
+"""Make an image larger, or smaller."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite.base import COMMON, Rewrite, Wish, opened
 from storage_admin.agent.rewrite.chain import Chain
 from storage_admin.agent.rewrite.file_copies import Grow
+from storage_admin.agent.rewrite.shrinking import Shrink
 
 _SECTOR = 512
 
@@ -69,3 +70,26 @@ def _lengthen(io: AgentIO, wish: Wish, chain: Chain, size: int) -> dict[str, Any
         "undo": None,
         "virtual_size": size,
     }
+
+
+def shrink(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Take away the end of an image that its partition table and filesystems prove to be unused, by protocol P.
+
+    Args:
+        request: its ``args`` are :data:`base.COMMON` and ``size``: the new virtual size in bytes, or null for the least
+            that is proven.
+        io: the controller.
+
+    Returns:
+        As :meth:`Rewrite.run`, with ``virtual_size`` and ``needed_bytes``.
+
+    Raises:
+        RefusedError, HostError, StoppedError: the image is as it was.
+    """
+    args = Arguments(request.args, COMMON | {"size"})
+    size = args.size("size")
+    if size is not None and size % _SECTOR:
+        raise RefusedError(INVALID, f"size is a multiple of {_SECTOR} bytes")
+    wish = Wish.parse(request.args, args)
+    with opened(wish) as chain:
+        return Rewrite(request, io, wish, Shrink(size), chain).run()

@@ -209,7 +209,7 @@ _OPTIONS = {"bandwidth_mib": "bandwidth_bytes_sec", "size_gib": "size_bytes"}
 #: Options that are written: name, word, hint.
 TEXTS = (
     ("base", _("New backing file"), _("Full path of an image on this host.")),
-    ("size_gib", _("New size (GiB)"), _("As the guest sees it. Must be larger than the present size.")),
+    ("size_gib", _("New size (GiB)"), _("As the guest sees it.")),
     ("wait_hours", _("Maximum wait (hours)"), _("Applies when waiting for a guest. Default: 24.")),
     ("target_name", _("New file name"), _("Default: the image's name with the new extension.")),
     ("format_options", _("Format options"), _("qemu-img syntax: cluster_size=64k,compression_type=zstd")),

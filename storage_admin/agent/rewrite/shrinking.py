@@ -1,0 +1,115 @@
+"""A recipe that takes the end of an image away, where partition table and filesystems prove that it is unused."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from storage_admin.agent.formats.facts import Facts
+from storage_admin.agent.measure import partitions
+from storage_admin.agent.measure.partitions import Table, UnprovenError
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError
+from storage_admin.agent.qemu import content, img
+from storage_admin.agent.qemu.node import Node
+from storage_admin.agent.rewrite.base import Recipe, Rewrite
+from storage_admin.agent.rewrite.file_copies import changed, copy_image, refuse_other_header
+from storage_admin.agent.swap.swap import NewFile
+
+#: What is left is a multiple of this: of the sectors of every disk, and of the clusters of most filesystems.
+STEP = 1 << 20
+FORMATS = frozenset({"qcow2", "raw"})
+
+
+class Shrink(Recipe):
+    """``qemu-img resize --shrink`` on a copy, whose partition table is moved to its new end.
+
+    Args:
+        virtual_size: the new one in bytes; ``None`` for the least that is proven to hold everything.
+    """
+
+    method = "shrink"
+    must_shrink = False
+    #: What is left is compared here, before the partition table is moved.
+    must_equal = False
+
+    def __init__(self, virtual_size: int | None) -> None:
+        self.asked = virtual_size
+        self.virtual_size = virtual_size or 0
+        self._table = Table("")
+        self._need = 0
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The new size, and what has to fit."""
+        return {"virtual_size": self.virtual_size, "needed_bytes": self._need}
+
+    def refuse(self, work: Rewrite) -> None:
+        """Refuse what has a base or no proof, and a size that is no smaller, or too small."""
+        image, facts = work.chain.image, work.chain.image.facts
+        if facts.format not in FORMATS:
+            raise RefusedError(
+                "unsupported_subformat", f"{facts.format} images cannot be made smaller; convert the image"
+            )
+        if len(work.chain.links) > 1:
+            raise RefusedError("unsupported_subformat", f"{image.shown} has a backing file; flatten it first")
+        work.refuse_damaged()
+        self._need, self._table = self._proof(work)
+        self.virtual_size = self.asked if self.asked is not None else -(-self._need // STEP) * STEP
+        if self.virtual_size >= facts.virtual_size:
+            raise RefusedError(INVALID, f"{image.shown} cannot be made smaller: {self._need} bytes of it are in use")
+        if self.virtual_size < self._need:
+            raise RefusedError(
+                "end_in_use", f"{image.shown} needs {self._need} bytes; partitions and filesystems end there"
+            )
+
+    def _proof(self, work: Rewrite) -> tuple[int, Table]:
+        """The least size, and the partition table."""
+        node, size = work.chain.node(), work.chain.image.facts.virtual_size
+
+        def read(at: int, length: int) -> bytes:
+            length = min(length, size - at)
+            if at < 0 or length <= 0:
+                return b""
+            whole = length + 15 & ~15
+            return content.read(work.io, node, [(at, whole)])[0][:length]
+
+        try:
+            return partitions.needed(read, size)
+        except UnprovenError as error:
+            raise RefusedError("end_in_use", f"it is not shown that the end of the disk is unused: {error}") from error
+
+    def needed(self, work: Rewrite) -> int:
+        """The file once more."""
+        return work.chain.image.stamp.allocated_size + (1 << 20)
+
+    def base(self, work: Rewrite) -> Node | None:  # noqa: ARG002 (the same for all)
+        """None."""
+        return None
+
+    def make(self, work: Rewrite, replacement: NewFile) -> None:
+        """Copy the file, cut the copy, compare what is left, and write the table's second copy at the new end."""
+        image, size = work.chain.image, self.virtual_size
+        copy_image(work, replacement)
+        refuse_other_header(work, replacement, None)
+        copy = Node(replacement.new, image.planned.format, work.shown(replacement))
+        if image.facts.format == "raw":
+            os.ftruncate(replacement.new, size)
+        else:
+            done = img.change(work.io, copy, ["resize", "-q", "--shrink"], work.effort("shrinking", 0), [str(size)])
+            if done.exit_code:
+                raise work.failed("qemu-img resize", done.words(), done.stderr)
+        if not img.compare(work.io, work.chain.node(), copy, size, work.effort("verifying", size)):
+            work.chain.refuse_stale()
+            raise HostError("the content of the copy differs from the content of the image")
+        if (gpt := self._table.gpt) is not None:
+            first, end = gpt.moved(size)
+            pieces = [(gpt.sector, first), (size - len(end), end)]
+            content.write(work.io, copy, pieces)
+            again = content.read(work.io, copy, [(at, len(piece)) for at, piece in pieces])
+            if again != [piece for _, piece in pieces]:
+                raise HostError("the partition table of the copy was not written as it should be")
+
+    def differences(self, work: Rewrite, made: Facts) -> list[str]:
+        """The header as it was but for the size."""
+        return changed(replace(work.chain.image.facts, virtual_size=self.virtual_size), made)
