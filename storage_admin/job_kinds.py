@@ -8,6 +8,7 @@ JOB_KINDS = [
     "images.kinds.reclaim.Reclaim",
     "images.kinds.flatten.Flatten",
     "images.kinds.rebase.Rebase",
+    "images.kinds.relink.Relink",
     "images.kinds.commit.Commit",
     "images.kinds.check.Check",
     "images.kinds.convert.Convert",

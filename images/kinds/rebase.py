@@ -39,27 +39,19 @@ class Rebase(Rewriting):
     methods = {"rebase": _("Change backing file")}
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
-        image = neighbours.find(target.id)
-        new = {
-            lock.key: lock
-            for one in _chain(_base(image, options))
-            for lock in neighbours.locks_on(one, exclusive=False)
-        }
-        own = super().locks(target, options)
-        return [*own, *(lock for key, lock in new.items() if key not in {one.key for one in own})]
+        chain = chain_of(base_of(neighbours.find(target.id), options))
+        return lock_also(super().locks(target, options), chain)
 
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
-        against = [] if image.declared_format in {"", "qcow2"} else [_not_qcow2(image)]
-        base = _base(image, options)
+        against, base = list[Refusal](), base_of(image, options)
         if base is None:
             against.append(Refusal(INVALID, gettext("Enter the new backing file.")))
             return Choice("rebase", str(self.description), refusals=against)
-        new = list[Image]()
-        try:
-            new = _chain(base)
-        except RefusedError as error:
-            against.append(Refusal(error.code, error.detail))
-        against += _against(image, below, base, new)
+        against += on_another_base(image, base)
+        if below[:1] == [base]:
+            told = gettext("{base} is already the backing file of {image}.")
+            against.append(Refusal(INVALID, told.format(base=base.name, image=image.name)))
+        new = [] if against else chain_of(base)
         taken = [one for one in below if one not in new]
         foreign, allowed = readers.for_taken(image, taken)
         held = sum(one.occupied_bytes for one in below)
@@ -88,39 +80,47 @@ class Rebase(Rewriting):
         )  # fmt: skip
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
-        return {"method": "rebase", "onto": links_of(_chain(_base(image, job.options)))}
+        return {"method": "rebase", "onto": links_of(chain_of(base_of(image, job.options)))}
 
 
-def _base(image: Image, options: dict[str, Any]) -> Image | None:
+def base_of(image: Image, options: dict[str, Any]) -> Image | None:
+    """The image that the option ``base`` names by id or path; raises InvalidError where its host has none such."""
     named = options["base"]
     return None if named in {None, ""} else neighbours.find_there(image.host_id, named)
 
 
-def _chain(base: Image | None) -> list[Image]:
+def chain_of(base: Image | None) -> list[Image]:
+    """The base and what that stands on, from above; raises RefusedError where that is broken."""
     return [] if base is None else [base, *neighbours.ancestors(base)]
 
 
-def _not_qcow2(image: Image) -> Refusal:
-    told = gettext("Only qcow2 images have a backing file here. This image is {format}.")
-    return Refusal("unsupported_subformat", told.format(format=image.declared_format))
+def lock_also(own: list[Lock], chain: list[Image]) -> list[Lock]:
+    """Those locks, and one with others on each image of a chain that is not locked by them."""
+    new = [lock for one in chain for lock in neighbours.locks_on(one, exclusive=False)]
+    return [*own, *(lock for lock in new if lock.key not in {one.key for one in own})]
 
 
-def _against(image: Image, below: list[Image], base: Image, new: list[Image]) -> list[Refusal]:
-    """What stands against the new base."""
-    found = [*refusals.for_base(base), *refusals.for_bases(base, new[1:])]
+def on_another_base(image: Image, base: Image) -> list[Refusal]:
+    """What stands against an image's standing on another base."""
+    found, new = refusals.for_base(base), list[Image]()
+    if image.declared_format not in {"", "qcow2"}:
+        told = gettext("Only qcow2 images have a backing file here. This image is {format}.")
+        found.append(Refusal("unsupported_subformat", told.format(format=image.declared_format)))
+    try:
+        new = chain_of(base)
+    except RefusedError as error:
+        found.append(Refusal(error.code, error.detail))
+    found += refusals.for_bases(base, new[1:])
     if image in new:
         told = gettext("{base} is this image or an overlay on it.")
         found.append(Refusal("chain_cycle", told.format(base=base.name)))
-    if below[:1] == [base]:
-        told = gettext("{base} is already the backing file of {image}.")
-        found.append(Refusal(INVALID, told.format(base=base.name, image=image.name)))
     if not base.declared_format:
         told = gettext("The format of the backing file {base} is not declared. Declare it first.")
         found.append(Refusal("format_undeclared", told.format(base=base.name)))
     linked = [disk.guest.name for disk in neighbours.of(image).disks if linked_clones.is_linked(disk)]
     if linked:
         told = gettext(
-            "{guest} is a linked clone in Proxmox VE, whose volume id names the backing file. Flatten it instead."
+            "{guest} is a linked clone of Proxmox VE, which names the backing file by itself. Flatten the image."
         )
         found.append(Refusal("guest_records_chain", told.format(guest=linked[0])))
     return found

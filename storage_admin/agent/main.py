@@ -142,6 +142,7 @@ VERBS = {
     "create": ("create", "run"),
     "grow": ("grow", "run"),
     "shrink": ("grow", "shrink"),
+    "relink": ("flatten", "relink"),
     "bitmaps": ("bitmaps", "run"),
     "commit": ("commit", "run"),
     "recover": ("recover", "run"),

@@ -70,7 +70,8 @@ REFUSALS = frozenset(
         "immutable", "in_snapshot_chain", "locks_missing", "not_confined", "not_enough_memory", "not_enough_space",
         "not_orphan", "nothing_to_free", "outside_pool", "pool_silent", "qemu_bug", "set_aside", "shared_base",
         "shared_pool", "stale_plan", "target_exists", "tool_missing", "undo_kept", "undo_missing", "undo_written_to",
-        "unsupported_pool", "unsupported_subformat", "folder_not_listed", "pool_changed", "merged", "guest_off",
+        "unproven", "unsupported_pool", "unsupported_subformat", "folder_not_listed", "pool_changed", "merged",
+        "guest_off",
     }
 )  # fmt: skip
 

@@ -124,6 +124,7 @@ class Scene:
                 Work("repair of leaks", "check", {"repair": "leaks"}),
                 Work("repair of all", "check", {"repair": "all"}),
                 Work("growth", "grow", {"size": 12 << 20}),
+                Work("another base", "flatten", {"method": "rebase"}),
             ]
         if self.form in {"qcow2", "raw"}:
             works.append(Work("reclaim in place", "reclaim", {"method": "in_place"}))
@@ -189,7 +190,16 @@ class Scene:
             return work.own | {"base": base, "chain": chain}
         args = reclaim_args(self.image, *self.bases, format=self.form)
         del args["method"]
+        if work.name == "another base":
+            if not self.other.exists():
+                make_image(self.other, "8M")
+            args["onto"] = [link(self.other, self.pool)]
         return args | work.own
+
+    @property
+    def other(self) -> Path:
+        """A base that the image did not stand on."""
+        return self.pool / "other.qcow2"
 
     @property
     def there(self) -> Path:
@@ -248,7 +258,7 @@ class Scene:
             dug = dug or (self._work is not None and self._work.in_place)
             assert dug or image.stat().st_mtime_ns == self.original.st_mtime_ns
         assert image.stat().st_nlink == 1
-        known = {image, self.overlay, *self.bases, *self.pool.glob("converted.*"), *self.pool.glob(".sa-*")}
+        known = {image, self.overlay, self.other, *self.bases, *self.pool.glob("converted.*"), *self.pool.glob(".sa-*")}
         assert set(self.pool.iterdir()) <= known
 
     def reads(self, path: Path, form: str = "") -> bool:

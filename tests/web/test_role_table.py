@@ -66,6 +66,8 @@ PAGES = [
     Page("post", "grow", OPERATOR, 409, first=VIEWER),
     Page("get", "shrink", VIEWER),
     Page("post", "shrink", OPERATOR, 409, first=VIEWER),
+    Page("get", "relink", VIEWER),
+    Page("post", "relink", OPERATOR, 409, first=VIEWER),
     Page("get", "rebase", VIEWER),
     Page("post", "rebase", OPERATOR, 409, first=VIEWER),
     Page("get", "commit", VIEWER),

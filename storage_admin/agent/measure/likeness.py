@@ -137,3 +137,23 @@ def _listed(io: AgentIO, node: Node) -> list[tuple[int, int]]:
 def _read(io: AgentIO, node: Node, places: Sequence[int]) -> dict[int, bytes]:
     """Blocks as a guest reads them, by their place."""
     return dict(zip(places, content.read(io, node, [(at, BLOCK) for at in places])))
+
+
+def alike(io: AgentIO, overlay: Node, base: Node) -> tuple[int, int]:
+    """How many blocks of an overlay's own data were compared with an image that may be its base, and how many of them
+    are the same: what a guest wrote in part of a cluster stands in the overlay with the rest of the base's cluster.
+
+    Args:
+        overlay: without a base.
+        base: with its own chain.
+    """
+    inside = [(start, length) for start, length in _listed(io, overlay) if length >= BLOCK]
+    if not inside:
+        return 0, 0
+    draw = random.Random(0)  # noqa: S311 (a sample)
+    weights = [length // BLOCK for _, length in inside]
+    chosen = draw.choices(inside, weights, k=2 * WANTED)
+    places = sorted({start + draw.randrange(length // BLOCK) * BLOCK for start, length in chosen})
+    held = {at: block for at, block in _read(io, overlay, places).items() if block.strip(b"\0")}
+    below = _read(io, base, list(held))
+    return len(held), sum(below[at] == block for at, block in held.items())

@@ -17,7 +17,7 @@ from typing import Callable
 #: Reads bytes of the disk as its guest sees them: offset and length; less than that at the disk's end.
 Read = Callable[[int, int], bytes]
 
-_MOST_LOGICAL, _MOST_ENTRIES = 128, 1024
+_MOST_LOGICAL, _MOST_ENTRIES, _MOST_BYTES = 128, 1024, 256 << 10
 _EXTENDED = frozenset({0x05, 0x0F, 0x85})
 _PROTECTIVE = 0xEE
 #: Of a dynamic disk of Windows, whose database is in the last MiB, outside of all partitions.
@@ -154,7 +154,8 @@ def _gpt(read: Read, sector: int) -> Table | None:
     if len(header) < sector or not header.startswith(b"EFI PART"):
         return None
     _, _, size, crc, _, here, _, _, _, _, place, count, width, entries_crc = _GPT.unpack_from(header)
-    if not _GPT.size <= size <= sector or here != 1 or not 0 < count <= _MOST_ENTRIES or not 128 <= width <= 4096:
+    listed = 0 < count <= _MOST_ENTRIES and width >= 128 and count * width <= _MOST_BYTES
+    if not _GPT.size <= size <= sector or here != 1 or not listed:
         return Table("gpt", wrong="its GUID partition table has a header that makes no sense")
     zeroed = header[:16] + bytes(4) + header[20:size]
     entries = read(place * sector, count * width)

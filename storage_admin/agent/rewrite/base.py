@@ -83,14 +83,17 @@ class Wish:
 
 
 @contextlib.contextmanager
-def opened(wish: Wish) -> Iterator[Chain]:
+def opened(wish: Wish, *, base_lost: bool = False) -> Iterator[Chain]:
     """The image and its ancestors, open; what the host says while they are worked on becomes a refusal or an error.
+
+    Args:
+        base_lost: as of :class:`Chain`.
 
     Raises:
         RefusedError: as :class:`links.Chain` and :func:`host_errors`.
         HostError: an I/O error.
     """
-    with host_errors(), contextlib.closing(Chain(wish.image, wish.ancestors)) as chain:
+    with host_errors(), contextlib.closing(Chain(wish.image, wish.ancestors, base_lost=base_lost)) as chain:
         yield chain
 
 

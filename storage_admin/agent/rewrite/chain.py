@@ -99,13 +99,14 @@ class Chain:
     Args:
         image: the image to work on.
         ancestors: all of them, down to the one without a base.
+        base_lost: the image's base is missing, so that it is opened alone.
 
     Raises:
         RefusedError: ``stale_plan``, ``chain_broken``, ``chain_cycle``, ``chain_too_deep``, ``outside_pool``,
             ``format_mismatch``, ``dirty_or_corrupt``, ``external_data_file``, ``unsupported_subformat`` or ``invalid``.
     """
 
-    def __init__(self, image: Planned, ancestors: Sequence[Planned]) -> None:
+    def __init__(self, image: Planned, ancestors: Sequence[Planned], *, base_lost: bool = False) -> None:
         if len(ancestors) >= MAX_DEPTH:
             raise RefusedError("chain_too_deep", f"the chain has more than {MAX_DEPTH} images")
         if is_ours(os.path.basename(image.path)):
@@ -120,7 +121,8 @@ class Chain:
         try:
             for planned in (image, *ancestors):
                 self.links.append(_open(planned, "stale_plan" if planned is image else "chain_broken"))
-            self._check_connected()
+            if not base_lost:
+                self._check_connected()
         except BaseException:
             self.close()
             raise

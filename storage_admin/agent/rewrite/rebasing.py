@@ -5,11 +5,14 @@ the file, or a copy that holds all.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from storage_admin.agent.formats.facts import Facts
-from storage_admin.agent.protocol import INVALID, RefusedError
+from storage_admin.agent.measure.likeness import alike
+from storage_admin.agent.protocol import INVALID, RefusedError, display
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import Node
+from storage_admin.agent.rewrite import backing_name
 from storage_admin.agent.rewrite.backing_name import leads_to, near, no_protocol
 from storage_admin.agent.rewrite.base import Recipe, Rewrite
 from storage_admin.agent.rewrite.chain import Chain, Link
@@ -162,6 +165,51 @@ class Onto(Rebase):
 
     def _as_above(self, work: Rewrite, kept: Link) -> bytes:
         return near(work.chain.image.planned.path, kept.planned.path)
+
+
+class Relink(Onto):
+    """The image, whose base is lost, names another one: no data is looked at but to say how much the two have alike.
+
+    Args:
+        base: that is taken for the lost one, with its own chain.
+    """
+
+    method = "relink"
+    #: There is nothing to compare with.
+    must_equal = False
+
+    def __init__(self, base: Chain) -> None:
+        super().__init__(base)
+        self._compared = self._alike = 0
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """How many blocks of the image were compared with the base, and how many of them are alike."""
+        return {"compared": self._compared, "alike": self._alike}
+
+    def _refuse_base(self, work: Rewrite) -> None:
+        super()._refuse_base(work)
+        image = work.chain.image
+        written = image.facts.backing_file
+        if written is None:
+            raise RefusedError(INVALID, f"{image.shown} has no backing file")
+        if backing_name.found(work.folder, written, [self.onto.image.fd]) is not None:
+            raise RefusedError("stale_plan", f"{image.shown} has its backing file {display(written)}; scan the host")
+
+    def needed(self, work: Rewrite) -> int:
+        """The file once more."""
+        return work.chain.image.stamp.allocated_size + (1 << 20)
+
+    def make(self, work: Rewrite, replacement: NewFile) -> None:
+        """Copy the file, and write the base's name."""
+        self._compared, self._alike = alike(work.io, work.chain.node(), self.onto.node())
+        work.io.log(f"{self._alike} of {self._compared} blocks that the image holds are the same in the backing file")
+        copy_image(work, replacement)
+        refuse_other_header(work, replacement, work.chain.image.facts.backing_file)
+        copy = Node(replacement.new, "qcow2", work.shown(replacement))
+        done = img.name_base(work.io, copy, self.name, self._format(work) or "")
+        if done.exit_code:
+            raise work.failed("qemu-img rebase -u", done.words(), done.stderr)
 
 
 class Standalone(Copy):

@@ -9,7 +9,7 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request
 from storage_admin.agent.rewrite.base import COMMON, Recipe, Rewrite, Wish, opened
 from storage_admin.agent.rewrite.chain import Chain, Planned
-from storage_admin.agent.rewrite.rebasing import Onto, Rebase, Standalone
+from storage_admin.agent.rewrite.rebasing import Onto, Rebase, Relink, Standalone
 
 METHODS = frozenset({"rebase", "convert"})
 
@@ -44,3 +44,26 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         if onto:
             recipe = Onto(stack.enter_context(contextlib.closing(Chain(onto[0], onto[1:]))))
         return Rewrite(request, io, wish, recipe, chain).run()
+
+
+def relink(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Have an image whose base is lost name another one, which whoever asks takes for the lost one, by protocol P.
+
+    Args:
+        request: its ``args`` are :data:`base.COMMON` without a chain, and ``onto``: the other base and its own chain,
+            from above, each described as the image is.
+        io: the controller.
+
+    Returns:
+        As :meth:`Rewrite.run`, with ``compared`` (blocks of the image) and ``alike`` (that the base has as well).
+
+    Raises:
+        RefusedError, HostError, StoppedError: the image is as it was.
+    """
+    args = Arguments(request.args, COMMON | {"onto"})
+    onto = [Planned.parse(link) for link in args.take("onto", list)]
+    wish = Wish.parse(request.args, args)
+    if not onto or wish.ancestors:
+        raise RefusedError(INVALID, "onto names the backing file, and the image's own chain is empty")
+    with opened(wish, base_lost=True) as chain, contextlib.closing(Chain(onto[0], onto[1:])) as base:
+        return Rewrite(request, io, wish, Relink(base), chain).run()

@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST, require_safe
 
 from images import selectors
+from images.kinds.relink import is_lost
 from images.models import Image
 from images.orphans import rows
 from images.orphans.selectors import evidence
@@ -114,7 +115,8 @@ def _is_for(request: PageRequest, image: Image, kind: str) -> bool:
 
 def _lacks(image: Image, kind: str) -> bool:
     """Whether the image has nothing of what the kind is for, so that it is not worth a word."""
-    return (kind == "bitmaps" and not image.bitmaps) or (kind == "commit" and image.backing_id is None)
+    lacks = {"bitmaps": not image.bitmaps, "commit": image.backing_id is None, "relink": not is_lost(image)}
+    return lacks.get(kind, False)
 
 
 def _chart(image: Image) -> dict[str, Any] | None:
@@ -192,6 +194,7 @@ def image(request: PageRequest, image_id: int) -> HttpResponseBase:
         "evidence": evidence(row),
         "declarable": DECLARABLE,
         "broken": row.state in BROKEN,
+        "lost_base": is_lost(row),
         "repair": _rebase(row),
     }
     return render(request, "images/image.html", context)

@@ -16,6 +16,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
+from images.kinds.relink import candidates
 from images.models import Image
 from images.rewrite.kind import Rewriting
 from images.rewrite.neighbours import ancestors
@@ -101,6 +102,10 @@ SWITCHES: dict[str, tuple[Translatable, dict[str, Translatable]]] = {
     "replace": (
         _("Original image"),
         {"false": _("keep unchanged"), "true": _("replace, keep as undo copy")},
+    ),
+    "accept_unproven": (
+        _("If nothing proves that it is the file"),
+        {"false": _("refuse"), "true": _("take it all the same (admin)")},
     ),
     "repoint_guest": (
         _("libvirt guests that use it"),
@@ -303,6 +308,7 @@ def _context(
         "more_images": max(len(plan.affected_images) - NAMED, 0) if plan else 0,
         "affected_guests": plan.affected_guests[:NAMED] if plan else (),
         "more_guests": max(len(plan.affected_guests) - NAMED, 0) if plan else 0,
+        "candidates": candidates(image) if "accept_unproven" in kind.properties else (),
         "confirm_typed": form.get("confirm_name", ""),
         "key": uuid4().hex,
     }

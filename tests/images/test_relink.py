@@ -1,0 +1,90 @@
+"""A broken chain is repaired: the moved file is found and proven, another one is refused unless an admin takes it."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from images.kinds.relink import candidates
+from images.models import Image
+from storage_admin.accounts.models import ForbiddenError
+from storage_admin.hosts.models import Host
+from storage_admin.jobs import services
+from storage_admin.jobs.models import Job
+from tests.images.test_rebase import create, info
+from tests.working import ADMIN, OPERATOR, client_as, image_at, run, said, scan, this_machine, work
+
+pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """A base and its overlay, as a scan has seen them; another image of that size is beside them."""
+    base = create(tmp_path / "base.qcow2")
+    path = create(tmp_path / "vm.qcow2", base)
+    create(tmp_path / "other.qcow2")
+    this_machine(tmp_path)
+    scan(Host.objects.get())
+    return base, path
+
+
+def codes(path: Path, **options: Any) -> set[str]:
+    return {one.code for one in services.plan(OPERATOR, "relink", image_at(path).pk, options).refusals}
+
+
+def test_a_base_that_was_renamed_is_found_and_proven(pair: tuple[Path, Path]) -> None:
+    base, path = pair
+    assert codes(path) >= {"stale_plan"}
+    moved = base.rename(base.with_name("renamed.qcow2"))
+    scan(Host.objects.get())
+    assert image_at(path).state == Image.State.CHAIN_BROKEN
+    found = [(one.image.name, one.proven) for one in candidates(image_at(path))]
+    assert found == [("renamed.qcow2", True), ("other.qcow2", False)]
+    assert (codes(path), codes(path, base=str(moved))) == ({"invalid"}, set())
+    job = work("relink", image_at(path).pk, OPERATOR, base=str(moved))
+    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
+    assert (image_at(path).state, image_at(path).backing_id) == (Image.State.OK, image_at(moved).pk)
+    assert run(services.undo(OPERATOR, job)).state == Job.State.SUCCEEDED
+    assert info(image_at(path))["backing-filename"] == "base.qcow2"
+
+
+def test_a_copy_with_its_times_is_proven_and_one_that_was_written_to_is_not(pair: tuple[Path, Path]) -> None:
+    base, path = pair
+    copy, written = base.with_name("copy.qcow2"), base.with_name("written.qcow2")
+    shutil.copy2(base, copy)
+    os.utime(copy, ns=(base.stat().st_mtime_ns, base.stat().st_mtime_ns))
+    base.rename(written)
+    os.utime(written)
+    scan(Host.objects.get())
+    proven = {one.image.name: one.proven for one in candidates(image_at(path))}
+    assert proven == {"copy.qcow2": True, "written.qcow2": False, "other.qcow2": False}
+    assert codes(path, base=str(written)) == {"unproven"}
+
+
+def test_an_unproven_one_is_taken_only_by_an_admin(pair: tuple[Path, Path]) -> None:
+    base, path = pair
+    base.unlink()
+    scan(Host.objects.get())
+    other = str(path.with_name("other.qcow2"))
+    assert codes(path, base=other) == {"unproven"}
+    with pytest.raises(ForbiddenError):
+        codes(path, base=other, accept_unproven=True)
+    job = work("relink", image_at(path).pk, ADMIN, base=other, accept_unproven=True)
+    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    assert (job.result or {})["alike"] < (job.result or {})["compared"]
+
+
+def test_the_page_of_a_broken_chain_leads_to_its_candidates(pair: tuple[Path, Path]) -> None:
+    base, path = pair
+    base.rename(base.with_name("re named.qcow2"))
+    scan(Host.objects.get())
+    browser, image = client_as(role="operator"), image_at(path)
+    address = f"/images/{image.pk}/relink/"
+    assert address in browser.get(f"/images/{image.pk}/").content.decode()
+    page = browser.get(address)
+    assert [one.image.name for one in page.context["candidates"] if one.proven] == ["re named.qcow2"]
+    chosen = browser.get(address, {"base": str(base.with_name("re named.qcow2"))})
+    assert chosen.context["plan"].refusals == ()
