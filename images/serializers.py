@@ -267,7 +267,8 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
         model = StoragePool
         fields = (
             "id", "host", "host_name", "name", "kind", "source", "path", "shared_key", "filesystem", "network",
-            "all_hosts_registered", "share_bases", "state", "state_detail", "owners_unknown", "capacity_bytes",
+            "all_hosts_registered", "share_bases", "look_inside", "state", "state_detail", "owners_unknown",
+            "capacity_bytes",
             "available_bytes", "reserved_bytes", "used_bytes", "images_count", "allocated_bytes", "virtual_bytes",
             "overcommit_ratio", "reclaimable_bytes", "undo_bytes", "leftovers", "aside_bytes", "warn_percent",
             "warn_overcommit", "warn_days", "warn_undo_percent", "days_until_full", "days_until_full_low",
@@ -365,4 +366,8 @@ class PoolBody(Body):
             "Jobs may copy data of images in this pool into overlays, even if the owners of those overlays "
             "may not read these images."
         ),
+    )
+    look_inside = StrictBoolean(
+        required=False,
+        help_text=_("Operators may have jobs read partition tables and filesystem headers of images in this pool."),
     )

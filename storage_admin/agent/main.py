@@ -142,6 +142,7 @@ VERBS = {
     "create": ("create", "run"),
     "grow": ("grow", "run"),
     "shrink": ("grow", "shrink"),
+    "inside": ("inside", "run"),
     "relink": ("flatten", "relink"),
     "bitmaps": ("bitmaps", "run"),
     "commit": ("commit", "run"),

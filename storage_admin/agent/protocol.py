@@ -67,11 +67,11 @@ REFUSALS = frozenset(
         "dirty_or_corrupt", "encrypted", "end_in_use", "external_data_file", "foreign_base", "format_mismatch",
         "format_undeclared", "grace_period", "guest_locked", "guest_records_chain", "guest_running", "guests_unknown",
         "hard_linked", "has_internal_snapshots", "has_overlays", "hidden_lines", "host_unreachable", "image_in_use",
-        "immutable", "in_snapshot_chain", "locks_missing", "not_confined", "not_enough_memory", "not_enough_space",
-        "not_orphan", "nothing_to_free", "outside_pool", "pool_silent", "qemu_bug", "set_aside", "shared_base",
-        "shared_pool", "stale_plan", "target_exists", "tool_missing", "undo_kept", "undo_missing", "undo_written_to",
-        "unproven", "unsupported_pool", "unsupported_subformat", "folder_not_listed", "pool_changed", "merged",
-        "guest_off",
+        "immutable", "in_snapshot_chain", "inside_off", "locks_missing", "not_confined", "not_enough_memory",
+        "not_enough_space", "not_orphan", "nothing_to_free", "outside_pool", "pool_silent", "qemu_bug", "set_aside",
+        "shared_base", "shared_pool", "stale_plan", "target_exists", "tool_missing", "undo_kept", "undo_missing",
+        "undo_written_to", "unproven", "unsupported_pool", "unsupported_subformat", "folder_not_listed",
+        "pool_changed", "merged", "guest_off",
     }
 )  # fmt: skip
 

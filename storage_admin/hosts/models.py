@@ -175,6 +175,8 @@ class StoragePool(PartialRows):
     all_hosts_registered = models.BooleanField(default=False)
     #: Whether overlays may take over what images here hold although the overlays' owners may not read these.
     share_bases = models.BooleanField(default=False)
+    #: Whether jobs may read what partition tables and filesystems on the images here say.
+    look_inside = models.BooleanField(default=False)
     state = models.CharField(max_length=12, default="new")
     state_detail = models.TextField(blank=True)
     #: Why it is not known who uses the images in it; empty where it is known (see also the host's).

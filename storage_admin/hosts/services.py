@@ -172,6 +172,7 @@ def update_pool(
     warn_undo_percent: int | Unchanged | None = UNCHANGED,
     all_hosts_registered: bool | None = None,
     share_bases: bool | None = None,
+    look_inside: bool | None = None,
 ) -> StoragePool:
     """Changes what an admin decides of a pool; ``None`` leaves a setting as it is, and ends an optional threshold.
 
@@ -184,7 +185,7 @@ def update_pool(
     if warn_percent is not None and not 1 <= warn_percent <= 100:
         wrong["warn_percent"] = _("Enter a number from 1 to 100.")
     given = {"name": name, "warn_percent": warn_percent, "all_hosts_registered": all_hosts_registered}
-    given["share_bases"] = share_bases
+    given |= {"share_bases": share_bases, "look_inside": look_inside}
     ends = {"warn_overcommit": warn_overcommit, "warn_days": warn_days, "warn_undo_percent": warn_undo_percent}
     thresholds = {key: value for key, value in ends.items() if not isinstance(value, Unchanged)}
     for key, value in thresholds.items():

@@ -40,6 +40,7 @@ urlpatterns = [
     path("images/reclaim/", reclaim_many.images_reclaim, name="images_reclaim"),
     path("images/<int:image_id>/", image.image, name="image"),
     path("images/<int:image_id>/analyze/", image.image_analyze, name="analyze"),
+    path("images/<int:image_id>/inside/", image.image_inside, name="inside"),
     path("images/<int:image_id>/format/", image.image_format, name="image_format"),
     path("images/<int:image_id>/forget/", image.image_forget, name="image_forget"),
     *(

@@ -36,6 +36,7 @@ REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
     "bitmaps": ("bitmaps", {"names": ["stale"]}),
     "commit": ("commit", {}),
     "shrink": ("shrink", {}),
+    "look inside": ("inside", {}),
     "check none": ("check", {"repair": "none"}),
     "check leaks": ("check", {"repair": "leaks"}),
     "check all": ("check", {"repair": "all"}),

@@ -103,6 +103,7 @@ NOT_HERE = {
     "create": _A_JOB,
     "grow": _A_JOB,
     "shrink": _A_JOB,
+    "inside": _A_JOB,
     "relink": _A_JOB,
     "rebase": _A_JOB,
     "commit": _A_JOB,

@@ -54,6 +54,7 @@ PAGES = [
     Page("post", "images_reclaim", OPERATOR, 302),
     Page("get", "image", VIEWER),
     Page("post", "analyze", OPERATOR, 302),
+    Page("post", "inside", OPERATOR, 302),
     Page("post", "image_format", ADMIN, 302),
     Page("post", "image_forget", ADMIN, 302),
     Page("get", "reclaim", VIEWER),

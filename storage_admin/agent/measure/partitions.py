@@ -221,7 +221,12 @@ def _fat(head: bytes) -> Filesystem | None:
     (sector,) = struct.unpack_from("<H", head, 11)
     (small,) = struct.unpack_from("<H", head, 19)
     (large,) = struct.unpack_from("<I", head, 32)
-    return Filesystem("vfat", (small or large) * sector)
+    told = head[sector : sector + 512] if sector in {512, 1024, 2048} else b""  # FSInfo of FAT32
+    free = None
+    if head[82:87] == b"FAT32" and told[484:488] == b"rrAa":
+        (count,) = struct.unpack_from("<I", told, 488)
+        free = count * head[13] * sector if count != 0xFFFFFFFF else None
+    return Filesystem("vfat", (small or large) * sector, free)
 
 
 def _swap(head: bytes) -> Filesystem | None:
@@ -251,10 +256,10 @@ def _luks(head: bytes) -> Filesystem | None:
 def _btrfs(block: bytes) -> Filesystem | None:
     if block[64:72] != b"_BHRfS_M":
         return None
-    total, _used = struct.unpack_from("<QQ", block, 112)
+    total, used = struct.unpack_from("<QQ", block, 112)
     (devices,) = struct.unpack_from("<Q", block, 136)
     (size,) = struct.unpack_from("<Q", block, 201 + 8)  # dev_item.total_bytes
-    return Filesystem("btrfs", size if devices > 1 else total)
+    return Filesystem("btrfs", size) if devices > 1 else Filesystem("btrfs", total, max(total - used, 0))
 
 
 def _array(block: bytes) -> Filesystem | None:

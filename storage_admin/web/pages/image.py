@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST, require_safe
 
 from images import selectors
+from images.kinds.inside import last_look
 from images.kinds.relink import is_lost
 from images.models import Image
 from images.orphans import rows
@@ -40,6 +41,10 @@ HIGHEST_LINE = 4
 BROKEN = (Image.State.CHAIN_BROKEN, Image.State.CHAIN_CYCLE)
 
 
+#: What has a button at the head of the page; the others have a link among the actions.
+IN_HEAD = frozenset({"reclaim", "flatten", "convert", "check", "grow"})
+
+
 @dataclass(frozen=True)
 class Action:
     """Something that could be done with an image. ``plan.refusals`` say why it cannot be, and what to do about it."""
@@ -66,6 +71,11 @@ class Action:
     def offered(self) -> bool:
         """Whether a button makes sense: what the image's format or place rules out has none."""
         return not {refusal.code for refusal in self.plan.refusals} & {"unsupported_subformat", "stale_plan"}
+
+    @property
+    def in_head(self) -> bool:
+        """Whether its button is at the head of the page."""
+        return not self.rewrites or self.kind.name in IN_HEAD or self.kind.name in rows.KINDS
 
     @property
     def method(self) -> str:
@@ -116,6 +126,7 @@ def _is_for(request: PageRequest, image: Image, kind: str) -> bool:
 def _lacks(image: Image, kind: str) -> bool:
     """Whether the image has nothing of what the kind is for, so that it is not worth a word."""
     lacks = {"bitmaps": not image.bitmaps, "commit": image.backing_id is None, "relink": not is_lost(image)}
+    lacks["inside"] = not image.pool.look_inside
     return lacks.get(kind, False)
 
 
@@ -195,6 +206,7 @@ def image(request: PageRequest, image_id: int) -> HttpResponseBase:
         "declarable": DECLARABLE,
         "broken": row.state in BROKEN,
         "lost_base": is_lost(row),
+        "inside": last_look(row),
         "repair": _rebase(row),
     }
     return render(request, "images/image.html", context)
@@ -206,6 +218,15 @@ def image_analyze(request: PageRequest, image_id: int) -> HttpResponseBase:
     """Samples the image now."""
     row = image_of(request, image_id)
     job = attempt(request, lambda: services.submit(request.actor, "analyze", row.pk, {}))
+    return redirect("job", job.pk) if job else redirect("image", row.pk)
+
+
+@require_POST
+@page(Role.OPERATOR)
+def image_inside(request: PageRequest, image_id: int) -> HttpResponseBase:
+    """Looks at the image's partitions and filesystems now."""
+    row = image_of(request, image_id)
+    job = attempt(request, lambda: services.submit(request.actor, "inside", row.pk, {}))
     return redirect("job", job.pk) if job else redirect("image", row.pk)
 
 

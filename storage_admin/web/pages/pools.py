@@ -26,6 +26,7 @@ from storage_admin.web.templatetags.storage import bar_scale
 #: What an admin decides of a pool, as the form calls it.
 SETTINGS = (
     "name", "warn_percent", "warn_days", "warn_overcommit", "warn_undo_percent", "all_hosts_registered", "share_bases",
+    "look_inside",
 )  # fmt: skip
 
 
@@ -94,7 +95,7 @@ def pool_change(request: PageRequest, pool_id: int) -> HttpResponseBase:
         lambda: services.update_pool(
             request.actor, row, name=form.text("name"), warn_percent=warn_percent, **thresholds,
             all_hosts_registered="all_hosts_registered" in request.POST if row.network else None,
-            share_bases="share_bases" in request.POST,
+            share_bases="share_bases" in request.POST, look_inside="look_inside" in request.POST,
         ),
         _("{row} was saved.").format(row=row.name),
     )  # fmt: skip
