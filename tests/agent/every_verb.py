@@ -37,6 +37,7 @@ REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
     "commit": ("commit", {}),
     "shrink": ("shrink", {}),
     "look inside": ("inside", {}),
+    "relink": ("relink", {}),
     "check none": ("check", {"repair": "none"}),
     "check leaks": ("check", {"repair": "leaks"}),
     "check all": ("check", {"repair": "all"}),
@@ -169,6 +170,9 @@ def request(how: str, path: bytes, pool: Path, form: str) -> tuple[str, dict[str
             "chain": [link(base, pool, base_form) for base, base_form in below],
             "reserve": NO_RESERVE,
         }
+    if verb == "relink":
+        # Whose base is lost has no chain; the image itself is offered as what it stands on.
+        own, below = {"onto": [link(path, pool, form)]}, []
     if verb == "grow":
         own = {"size": size - size % 512 + (1 << 20)}
     return verb, {
