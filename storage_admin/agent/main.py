@@ -141,6 +141,7 @@ VERBS = {
     "convert": ("convert", "run"),
     "create": ("create", "run"),
     "grow": ("grow", "run"),
+    "unpack": ("unpack", "run"),
     "shrink": ("grow", "shrink"),
     "inside": ("inside", "run"),
     "relink": ("flatten", "relink"),

@@ -87,7 +87,7 @@ def test_whatever_step_it_dies_at_the_overlay_reads_as_before_and_the_base_in_th
 
 @pytest.mark.parametrize("form", ["qcow2", "raw"])
 def test_a_kill_at_any_moment_leaves_a_base_that_a_recovery_finishes(tmp_path: Path, form: str) -> None:
-    trials = Trials("F1", f"merge into a {form} base", points=100 if night() else 6)
+    trials = Trials("F1", f"merge into a {form} base", points=100 if night() else 3)
     for trial in trials:
         with trial:
             pair = Pair(trial.folder(tmp_path), form, size=64)

@@ -13,6 +13,7 @@ from storage_admin.agent.formats.facts import UnreadableError
 from storage_admin.agent.host import cgroups, space
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.measure.new_image import room
+from storage_admin.agent.programs.tools import Finished
 from storage_admin.agent.protocol import INVALID, SPACE, Arguments, HostError, RefusedError, Request, b64, display
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import Node
@@ -96,10 +97,7 @@ class Creation:
         self.io.progress("checking", 0, None, "checking the pool and the base")
         clear_earlier(self.folder, self.request)
         self._refuse()
-        try:
-            needed = room(self.target.format, self.target.options, self.wish.virtual_size).high
-        except (ValueError, ArithmeticError) as error:
-            raise RefusedError(INVALID, f"the creation options cannot be used: {error}") from error
+        needed = self._needed()
         claim.take(needed, self.wish.reserve, self.wish.others)
         self.io.emit(SPACE, needed_bytes=needed)
         with Birth(self.folder, self.name, self.request) as new:
@@ -110,7 +108,7 @@ class Creation:
                     space.watch(self.folder, self.wish.reserve)
                     written = space.allocated(new.new)
                     claim.left(needed - written)
-                    self.io.progress("creating", min(written, self.wish.virtual_size), self.wish.virtual_size)
+                    self._tell(written)
 
             self._make(new, img.Effort(self.wish.idle_io, watch))
             os.fsync(new.new)
@@ -118,6 +116,17 @@ class Creation:
             self._verify(new)
             self.io.progress("swapping", 0, None, "waiting for the go-ahead")
             return new.swap(self.io, Looks(self._refuse, self._refuse))
+
+    def _needed(self) -> int:
+        """The most that the new file may take, in bytes."""
+        try:
+            return room(self.target.format, self.target.options, self.wish.virtual_size).high
+        except (ValueError, ArithmeticError) as error:
+            raise RefusedError(INVALID, f"the creation options cannot be used: {error}") from error
+
+    def _tell(self, written: int) -> None:
+        """How far it is, by what the new file occupies."""
+        self.io.progress("creating", min(written, self.wish.virtual_size), self.wish.virtual_size)
 
     def _refuse(self) -> None:
         """Refuse a base that somebody writes to, or that was changed since the plan."""
@@ -127,10 +136,14 @@ class Creation:
         self.base.refuse_stale()
 
     def _make(self, new: NewFile, effort: img.Effort) -> None:
+        self._done(new, "create", img.create(self.io, self._written(new), effort))
+
+    def _written(self, new: NewFile) -> img.Conversion:
+        """What qemu-img is to write."""
         options = dict(self.target.options)
         if self.target.format == "vpc":
             options["force_size"] = "on"  # else it rounds up to what a disk's geometry can say
-        target = img.Conversion(
+        return img.Conversion(
             folder=self.folder,
             name=new.new_name,
             shown=os.path.join(os.path.dirname(self.target.path), new.new_name),
@@ -140,12 +153,14 @@ class Creation:
             backing=self._backing(),
             virtual_size=self.wish.virtual_size,
         )
-        done = img.create(self.io, target, effort)
+
+    def _done(self, new: NewFile, what: str, done: Finished) -> None:
+        """What qemu-img's end means; raises RefusedError and HostError."""
         if done.exit_code:
             space.watch(self.folder, self.wish.reserve)
             if b"No space left" in done.stderr:
                 raise RefusedError("not_enough_space", "the disk was full; free some space and try again")
-            raise HostError(f"qemu-img create failed, {done.words()}")
+            raise HostError(f"qemu-img {what} failed, {done.words()}")
         if self.target.format == "vmdk":
             vmdk_descriptor.name_extent(new.new, self.name)
 
