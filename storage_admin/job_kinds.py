@@ -14,6 +14,7 @@ JOB_KINDS = [
     "images.kinds.check.Check",
     "images.kinds.convert.Convert",
     "images.kinds.create.Create",
+    "images.kinds.unpack.Unpack",
     "images.kinds.grow.Grow",
     "images.kinds.shrink.Shrink",
     "images.kinds.bitmaps.RemoveBitmaps",

@@ -106,7 +106,7 @@ class Create(JobKind):
         return Target(kind="pool", id=pool.pk, host=pool.host, label=pool.name)
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
-        found = [Lock(f"path:{target.host.pk}:{path_key(_path(find_pool(target.id), options))}", exclusive=True)]
+        found = [Lock(f"path:{target.host.pk}:{path_key(path_in(find_pool(target.id), options))}", exclusive=True)]
         for image in _chain(_base(target.host.pk, options)):
             found += locks_on(image, exclusive=False)
         return found
@@ -119,7 +119,7 @@ class Create(JobKind):
             below = _chain(base)
         except RefusedError as error:
             against.append(Refusal(error.code, error.detail))
-        size, path = _size(base, options), _path(pool, options)
+        size, path = _size(base, options), path_in(pool, options)
         if base is not None:
             against += [*refusals.for_base(base), *refusals.for_bases(base, below[1:])]
             if size < (base.virtual_size or 0):
@@ -166,7 +166,7 @@ class Create(JobKind):
         links = links_of(below)
         return {
             "target": {
-                "pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(_path(pool, options)),
+                "pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(path_in(pool, options)),
                 "format": options["format"], "options": words(options["format_options"]),
             },
             "virtual_size": _size(base, options),
@@ -183,7 +183,7 @@ class Create(JobKind):
     def made_at(self, job: Job) -> tuple[StoragePool, bytes] | None:
         """The pool and the path of the file that the job makes; ``None`` where its pool is gone."""
         pool = StoragePool.objects.filter(pk=job.target_id).first()
-        return (pool, _path(pool, job.options)) if pool is not None else None
+        return (pool, path_in(pool, job.options)) if pool is not None else None
 
     def on_event(self, job: Job, event: dict[str, Any]) -> None:
         if event["event"] != SPACE:  # what it needs is in its plan
@@ -193,9 +193,9 @@ class Create(JobKind):
         pool = find_pool(job.target_id)
         record.write_line_beside(job, pool, result["after_bytes"])
         return {
-            "method": job.plan["method"], "path": display(_path(pool, job.options)), "pool": pool.pk,
+            "method": job.plan["method"], "path": display(path_in(pool, job.options)), "pool": pool.pk,
             "format": result["format"], "virtual_size": result["virtual_size"], "inode": result["inode"],
-            "predicted_after_bytes": job.plan["predicted_after_bytes"], "after_bytes": result["after_bytes"],
+            "predicted_after_bytes": job.plan.get("predicted_after_bytes"), "after_bytes": result["after_bytes"],
             "seconds": result["seconds"],
         }  # fmt: skip
 
@@ -220,7 +220,8 @@ def links_of(chain: list[Image]) -> list[dict[str, Any]]:
     return [*(facts(one) for one in chain[:1]), *lower]
 
 
-def _path(pool: StoragePool, options: dict[str, Any]) -> bytes:
+def path_in(pool: StoragePool, options: dict[str, Any]) -> bytes:
+    """The path of the new file."""
     return bytes(pool.path_bytes).rstrip(b"/") + b"/" + os.fsencode(options["name"])
 
 

@@ -28,6 +28,7 @@ from storage_admin.web.pages import (
     saved_views,
     snapshots,
     tokens,
+    unpack,
     users,
     webhooks,
 )
@@ -80,6 +81,7 @@ urlpatterns = [
     path("pools/<int:pool_id>/remove/", pools.pool_remove, name="pool_remove"),
     path("pools/<int:pool_id>/leftover/", pools.pool_leftover, name="pool_leftover"),
     path("pools/<int:pool_id>/create/", create.create, name="create"),
+    path("pools/<int:pool_id>/unpack/", unpack.unpack, name="unpack"),
     path("guests/", guests.guests, name="guests"),
     path("guests/export.csv", guests.guests_csv, name="guests_csv"),
     path("guests/snapshots/", snapshots.snapshots, name="snapshots"),

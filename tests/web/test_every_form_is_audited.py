@@ -101,6 +101,7 @@ NOT_HERE = {
     "guest_io": _A_JOB,
     "benchmark_start": _A_JOB,
     "create": _A_JOB,
+    "unpack": _A_JOB,
     "grow": _A_JOB,
     "shrink": _A_JOB,
     "inside": _A_JOB,

@@ -116,6 +116,8 @@ PAGES = [
     Page("post", "pool_leftover", ADMIN, 400),
     Page("get", "create", VIEWER),
     Page("post", "create", OPERATOR, first=VIEWER),
+    Page("get", "unpack", VIEWER),
+    Page("post", "unpack", OPERATOR, first=VIEWER),
     Page("get", "guests", VIEWER),
     Page("get", "guests_csv", VIEWER),
     Page("get", "snapshots", VIEWER),

@@ -55,7 +55,7 @@ def create(request: PageRequest, pool_id: int) -> HttpResponseBase:
         if request.method == "POST" and "show" not in given:
             request.actor.require(Role.OPERATOR, pool.host.slug)
             if was_planned(request, options):
-                return _start(request, pool, options)
+                return start(request, Create.name, pool, options)
         if "name" in options:
             plan = services.plan(request.actor, Create.name, pool.pk, options)
     except InvalidError as invalid:
@@ -126,9 +126,10 @@ def _measured(pool: StoragePool) -> dict[str, Any]:
     return {"sentences": sentences, "best": best, "takes": takes}
 
 
-def _start(request: PageRequest, pool: StoragePool, options: dict[str, Any]) -> HttpResponseBase:
+def start(request: PageRequest, kind: str, pool: StoragePool, options: dict[str, Any]) -> HttpResponseBase:
+    """Starts a job on a pool, whose page it leads to; back to the pool where it is refused."""
     key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:40]
     job = attempt(
-        request, lambda: services.submit(request.actor, Create.name, pool.pk, options, idempotency_key=key)
+        request, lambda: services.submit(request.actor, kind, pool.pk, options, idempotency_key=key)
     )  # fmt: skip
     return redirect("pool", pool.pk) if job is None else redirect("job", job.pk)

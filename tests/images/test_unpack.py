@@ -1,0 +1,84 @@
+"""A job imports a packed image into a pool, by REST's way and by the page."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from images.models import Image
+from storage_admin.errors import InvalidError
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs import services
+from storage_admin.jobs.models import Job
+from tests.agent.test_unpack import archive, image, stream_optimized
+from tests.working import OPERATOR, client_as, image_at, run, said, scan, this_machine, work
+
+pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
+MIB = 1 << 20
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> StoragePool:
+    (tmp_path / "pool").mkdir()
+    this_machine(tmp_path / "pool")
+    scan(Host.objects.get())
+    return StoragePool.objects.get()
+
+
+def folder(pool: StoragePool) -> Path:
+    return Path(pool.path)
+
+
+def test_the_disk_of_an_archive_is_an_image_after_the_next_scan(pool: StoragePool) -> None:
+    packed = archive(folder(pool), stream_optimized(image(folder(pool))))
+    job = work("unpack", pool.pk, OPERATOR, source=str(packed), name="new.qcow2")
+    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    made = folder(pool) / "new.qcow2"
+    assert (job.before_bytes, job.after_bytes, job.freed_bytes) == (
+        0,
+        made.stat().st_blocks * 512,
+        -made.stat().st_blocks * 512,
+    )
+    assert ((job.result or {})["packed"], (job.result or {})["packed_bytes"]) == ("ova", packed.stat().st_size)
+    run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
+    assert (image_at(made).state, image_at(made).virtual_size) == (Image.State.OK, 16 * MIB)
+
+
+def test_what_is_wrong_is_said_before_anything_is_read(pool: StoragePool, tmp_path: Path) -> None:
+    def codes(**options: str) -> set[str]:
+        return {one.code for one in services.plan(OPERATOR, "unpack", pool.pk, options).refusals}
+
+    packed = folder(pool) / "disk.gz"
+    packed.write_bytes(gzip.compress(image(folder(pool)).read_bytes()))
+    scan(Host.objects.get())
+    assert codes(source=str(packed), name="new.qcow2") == set()
+    assert codes(source=str(tmp_path / "elsewhere.gz"), name="new.qcow2") == {"outside_pool"}
+    assert codes(source=str(packed), name="disk.qcow2") == {"target_exists"}
+    wrong: tuple[dict[str, str], ...] = (
+        {"source": "disk.gz", "name": "new.qcow2"}, {"source": str(packed), "name": "../new.qcow2"},
+        {"source": str(packed), "name": "new.vdi"}, {"source": str(packed)},
+        {"source": str(packed), "name": "new.qcow2", "sha256": "abc"},
+    )  # fmt: skip
+    for options in wrong:
+        with pytest.raises(InvalidError):
+            codes(**options)
+    job = work("unpack", pool.pk, OPERATOR, source=str(packed), name="new.qcow2", sha256="0" * 64)
+    assert (job.state, job.error_code) == (Job.State.FAILED, "dirty_or_corrupt")
+    assert not (folder(pool) / "new.qcow2").exists()
+
+
+def test_its_page_plans_and_starts_it(pool: StoragePool) -> None:
+    packed = folder(pool) / "disk.gz"
+    packed.write_bytes(gzip.compress(image(folder(pool)).read_bytes()))
+    browser, address = client_as(role="operator"), f"/pools/{pool.pk}/unpack/"
+    assert address in browser.get(f"/pools/{pool.pk}/").content.decode()
+    assert browser.get(address).status_code == 200
+    wrong = browser.get(address, {"source": "disk.gz", "name": "new.qcow2"})
+    assert wrong.context["error"].fields.keys() == {"source"}
+    given = {"source": str(packed), "name": "new.qcow2"}
+    shown = browser.get(address, given)
+    assert shown.context["plan"].refusals == ()
+    started = browser.post(address, {**given, "planned": shown.context["planned"], "key": shown.context["key"]})
+    assert started.status_code == 302
+    assert run(Job.objects.get(kind="unpack")).state == Job.State.SUCCEEDED
+    assert (folder(pool) / "new.qcow2").exists()
