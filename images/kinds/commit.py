@@ -89,6 +89,10 @@ class Commit(Rewriting):
             space_in=base.pool,
         )
 
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
+        plan, image = super().plan(actor, target_id, options), neighbours.find(target_id)
+        return replace(plan, refusals=(*plan.refusals, *_needs(image)))
+
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:
         plan = super().plan_for(actor, image, options)
         return replace(plan, before_bytes=image.backing.allocated_size) if image.backing is not None else plan
@@ -103,6 +107,8 @@ class Commit(Rewriting):
     def prepare(self, job: Job) -> None:
         super().prepare(job)
         base = neighbours.ancestors(neighbours.find(job.target_id))[0]
+        if against := _needs(neighbours.find(job.target_id)):
+            raise RefusedError(against[0].code, against[0].detail)
         in_use.check_guests_off(base)
         in_use.refuse_used_elsewhere(base)
 
@@ -152,22 +158,32 @@ def _against(image: Image, base: Image) -> list[Refusal]:
     if (image.virtual_size or 0) < (base.virtual_size or 0):
         told = gettext("{image} is smaller than {base}. Enlarge it first.")
         found.append(Refusal("stale_plan", told.format(image=image.name, base=base.name)))
-    near = neighbours.of(base)
-    others = [
-        *near.needed_by,
-        *(gettext("Guest {guest} uses it.").format(guest=one.guest.name) for one in near.own_disks),
-    ]
-    if base.overlays_count > 1 or others:
-        why = " ".join(others) or gettext("{count} overlays use it.").format(count=base.overlays_count)
-        told = gettext("{image} is needed by others as it is: {others}").format(image=base.name, others=why)
-        found.append(Refusal("shared_base", told))
+    if base.overlays_count > 1 or base.disks:
+        used = [gettext("Guest {guest} uses it.").format(guest=disk.guest.name) for disk in base.disks]
+        why = " ".join(used) or gettext("{count} overlays use it.").format(count=base.overlays_count)
+        found.append(_needed(base, why))
     if image.overlays_count:
         told = gettext("Overlays use {image}. Merge or flatten those first.").format(image=image.name)
         found.append(Refusal("shared_base", told))
     if len({disk.guest_id for disk in image.disks}) > 1:
         found.append(Refusal("shared_base", gettext("Several guests use {image}.").format(image=image.name)))
-    if why := near.needs_unknown or neighbours.of(image).needs_unknown:
-        told = gettext("{why} Nobody knows who needs {image}.").format(why=why, image=base.name)
-        found.append(Refusal("guests_unknown", told))
     found += [*neighbours.against_standing_alone(image), *neighbours.against_rewriting(base), *contradicted(image)]
     return [*found, *repointing.refusals(image, _move(image, base))]
+
+
+def _needed(base: Image, why: str) -> Refusal:
+    told = gettext("{image} is needed by others as it is: {others}")
+    return Refusal("shared_base", told.format(image=base.name, others=why))
+
+
+def _needs(image: Image) -> list[Refusal]:
+    """Who else needs the base by what no row links: data files, extents, descriptions, other folders."""
+    if image.backing is None:
+        return []
+    base, near = image.backing, neighbours.of(image)
+    below = near.of_base(base)
+    found = [_needed(base, " ".join(below.needed_by))] if below.needed_by else []
+    if why := below.needs_unknown or near.needs_unknown:
+        told = gettext("{why} Nobody knows who needs {image}.").format(why=why, image=base.name)
+        found.append(Refusal("guests_unknown", told))
+    return found

@@ -55,8 +55,8 @@ _ENOUGH = ("name", "backing_id", "host_id", "pool_id", "path_bytes", "dev", "ino
 _KEPT = "_surroundings"
 
 
-#: Jobs that say how fast the next one will be.
-LAST_JOBS = 40
+#: Jobs of a host that say how fast the next ones will be.
+LAST_JOBS = 200
 
 
 class Done(NamedTuple):
@@ -73,20 +73,20 @@ class _Fetched:
     def __init__(self, images: Sequence[Image], admitted: Admitted) -> None:
         self.admitted = admitted
         self._needs: dict[int, Needs] = {}
-        self._done: dict[tuple[str, int], list[Done]] = {}
+        self._done: dict[int, dict[str, list[Done]]] = {}
         self._ids = sorted({image.pk for image in images})
         self._bases = sorted({image.backing_id for image in images if image.backing_id is not None})
 
     def done(self, kind: str, host: int) -> list[Done]:
-        """The last jobs of a kind on a host that did what they were to do, read once for all images of it."""
-        if (kind, host) not in self._done:
-            rows = Job.objects.filter(kind=kind, host=host, state=Job.State.SUCCEEDED, freed_bytes__isnull=False)
-            columns = ("space_pool_id", "before_bytes", "after_bytes", "result__seconds")
-            told = rows.order_by("-id").values_list(*columns)[:LAST_JOBS]
-            self._done[kind, host] = [
-                Done(pool, (before or 0) + (after or 0), float(took)) for pool, before, after, took in told if took
-            ]
-        return self._done[kind, host]
+        """The last jobs of a kind on a host that did what they were to do, read once for all kinds and its images."""
+        if host not in self._done:
+            rows = Job.objects.filter(host=host, state=Job.State.SUCCEEDED, freed_bytes__isnull=False)
+            columns = ("kind", "space_pool_id", "before_bytes", "after_bytes", "result__seconds")
+            found = self._done[host] = defaultdict(list)
+            for one, pool, before, after, took in rows.order_by("-id").values_list(*columns)[:LAST_JOBS]:
+                if took:
+                    found[one].append(Done(pool, (before or 0) + (after or 0), float(took)))
+        return self._done[host][kind]
 
     def needs(self, host: Host) -> Needs:
         """Who needs which image of a host, read once for all images of it."""
@@ -199,6 +199,10 @@ class Surroundings:
     def own_disks(self) -> list[GuestDisk]:
         """The guests' disks that are the image itself."""
         return list(self._fetched.disks.get(self._image.pk, ()))
+
+    def of_base(self, base: Image) -> "Surroundings":
+        """What surrounds an image below it, as far as that is fetched for both: not its overlays and disks."""
+        return Surroundings(base, self._fetched)
 
     @property
     def needed_by(self) -> list[str]:
