@@ -12,7 +12,7 @@ from images.kinds.flatten import contradicted
 from images.kinds.rebase import base_of, chain_of, lock_also, on_another_base
 from images.kinds.stages import WRITTEN
 from images.models import Image
-from images.rewrite import forecasts, refusals
+from images.rewrite import forecasts, neighbours, refusals
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, swap_commands
 from images.rewrite.neighbours import find
 from storage_admin.accounts.models import Actor, Role
@@ -112,7 +112,7 @@ class Relink(Rewriting):
             high=image.occupied_bytes,
             took=forecasts.seconds(image, self.name, 2 * image.occupied_bytes, options["bandwidth_bytes_sec"]),
             scratch=image.occupied_bytes + (1 << 20),
-            refusals=[*against, *contradicted(image)],
+            refusals=[*against, *neighbours.against_standing_alone(image), *contradicted(image)],
             warnings=warnings,
             below={base.pk: gettext("becomes its backing file")},
         )

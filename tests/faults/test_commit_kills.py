@@ -124,7 +124,7 @@ def test_a_cancel_or_a_dashboard_that_goes_away_stops_nothing_that_has_begun(tmp
 
 def test_a_recovery_waits_while_somebody_uses_the_images_and_says_what_is_gone(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
-    died = run_to_death("commit", args_for(pair.overlay, pair.base), "j1", 4, "after")
+    died = run_to_death("commit", args_for(pair.overlay, pair.base), "j1", 6, "after")
     assert died is not None
     assert leftovers(pair.pool) == {".sa-j1.journal"}
     with pair.overlay.open("r+b"):

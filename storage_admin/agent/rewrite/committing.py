@@ -38,7 +38,8 @@ from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
 
 #: Formats of bases that qemu writes to and makes larger.
 _BASES = frozenset({"qcow2", "raw"})
-_PLACE = ("path_b64", "pool_path_b64", "format", "inode")
+#: The record, before anything is written, of the overlay and all that it stands on.
+_CHAIN = "chain"
 
 
 class _Deaf:
@@ -82,9 +83,8 @@ class Commit:
                 self.io.emit(SPACE, needed_bytes=needed)
                 before = space.allocated(base.fd)
                 self.io.emit(OCCUPIED, before_bytes=before)
-                told = [_told(link) for link in self.chain.links]
-                with contextlib.closing(self._journal(folder, told)) as journal:
-                    after = _write(_Deaf(self.io), self.chain, self.wish.idle_io)
+                with contextlib.closing(self._journal(folder)) as journal:
+                    after = self._write(journal)
                     journal.remove()
                 self.io.emit(OCCUPIED, before_bytes=before, after_bytes=after)
                 self._hold()
@@ -99,12 +99,24 @@ class Commit:
             "seconds": round(time.monotonic() - started, 3),
         }
 
-    def _journal(self, folder: int, told: list[dict[str, Any]]) -> Journal:
+    def _journal(self, folder: int) -> Journal:
         name = os.path.basename(self.overlay.planned.path)
         try:
-            return Journal.create(folder, self.request.job, name_b64=b64(name), commit=told)
+            journal = Journal.create(folder, self.request.job, name_b64=b64(name), commit=True)
         except FileExistsError:  # of an earlier run of the job, which did not come to its end
             return Journal.open(folder, self.request.job)
+        journal.append(_CHAIN, links=[_told(link) for link in self.chain.links])
+        return journal
+
+    def _write(self, journal: Journal) -> int:
+        try:
+            return _write(_Deaf(self.io), self.chain, self.wish.idle_io)
+        except (HostError, RefusedError):
+            if is_unwritten(self.below.image):
+                journal.remove()
+                self.chain.refuse_in_use()
+                self.below.refuse_in_use()
+            raise
 
     def _refuse(self) -> None:
         overlay, base = self.overlay, self.below.image
@@ -187,11 +199,6 @@ def _write(io: Any, chain: Chain, idle_io: bool) -> int:
     return space.allocated(fd)
 
 
-def is_commit(records: list[dict[str, Any]]) -> bool:
-    """Whether a journal tells of such work."""
-    return "commit" in records[0]
-
-
 def repeat(one: Journal, records: list[dict[str, Any]], io: AgentIO) -> settle.Settled:
     """Finish what was cut off: the base gets all that the overlay holds.
 
@@ -199,8 +206,12 @@ def repeat(one: Journal, records: list[dict[str, Any]], io: AgentIO) -> settle.S
         ``reverted`` (guests go on with the overlay, and the base reads the same), ``busy``, or ``failed``.
     """
     name = unb64(records[0]["name_b64"])
+    told = [record for record in records if record["step"] == _CHAIN]
+    if not told:
+        one.remove()  # nothing was begun
+        return settle.Settled(one.job, settle.REVERTED, name)
     try:
-        with _opened(records[0]["commit"]) as (chain, below):
+        with _opened(told[0]["links"]) as (chain, below):
             chain.refuse_in_use()
             below.refuse_in_use()
             _write(_Deaf(io), chain, idle_io=True)
@@ -221,7 +232,7 @@ def _half(why: str) -> str:
 @contextlib.contextmanager
 def _opened(told: list[dict[str, Any]]) -> Iterator[tuple[Chain, Chain]]:
     """The chain of a journal, as it is now, and that of the base; raises RefusedError and as :class:`Chain`."""
-    found = [_now(one) for one in told]
+    found = [_now(one, same=place == 0) for place, one in enumerate(told)]
     if len(found) < 2:
         raise JournalError("it names no backing file")
     with (
@@ -231,7 +242,13 @@ def _opened(told: list[dict[str, Any]]) -> Iterator[tuple[Chain, Chain]]:
         yield chain, below
 
 
-def _now(told: dict[str, Any]) -> Planned:
+def _now(told: dict[str, Any], *, same: bool) -> Planned:
+    """An image of the chain as it is by now.
+
+    Args:
+        same: it has to be the same file: another overlay may hold what is to go into no base. Whatever stands below it
+            by now, the overlay reads the same before and after.
+    """
     path, pool = unb64(told["path_b64"]), unb64(told["pool_path_b64"])
     try:
         fd = open_beneath(pool, path, os.O_RDONLY)
@@ -241,7 +258,7 @@ def _now(told: dict[str, Any]) -> Planned:
         status = os.fstat(fd)
     finally:
         os.close(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_ino != told["inode"]:
+    if not stat.S_ISREG(status.st_mode) or (same and status.st_ino != told["inode"]):
         raise RefusedError("stale_plan", f"{os.fsdecode(path)} was replaced by another file")
     stamp = Stamp.of(status)
     return Planned(path, pool, told["format"], stamp.dev, stamp.inode, stamp.file_size, stamp.mtime_ns, stamp.ctime_ns)

@@ -33,7 +33,7 @@ from storage_admin.agent.swap.swap import NewFile
 _PIECE = 1 << 20
 #: What is all zeros in pieces of this size is not written: a hole takes no space.
 _HOLE = 64 << 10
-_MOST_PARTS, _MOST_MEMBERS, _MOST_MANIFEST = 10_000, 1000, 1 << 20
+_MOST_PARTS, _MOST_MEMBERS, _MOST_MANIFEST = 500, 1000, 1 << 20
 _GZIP, _XZ, _ZSTD, _OVA, _PLAIN = "gzip", "xz", "zstd", "ova", "plain"
 _MAGIC = {b"\x1f\x8b": _GZIP, b"\xfd7zXZ\0": _XZ, b"\x28\xb5\x2f\xfd": _ZSTD}
 #: Bytes that an xz file may have its reader keep.

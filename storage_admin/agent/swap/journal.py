@@ -240,6 +240,11 @@ def image_name(folder: int, name: bytes) -> str | None:
         os.close(fd)
 
 
+def is_commit(records: list[dict[str, Any]]) -> bool:
+    """Whether a journal is that of an overlay whose data is written into its base."""
+    return records[0].get("commit") is True
+
+
 def is_aside(records: list[dict[str, Any]]) -> bool:
     """Whether a journal is that of an image that is set aside."""
     return records[0].get("aside") is True

@@ -15,7 +15,7 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, b64, display
 from storage_admin.agent.rewrite import committing
 from storage_admin.agent.swap import settle
-from storage_admin.agent.swap.journal import Journal, JournalError, file_name, parse_name
+from storage_admin.agent.swap.journal import Journal, JournalError, file_name, is_commit, parse_name
 
 #: How deep folders are looked into; as deep as a scan goes.
 MAX_DEPTH = 8
@@ -252,7 +252,7 @@ def _finish_commit(one: Journal, io: AgentIO) -> settle.Settled | None:
         records = one.records()
     except JournalError:
         return None
-    return committing.repeat(one, records, io) if committing.is_commit(records) else None
+    return committing.repeat(one, records, io) if is_commit(records) else None
 
 
 def _not_now(folder: _Folder, job: str, error: OSError, io: AgentIO) -> settle.Settled:
