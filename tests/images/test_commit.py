@@ -69,7 +69,7 @@ def test_an_agent_that_dies_in_the_middle_leaves_a_merge_that_recovery_finishes(
 ) -> None:
     base, path = pair
     before = allocated(base)
-    job = run_to_death(services.submit(OPERATOR, "commit", image_at(path).pk, {}), 6, "after", monkeypatch)
+    job = run_to_death(services.submit(OPERATOR, "commit", image_at(path).pk, {}), 7, "after", monkeypatch)
     assert job.state != Job.State.SUCCEEDED
     assert leftovers(path.parent) == {f".sa-{job.uid}.journal"}
     reaper.recover_hosts()
