@@ -40,7 +40,7 @@ class Commit(Rewriting):
         "Until everything is written and compared, guests read the same through the overlay at every moment. If the "
         "work is interrupted, recovery finishes it."
     )
-    unchanged = _("is left as it is")
+    unchanged = _("is merged into its backing file, which grows by at most what it occupies")
     unsuccessful = {
         "": Unsuccessful(
             gettext_noop("The overlay reads as before. A recovery finishes what was written into its backing file."),

@@ -43,7 +43,7 @@ class Rebase(Rewriting):
         return lock_also(super().locks(target, options), chain)
 
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
-        against, base = list[Refusal](), base_of(image, options)
+        against, base = not_qcow2(image), base_of(image, options)
         if base is None:
             against.append(Refusal(INVALID, gettext("Enter the new backing file.")))
             return Choice("rebase", str(self.description), refusals=against)
@@ -100,12 +100,17 @@ def lock_also(own: list[Lock], chain: list[Image]) -> list[Lock]:
     return [*own, *(lock for lock in new if lock.key not in {one.key for one in own})]
 
 
+def not_qcow2(image: Image) -> list[Refusal]:
+    """What stands against an image that is known to have no backing file, whatever its file says."""
+    if image.declared_format in {"", "qcow2"}:
+        return []
+    told = gettext("Only qcow2 images have a backing file here. This image is {format}.")
+    return [Refusal("unsupported_subformat", told.format(format=image.declared_format))]
+
+
 def on_another_base(image: Image, base: Image) -> list[Refusal]:
     """What stands against an image's standing on another base."""
-    found, new = refusals.for_base(base), list[Image]()
-    if image.declared_format not in {"", "qcow2"}:
-        told = gettext("Only qcow2 images have a backing file here. This image is {format}.")
-        found.append(Refusal("unsupported_subformat", told.format(format=image.declared_format)))
+    found, new = [*not_qcow2(image), *refusals.for_base(base)], list[Image]()
     try:
         new = chain_of(base)
     except RefusedError as error:
