@@ -4,13 +4,16 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from django.db.models import QuerySet
+from django.http.response import HttpResponseBase
 from django.utils.translation import gettext_lazy as _
+from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema, extend_schema_view
 from rest_framework import mixins, status
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from images import download
 from images.api.shapes import ChainSerializer, OneImageSerializer
 from images.filters import ImageFilters
 from images.models import Image
@@ -38,6 +41,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         "destroy": Role.ADMIN,
         "set_aside": Role.ADMIN,
         "restore": Role.ADMIN,
+        "content": Role.ADMIN,
     }
     parameters: ClassVar[dict[str, frozenset[str]]] = {"history": frozenset({"limit", "offset"})}
 
@@ -99,6 +103,19 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
     def restore(self, request: Request, **_where: Any) -> Response:
         EmptyBody(data=request.data).is_valid(raise_exception=True)
         return self._submitted("restore_aside", {})
+
+    @extend_schema(
+        summary=_("The image's file, whole or a range of it (admin)"),
+        description="The bytes of the file as it is, without its backing files, while nobody uses it. `Range` and "
+        "`If-Range` with the `ETag` of before let a download go on that broke off. The audit trail has the SHA-256 of "
+        "what was sent. Where the file changes meanwhile, the answer ends before its `Content-Length`.",
+        responses={(200, "application/octet-stream"): OpenApiTypes.BINARY},
+    )
+    @action(detail=True, methods=["get"], filter_backends=[], pagination_class=None)
+    def content(self, request: Request, **_where: Any) -> HttpResponseBase:
+        asked, since = request.headers.get("Range", ""), request.headers.get("If-Range", "")
+        body = request.method != "HEAD"
+        return download.answer(self.actor, self.get_object(), wanted=asked, unless_changed=since, body=body)
 
     def _submitted(self, kind: str, options: dict[str, Any]) -> Response:
         job = services.submit(self.actor, kind, self.get_object().pk, options)

@@ -142,6 +142,7 @@ VERBS = {
     "create": ("create", "run"),
     "grow": ("grow", "run"),
     "unpack": ("unpack", "run"),
+    "send": ("send", "run"),
     "shrink": ("grow", "shrink"),
     "inside": ("inside", "run"),
     "relink": ("flatten", "relink"),

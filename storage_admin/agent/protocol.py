@@ -50,6 +50,8 @@ HOST, POOL, IMAGE, SEEN = "host", "pool", "image", "seen"
 OCCUPIED = "occupied"
 #: Of work that makes a new file: the most that it may write, as measured on the spot.
 SPACE = "space"
+#: A piece of a file that is sent.
+DATA = "data"
 #: Every now and then, where a storage may fall silent: which of the pools that the work needs are (``silent``).
 STORAGE = "storage"
 #: Events of a benchmark: what its figures depend on, one figure, a tool's words, and what to know of them.

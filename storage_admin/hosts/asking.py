@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -64,6 +64,30 @@ def ask(
                 _raise(str(event.get("code")), str(event.get("detail")))
             if take is not None:
                 take(event)
+    raise HostError(_("The agent on {host} ended without an answer.").format(host=host.name), protocol.INTERRUPTED)
+
+
+def told(host: Host, verb: str, args: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+    """All that the agent says, as it comes; the last event is its result. Closing it stops the agent.
+
+    Raises:
+        RefusedError, HostError: as :func:`ask`, also in the middle; no answer in time is one in which it says nothing.
+    """
+    with agent_command(host) as command, AgentSession(command, agent_bundle().hash) as session:
+        heard = time.monotonic()
+        session.send(Request(verb=verb, job=uuid.uuid4().hex[:16], generation=1, args=args, roots=host.roots()))
+        for event in session.events():
+            if event is None:
+                if time.monotonic() > heard + ANSWER_TIMEOUT:
+                    session.give_up()
+                    raise HostError(_("The agent on {host} says nothing.").format(host=host.name), "host_unreachable")
+                continue
+            heard = time.monotonic()
+            if event["event"] == protocol.ERROR:
+                _raise(str(event.get("code")), str(event.get("detail")))
+            yield event
+            if event["event"] == protocol.RESULT:
+                return
     raise HostError(_("The agent on {host} ended without an answer.").format(host=host.name), protocol.INTERRUPTED)
 
 

@@ -22,6 +22,8 @@ _ALWAYS = {
     "403": "The role or the host limit does not allow this.",
 }
 _CHANGES = {"409": "Refused. `code` names the reason, `detail` says what to do."}
+#: Of answers that are a file, read on its host just now.
+_FILE = "application/octet-stream"
 _ONE = {"404": "Not found, or no access."}
 
 
@@ -50,10 +52,13 @@ def finish(result: dict[str, Any], **_about: Any) -> dict[str, Any]:
         for method, operation in operations.items():
             for parameter in operation.get("parameters", ()):
                 _name_descending(parameter["schema"])
+            file = operation["responses"].get("200", {}).get("content", {}).get(_FILE)
             if operation.get("security"):
-                _add_errors(
-                    operation, changes=method in {"post", "patch", "delete"}, one="{" in path or method == "post"
-                )
+                changes = method in {"post", "patch", "delete"} or file is not None
+                _add_errors(operation, changes=changes, one="{" in path or method == "post")
+            if file is not None:
+                part = {"description": "The range that was asked for.", "content": {_FILE: file}}
+                operation["responses"] |= {"206": part, "416": {"description": "The range lies outside of the file."}}
     return result
 
 

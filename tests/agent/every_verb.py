@@ -37,6 +37,7 @@ REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
     "commit": ("commit", {}),
     "shrink": ("shrink", {}),
     "look inside": ("inside", {}),
+    "send": ("send", {}),
     "relink": ("relink", {}),
     "check none": ("check", {"repair": "none"}),
     "check leaks": ("check", {"repair": "leaks"}),
@@ -170,6 +171,9 @@ def request(how: str, path: bytes, pool: Path, form: str) -> tuple[str, dict[str
             "chain": [link(base, pool, base_form) for base, base_form in below],
             "reserve": NO_RESERVE,
         }
+    if verb == "send":
+        # Without what it stands on; no byte is asked for, so that all is looked at but none travels.
+        own, below = {"length": 0}, []
     if verb == "relink":
         # Whose base is lost has no chain; the image itself is offered as what it stands on.
         own, below = {"onto": [link(path, pool, form)]}, []

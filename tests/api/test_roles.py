@@ -71,6 +71,7 @@ CASES = [
     Case("patch", "images/{image}/", ADMIN, body={"declared_format": "qcow2"}),
     Case("delete", "images/{vanished}/", ADMIN, 204),
     Case("get", "images/{image}/chain/", VIEWER),
+    Case("get", "images/{image}/content/", ADMIN, 409),
     Case("post", "images/{lonely}/set-aside/", ADMIN, 202, {"grace_days": 7}),
     Case("post", "images/{parked}/restore/", ADMIN, 202),
     Case("get", "images/{image}/history/", VIEWER),
