@@ -1,6 +1,7 @@
 """The file of an image is downloaded, whole or on from where it broke off; what changes meanwhile is cut off."""
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
