@@ -138,7 +138,8 @@ def test_a_host_that_does_not_answer_is_said_before_a_byte_is_sent(
     image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: Any) -> Iterator[dict[str, Any]]:
-        raise HostError("nobody there", "host_unreachable")
+        for code in ("host_unreachable",):
+            raise HostError("nobody there", code)
         yield {}
 
     monkeypatch.setattr(asking, "told", away)
