@@ -16,10 +16,11 @@ from tests.agent.test_commit import args_for, same
 from tests.agent.test_rebase import kept, overlay
 from tests.chance import night
 from tests.faults.test_full_disk import disk, fill
-from tests.faults.test_kills import run_to_death, wait_until_gone
+from tests.faults.test_kills import listen, run_to_death, tools_of, wait_until_gone
+from tests.faults.test_power_cuts import clone, disks, mounted
 from tests.faults.trials import WHEN, Trials, steps
 
-__all__ = ["disk"]
+__all__ = ["disk", "disks"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 MIB = 1 << 20
@@ -105,6 +106,38 @@ def test_a_kill_at_any_moment_leaves_a_base_that_a_recovery_finishes(tmp_path: P
             assert pair.merged
             pair.look()
             assert leftovers(pair.pool) == set()
+
+
+def test_a_power_cut_leaves_a_base_that_a_recovery_finishes(tmp_path: Path, disks: Path) -> None:
+    trials = Trials("F2", "power cuts while an overlay is merged", points=50 if night() else 3)
+    for trial in trials:
+        disk, cut, place = disks / "disk.img", disks / "cut.img", tmp_path / "disk"
+        with trial:
+            with disk.open("wb") as file:
+                file.truncate(256 << 20)
+            subprocess.run(["mkfs.ext4", "-q", disk], check=True)
+            form = trial.rng.choice(["qcow2", "raw"])
+            with mounted(disk, place, "loop,noauto_da_alloc") as folder:
+                pair = Pair(folder / "here", form, size=32)
+                subprocess.run(["sync", "-f", pair.pool], check=True)
+                with Agent() as agent:
+                    agent.request("commit", args_for(pair.overlay, pair.base, form=form), "j1")
+                    listen(agent, time.monotonic() + trial.rng.uniform(0.1, 0.9))
+                    clone(disk, cut)
+                    tools = tools_of(agent)
+                    agent.process.kill()
+                wait_until_gone(tools)
+            with mounted(cut, place, "loop,noauto_da_alloc"):
+                pair.look()
+                trial.note("merged" if pair.merged else "not merged")
+                begun = leftovers(pair.pool) != set()
+                found = pair.recover()
+                assert found in ([], [("reverted", False)], [("reverted", True)]), found
+                assert pair.merged or not begun or not found[0][1]
+                pair.look()
+                assert leftovers(pair.pool) == set()
+        disk.unlink(missing_ok=True)
+        cut.unlink(missing_ok=True)
 
 
 def test_a_cancel_or_a_dashboard_that_goes_away_stops_nothing_that_has_begun(tmp_path: Path) -> None:
