@@ -40,7 +40,8 @@ _MAGIC = {b"\x1f\x8b": _GZIP, b"\xfd7zXZ\0": _XZ, b"\x28\xb5\x2f\xfd": _ZSTD}
 _MOST_MEMORY = 512 << 20
 #: `disk.001`, `disk.aa`, `disk.part1`: what split(1) and archivers make.
 _NUMBERED = re.compile(rb"(.*?\.(?:part)?)([0-9]+|[a-z]{2,3})")
-_DIGEST = re.compile(r"(SHA1|SHA256|SHA512)\((.+)\)\s*=\s*([0-9a-fA-F]+)\s*")
+#: As ovftool and VirtualBox write it, the latter with spaces.
+_DIGEST = re.compile(r"(SHA1|SHA256|SHA512)\s*\((.+)\)\s*=\s*([0-9a-fA-F]+)\s*")
 
 
 @dataclass
