@@ -1,5 +1,7 @@
 """The job kind ``commit``: an overlay that no running guest uses is merged into its backing file."""
 
+import contextlib
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -8,11 +10,11 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds.flatten import contradicted
 from images.models import Image
-from images.rewrite import forecasts, in_use, neighbours, readers, refusals, repointing
+from images.rewrite import forecasts, in_use, needed_as_it_is, neighbours, readers, refusals, repointing
 from images.rewrite import record as rewriting
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting
 from storage_admin.accounts.models import Actor
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan, Refusal
@@ -98,7 +100,7 @@ class Commit(Rewriting):
         return replace(plan, before_bytes=image.backing.allocated_size) if image.backing is not None else plan
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
-        return {}
+        return needed_as_it_is.pools(image)
 
     def written(self, job: Job) -> Image | None:
         image = super().written(job)
@@ -129,8 +131,18 @@ class Commit(Rewriting):
         try:
             repointing.lead_to_the_base(job, image, move)
         except Exception:
-            Image.every.filter(pk=image.pk).update(merged=None)
+            # What libvirt did not answer it may have done. An overlay that is called merged is only left alone.
+            with contextlib.suppress(RefusedError, HostError):
+                if in_use.domains_that_name(image) or not guests:
+                    Image.every.filter(pk=image.pk).update(merged=None)
             raise
+
+    def ended(self, job: Job) -> None:
+        job.refresh_from_db()
+        if job.state != Job.State.SUCCEEDED and job.before_bytes is not None and job.freed_bytes is None:
+            # The base may have been written to: until that is finished, nothing new may stand on it.
+            Job.objects.filter(pk=job.pk).update(needs_recovery=True)
+        super().ended(job)
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         base = self.written(job)
@@ -187,3 +199,45 @@ def _needs(image: Image) -> list[Refusal]:
         told = gettext("{why} Nobody knows who needs {image}.").format(why=why, image=base.name)
         found.append(Refusal("guests_unknown", told))
     return found
+
+
+def owed(host_id: int) -> dict[str, list[str]]:
+    """What a recovery does with merges that were cut off: the agent's arguments.
+
+    A merge is done again only while the overlay is still what its guest uses, and nobody else uses the base: once a
+    guest is led to the base, what it writes there is newer. Of hosts whose guests cannot be asked now, neither is said.
+    """
+    again, over = list[str](), list[str]()
+    jobs = Job.objects.filter(kind=Commit.name, host=host_id).exclude(state__in=Job.ACTIVE)
+    over += jobs.filter(state=Job.State.SUCCEEDED).values_list("uid", flat=True)
+    for job in jobs.filter(needs_recovery=True).exclude(state=Job.State.SUCCEEDED):
+        image = (
+            Image.every.select_related("host", "pool", "backing__pool", "backing__host")
+            .filter(pk=job.target_id)
+            .first()
+        )
+        base = image.backing if image is not None else None
+        if image is None or base is None:
+            over.append(job.uid)
+            continue
+        try:
+            on_base, on_overlay = in_use.domains_that_name(base), in_use.domains_that_name(image)
+            in_use.check_guests_off(base)
+        except (RefusedError, HostError):
+            continue
+        if on_base or base.disks or (image.merged is not None and not on_overlay):
+            over.append(job.uid)
+        elif base.overlays_count <= 1 and not _needs(image):
+            Image.every.filter(pk=image.pk).update(merged=None)
+            again.append(job.uid)
+    return {"merges": again, "merges_over": over}
+
+
+def half_merged(images: Collection[Image]) -> list[Refusal]:
+    """Images into which an overlay was merged in part: nothing new may stand on them."""
+    jobs = Job.objects.filter(kind=Commit.name, needs_recovery=True, target_kind="image")
+    found = jobs.filter(target_id__in=Image.every.filter(backing__in=images).values("pk")).first()
+    if found is None:
+        return []
+    told = gettext("A merge of {image} into its backing file was interrupted. Recover the host first.")
+    return [Refusal("busy", told.format(image=found.target_label))]

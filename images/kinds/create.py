@@ -9,6 +9,7 @@ from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds import creation
+from images.kinds.commit import half_merged
 from images.kinds.convert import words, wrong_target
 from images.kinds.stages import WRITTEN
 from images.models import Image
@@ -121,7 +122,7 @@ class Create(JobKind):
             against.append(Refusal(error.code, error.detail))
         size, path = _size(base, options), path_in(pool, options)
         if base is not None:
-            against += [*refusals.for_base(base), *refusals.for_bases(base, below[1:])]
+            against += [*refusals.for_base(base), *refusals.for_bases(base, below[1:]), *half_merged(below)]
             if size < (base.virtual_size or 0):
                 smaller = gettext("The overlay would be smaller than its base, which has {size:,} bytes.")
                 against.append(Refusal("invalid", smaller.format(size=base.virtual_size)))

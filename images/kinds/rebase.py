@@ -5,6 +5,7 @@ from typing import Any
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from images.kinds.commit import half_merged
 from images.kinds.create import could_write, links_of
 from images.kinds.flatten import contradicted
 from images.kinds.stages import WRITTEN
@@ -115,7 +116,7 @@ def on_another_base(image: Image, base: Image) -> list[Refusal]:
         new = chain_of(base)
     except RefusedError as error:
         found.append(Refusal(error.code, error.detail))
-    found += refusals.for_bases(base, new[1:])
+    found += [*refusals.for_bases(base, new[1:]), *half_merged(new)]
     if image in new:
         told = gettext("{base} is this image or an overlay on it.")
         found.append(Refusal("chain_cycle", told.format(base=base.name)))

@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
-from images.kinds import recover_without_journal
+from images.kinds import commit, recover_without_journal
 from images.kinds.undo import state_after_removal, undone_for_good
 from images.models import Image
 from images.orphans import recovery, rows
@@ -67,6 +67,7 @@ class Recover(HostKind):
             "jobs_recorded": [*(kept | lost).values_list("uid", flat=True), *(one["job"] for one in aside)],
             "undo_copies": [*_where(kept), *aside],
             "images": [*recover_without_journal.where(job.host_id), *recover_without_journal.where_undone(job.host_id)],
+            **commit.owed(job.host_id),
         }
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
@@ -78,6 +79,8 @@ class Recover(HostKind):
                     open_.add(found["job"])
                 case "failed":
                     _say(found, found["detail"] or "it could not be recovered; check its files on the host", "error")
+                    if Job.objects.filter(uid=found["job"], kind="commit").exists():
+                        open_.add(found["job"])  # until it is done, nothing new may stand on its base
                 case _:
                     settled = self._settle(job, found, seen)
                     replaced |= settled is Settled.REPLACED
@@ -132,7 +135,7 @@ class Recover(HostKind):
             _finished_after_all(lost, found)
             return Settled.REPLACED
         elif found["outcome"] == "reverted" and lost.needs_recovery:
-            claims.log(lost, f"recovered: {_cleared(lost)}")
+            claims.log(lost, f"recovered: {found['detail'] if lost.kind == 'commit' else _cleared(lost)}")
         elif found["outcome"] == "lost" and lost.undo_available:
             return _settle_lost(job, lost, found, seen)
         return Settled.DONE

@@ -30,13 +30,15 @@ class Candidate:
     """An image that may be the missing backing file of another one.
 
     Args:
-        proven: it is that file, or a copy that nobody has written to since.
+        proven: it is that file, or a copy of the same owner that nobody has written to since.
+        same: it is that file.
         why: what speaks for it, in sentences.
     """
 
     image: Image
     proven: bool
     why: list[str]
+    same: bool = False
 
 
 class Relink(Rewriting):
@@ -118,7 +120,9 @@ class Relink(Rewriting):
         )
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
-        return {"onto": links_of(chain_of(base_of(image, job.options)))}
+        base = base_of(image, job.options)
+        same = base is not None and judged(image, base).same
+        return {"onto": links_of(chain_of(base)), "force": job.options["accept_unproven"] or same}
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         return super().record(job, result) | {name: result[name] for name in ("compared", "alike")}
@@ -143,17 +147,18 @@ def candidates(image: Image) -> list[Candidate]:
 
 def judged(image: Image, base: Image) -> Candidate:
     """What shows that a file was the image's backing file, by all that scans have seen of it."""
-    lost, why, proven = _lost(image), list[str](), False
+    lost, why, proven, same = _lost(image), list[str](), False, False
     if lost is not None:
         unwritten = (base.file_size, base.mtime_ns) == (lost.file_size, lost.mtime_ns)
         is_it = (base.dev, base.inode) == (lost.dev, lost.inode)
         if is_it and unwritten:
-            proven = True
+            proven = same = True
             why.append(gettext("It is the same file (device and inode), and nobody has written to it."))
         elif is_it:
             why.append(gettext("It is the same file (device and inode), but it was written to since."))
         elif unwritten and base.format == lost.format:
-            proven = True
+            # Times and sizes are what their owner says.
+            proven = base.from_header("uid") is not None and base.from_header("uid") == lost.from_header("uid")
             why.append(gettext("It has the size and the time of modification of the missing file, to the nanosecond."))
     if base.name == _name(image):
         why.append(gettext("It has the same name."))
@@ -163,8 +168,8 @@ def judged(image: Image, base: Image) -> Candidate:
         why.append(
             gettext("Its format is {format}, not {wanted}.").format(format=base.format, wanted=image.backing_format)
         )
-        proven = False
-    return Candidate(base, proven, why)
+        proven = same = False
+    return Candidate(base, proven, why, same)
 
 
 def _lost(image: Image) -> Image | None:

@@ -31,7 +31,7 @@ class Unpack(Create):
     title = _("Import file")
     description = _(
         "Makes an image of a packed one: the disk of an OVA archive, a file packed by gzip, xz or zstd, or one that "
-        "was split into parts. It is read once and written where the image is to be. No file is overwritten."
+        "was split into parts. It is written where the image is to be, nothing in between. No file is overwritten."
     )
     verb = "unpack"
     stages = {"checking": (0, 5), "unpacking": (5, 70), "creating": (5, 70)} | WRITTEN
@@ -95,10 +95,13 @@ class Unpack(Create):
         if _pool_of(pool.host_id, source) is None:
             told = gettext("{path} is in no pool of this host. Copy the file into one, or register its folder.")
             against.append(Refusal("outside_pool", told.format(path=source)))
+        read = Image.objects.filter(host=pool.host, path_key=path_key(os.fsencode(source))).first()
+        if read is not None:
+            against += refusals.for_undo(read)  # an image of a guest, which may be at it
         if Image.objects.filter(host=pool.host, path_key=path_key(path), missing_since=None).exists():
             taken = gettext("{path} already exists. Choose another name.").format(path=display(path))
             against.append(Refusal("target_exists", taken))
-        reason = gettext("{source} is read once. What it holds is written to {path}, checked, and gets its name then.")
+        reason = gettext("What {source} holds is written to {path} and checked. Only then does the file get its name.")
         return Plan(
             method="unpack",
             reason=reason.format(source=source, path=display(path)),
@@ -139,7 +142,7 @@ class Unpack(Create):
         }  # fmt: skip
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
-        told = {name: result[name] for name in ("packed", "packed_bytes", "content_sha256")}
+        told = {name: result[name] for name in ("packed", "packed_bytes", "parts", "content_sha256")}
         return super().record(job, result) | told | {"source": job.options["source"]}
 
 

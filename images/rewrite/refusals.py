@@ -10,7 +10,6 @@ from storage_admin.hosts import transport
 from storage_admin.hosts.libvirt import alone
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.proxmox import by_api_alone
-from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Refusal
 
 #: Chains deeper than that are refused: walking them costs more than they are worth, and they hint at a mistake.
@@ -76,12 +75,6 @@ def for_base(base: Image) -> list[Refusal]:
     """What stands against a new overlay on an image: it is read, and must not be written to any more."""
     kept = {"has_internal_snapshots", "hard_linked", "immutable"}
     running = [disk.guest for disk in base.disks if not disk.guest.off]
-    merges = Job.objects.filter(
-        kind="commit", needs_recovery=True, target_kind="image", target_id__in=base.overlays.all()
-    )
-    if merges.exists():
-        told = _("A merge into {base} was interrupted. Recover the host first.")
-        return [Refusal("busy", told.format(base=base.name))]
     return [
         *silent(base.pool),
         *not_a_file(base),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from storage_admin.agent.protocol import b64
 from tests.agent.harness import ask, image_info, leftovers, make_image, qemu_img, reclaim_args, write
 from tests.agent.test_rebase import kept, overlay
 from tests.chance import seed
@@ -87,6 +88,14 @@ def test_what_would_lose_something_is_refused_and_nothing_changes(pool: Path) ->
     other.unlink()
     qemu_img("resize", "-q", base, "16M")
     grown = base.read_bytes()
+    sibling = pool / "sibling.qcow2"
+    overlay(sibling, base, "16M")
+    overlay(path, base, "16M")
+    looked = {"pools": [{"path_b64": b64(os.fsencode(pool)), "kind": "dir"}]}
+    assert ask("commit", args_for(path, base) | looked)["code"] == "has_overlays"
+    sibling.unlink()
+    path.unlink()
+    overlay(path, base, "8M")
     assert ask("commit", args_for(path, base))["code"] == "invalid"
     assert (len(before), leftovers(pool)) == (len(before), set())
     assert base.read_bytes() == grown

@@ -107,6 +107,19 @@ def test_what_somebody_uses_is_not_looked_into(pool: Path) -> None:
         assert ask("inside", args)["code"] == "image_in_use"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("extent_size = 8192", 'extent_size = "xxxx"'), ("extent_count = 16", "extent_count = -1"),
+     ("segment_count = 1", "segment_count = 9999999"), ("pe_start = 2048", "pe_start = []")],
+)  # fmt: skip
+def test_metadata_that_says_no_numbers_says_nothing(name: str, value: str) -> None:
+    whole = physical_volume()[: 2 * MIB]
+    changed = whole.replace(name.encode(), value.encode().ljust(len(name)))
+    changed += bytes(len(whole) - min(len(changed), len(whole)))
+    assert changed != whole
+    assert lvm.group(lambda at, size: changed[at : at + size], 0) is None
+
+
 def test_no_metadata_that_was_tampered_with_is_an_error() -> None:
     chance, whole = random.Random(seed()), physical_volume()[: 2 * MIB]
     for _ in range(3000):

@@ -55,7 +55,10 @@ def test_another_image_has_nothing_alike(pool: Path) -> None:
     make_image(other, "32M")
     for at in range(32):
         write(other, 0x80 + at, f"{at}M", "1M")
-    result = ask("relink", args_for(path, other))
+    before = path.read_bytes()
+    assert ask("relink", args_for(path, other))["code"] == "unproven"
+    assert path.read_bytes() == before
+    result = ask("relink", args_for(path, other) | {"force": True})
     assert (result["swapped"], result["alike"]) == (True, 0), result
 
 

@@ -42,9 +42,15 @@ def disk(path: Path, layout: str, size: int) -> Path:
         file.truncate(size)
     if layout:
         subprocess.run(["sfdisk", "-q", path], input=layout.encode(), check=True)
+        filesystem = path.with_name("fs")
+        with filesystem.open("wb") as file:
+            file.truncate(4 * MIB)
+        subprocess.run(["mkfs.ext4", "-q", "-F", filesystem], check=True)
         with path.open("r+b") as file:
             file.seek(MIB)
-            file.write(os.urandom(4 * MIB))
+            file.write(filesystem.read_bytes())
+            file.write(os.urandom(MIB // 2))
+        filesystem.unlink()
     return path
 
 
@@ -89,9 +95,9 @@ def test_what_is_behind_the_last_partition_goes_and_the_rest_stays(pool: Path, f
     size = result["virtual_size"]
     assert 0 <= size - result["needed_bytes"] < MIB
     assert image_info(path, form)["virtual-size"] == size
-    after, header = content(path, form), 512 if layout is GPT else 0
-    end = size - (33 * 512 if header else 0)
-    assert after[:header] + after[2 * header : end] == before[:header] + before[2 * header : end]
+    after, tables_end = content(path, form), 1024 if layout is GPT else 0
+    end = size - (33 * 512 if tables_end else 0)
+    assert after[tables_end:end] == before[tables_end:end]
     assert tables(path, form) == parts
     assert "code" not in ask("undo", undo_args(path), job="u1")
     assert content(path, form) == before
@@ -146,12 +152,69 @@ def _array(raw: Path) -> None:
         file.write(struct.pack("<I", 0xA92B4EFC))
 
 
-@pytest.mark.parametrize("harm", [_half_a_gpt, _larger_inside, _array])
+def _stale_gpt(raw: Path) -> None:
+    """Another table was made later, and the old one left."""
+    table = "label: dos\nstart=2048, size=122880, type=83\n"
+    subprocess.run(["sfdisk", "-q", "--wipe", "never", raw], input=table.encode(), check=True)
+
+
+def _hybrid(raw: Path) -> None:
+    with raw.open("r+b") as file:
+        file.seek(446 + 16)
+        file.write(struct.pack("<B3sB3sII", 0, bytes(3), 0x83, bytes(3), 65536, 60000))
+
+
+def _whole_once(raw: Path) -> None:
+    """What was a filesystem on the whole disk got a partition table."""
+    content = raw.read_bytes()[MIB : 5 * MIB]
+    with raw.open("r+b") as file:
+        file.write(bytes(MIB))
+        file.seek(0)
+        file.write(content[:4096])
+    table = "label: dos\nstart=2048, size=122880, type=83\n"
+    subprocess.run(["sfdisk", "-q", "--wipe", "never", raw], input=table.encode(), check=True)
+
+
+def _luks_over_ext(raw: Path) -> None:
+    with raw.open("r+b") as file:
+        filesystem = raw.read_bytes()[MIB : 5 * MIB]
+        file.write(filesystem[:4096])
+        file.seek(0)
+        file.write(b"LUKS\xba\xbe\x00\x01")
+
+
+def _large_sectors(raw: Path) -> None:
+    """A table that counts in sectors of 4096 bytes, with a filesystem where that says."""
+    filesystem = raw.read_bytes()[MIB : 5 * MIB]
+    with raw.open("r+b") as file:
+        file.write(bytes(6 * MIB))
+    subprocess.run(["sfdisk", "-q", raw], input=b"label: dos\nstart=2048, size=4096, type=83\n", check=True)
+    with raw.open("r+b") as file:
+        file.seek(8 * MIB)
+        file.write(filesystem)
+
+
+def _something_at_the_end(raw: Path) -> None:
+    with raw.open("r+b") as file:
+        file.seek(64 * MIB - 512 * 1024)
+        file.write(b"DRBD")
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        _half_a_gpt, _larger_inside, _array, _stale_gpt, _hybrid, _whole_once, _luks_over_ext, _large_sectors,
+        _something_at_the_end,
+    ],
+)  # fmt: skip
 def test_a_disk_that_makes_no_sense_is_left_alone(pool: Path, harm: Callable[[Path], None]) -> None:
     raw = disk(pool / "vm.raw", GPT, 64 * MIB)
     harm(raw)
     before = raw.read_bytes()
-    assert ask("shrink", args_for(raw, None, "raw"))["code"] == "end_in_use"
+    code = "format_mismatch" if harm is _luks_over_ext else "end_in_use"
+    assert ask("shrink", args_for(raw, None, "raw"))["code"] == code
+    with pytest.raises(UnprovenError):
+        partitions.needed(lambda at, size: before[at : at + size] if at >= 0 else b"", len(before))
     assert raw.read_bytes() == before
 
 

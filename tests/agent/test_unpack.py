@@ -111,6 +111,51 @@ def test_parts_are_read_one_after_the_other(pool: Path, names: tuple[str, ...]) 
     assert (pool / "new.qcow2").read_bytes() == before
 
 
+def test_a_part_that_is_missing_or_a_number_that_is_none_is_no_shorter_image(pool: Path) -> None:
+    before = image(pool).read_bytes()
+    for name, content in (("d.001", before[:MIB]), ("d.002", before[MIB : 2 * MIB]), ("d.004", before[2 * MIB :])):
+        (pool / name).write_bytes(content)
+    assert ask("unpack", args_for(pool / "d.001"))["code"] == "invalid"
+    # Numbered backups are no parts: the first one alone is read.
+    for number in (1, 2, 10):
+        (pool / f"backup.{number}").write_bytes(before)
+    result = ask("unpack", args_for(pool / "backup.1"))
+    assert (result.get("parts"), result.get("packed_bytes")) == (1, len(before)), result
+
+
+def test_what_follows_a_packed_file_is_not_taken_for_a_part_of_it(pool: Path) -> None:
+    before = image(pool).read_bytes()
+    for how in ("gz", "xz", "zst"):
+        packed = pool / f"disk.{how}"
+        packed.write_bytes(PACKERS[how](before) + b"GARBAGE" * 1000)
+        assert ask("unpack", args_for(packed))["code"] == "dirty_or_corrupt", how
+    assert leftovers(pool) == set()
+
+
+def _bomb(kind: bytes, size: int) -> bytes:
+    header = bytearray(tarfile.TarInfo("name").tobuf(tarfile.GNU_FORMAT))
+    header[156:157] = kind
+    header[124:136] = b"\x80" + size.to_bytes(11, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+@pytest.mark.parametrize("name", ["a long name", "a long attribute", "names on names", "many members", "no checksum"])
+def test_an_archive_that_is_made_to_eat_memory_is_refused(pool: Path, name: str) -> None:
+    path = pool / "vm.ova"
+    content = {
+        "a long name": _bomb(b"L", 20 << 30),
+        "a long attribute": _bomb(b"x", 20 << 30),
+        "names on names": _bomb(b"L", 512).ljust(1024, b"n") * 5000,
+        "many members": _bomb(b"0", 0) * 5000,
+        "no checksum": _bomb(b"0", 0)[:148] + b"0000000\0" + _bomb(b"0", 0)[156:],
+    }[name]
+    path.write_bytes(content)
+    os.truncate(path, 21 << 30)
+    assert ask("unpack", args_for(path))["code"] == "dirty_or_corrupt"
+
+
 def test_zeros_become_holes(pool: Path) -> None:
     packed = pool / "disk.gz"
     packed.write_bytes(gzip.compress(bytes(64 * MIB) + b"\x01" * MIB))

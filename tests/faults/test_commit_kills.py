@@ -56,7 +56,7 @@ class Pair:
 
     def recover(self) -> list[tuple[str, bool]]:
         """How each job was settled, and whether something is said of it."""
-        rows = ask("recover", recover_args(self.pool), job="r1")["recovered"]
+        rows = ask("recover", recover_args(self.pool) | {"merges": ["j1"]}, job="r1")["recovered"]
         return [(row["outcome"], bool(row["detail"])) for row in rows]
 
 
@@ -169,6 +169,19 @@ def test_a_recovery_waits_while_somebody_uses_the_images_and_says_what_is_gone(t
     moved.rename(pair.base)
     assert pair.recover() == [("reverted", True)]
     assert pair.merged
+
+
+def test_without_the_controllers_word_nothing_is_written_again(tmp_path: Path) -> None:
+    """Its guest may have been led to the base since, and have written there what the overlay does not hold."""
+    pair = Pair(tmp_path)
+    assert run_to_death("commit", args_for(pair.overlay, pair.base), "j1", 6, "after") is not None
+    write(pair.base, 0x33, "0", "4M")
+    before = pair.base.read_bytes()
+    for told, outcome in (({}, "busy"), ({"merges": ["j2"]}, "busy"), ({"merges_over": ["j1"]}, "reverted")):
+        rows = ask("recover", recover_args(pair.pool) | told, job="r1")["recovered"]
+        assert [row["outcome"] for row in rows] == [outcome], told
+    assert pair.base.read_bytes() == before
+    assert leftovers(pair.pool) == set()
 
 
 def test_a_full_disk_ends_the_merge_and_the_next_recovery_finishes_it(tmp_path: Path, disk: Path) -> None:

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from images.kinds import commit
 from images.models import Image
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import kinds, reaper, services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import leftovers
+from tests.factories import GuestFactory
 from tests.faults.test_linked_clone_kills import run_to_death
 from tests.images.test_rebase import create
 from tests.working import OPERATOR, client_as, image_at, run, said, scan, this_machine, work
@@ -83,6 +85,28 @@ def test_an_agent_that_dies_in_the_middle_leaves_a_merge_that_recovery_finishes(
     assert image_at(path).state == Image.State.OK
     again = work("commit", image_at(path).pk, OPERATOR)
     assert again.state == Job.State.SUCCEEDED, (again.error_code, again.error_detail)
+
+
+def test_a_merge_whose_guest_was_led_to_the_base_meanwhile_is_not_done_again(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, path = pair
+    job = run_to_death(services.submit(OPERATOR, "commit", image_at(path).pk, {}), 7, "after", monkeypatch)
+    assert job.needs_recovery
+    assert commit.owed(job.host_id) == {"merges": [job.uid], "merges_over": []}
+    blocked = services.plan(OPERATOR, "create", image_at(base).pool_id, {"name": "n.qcow2", "base": image_at(base).pk})
+    assert "busy" in {one.code for one in blocked.refusals}
+    guest = GuestFactory.create(host=job.host, state="shut off")
+    image = image_at(base)
+    image.uses.create(
+        disk=guest.disks.create(target="vda", path=image.path, path_bytes=image.path_bytes, path_key=image.path_key)
+    )
+    assert commit.owed(job.host_id) == {"merges": [], "merges_over": [job.uid]}
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -q -P 9 0 60M", base], check=True)
+    before = base.read_bytes()
+    reaper.recover_hosts()
+    assert run(Job.objects.get(kind="recover", state=Job.State.QUEUED)).state == Job.State.SUCCEEDED
+    assert (base.read_bytes() == before, leftovers(path.parent)) == (True, set())
 
 
 def test_bitmaps_and_a_smaller_overlay_are_refused_before_anything_is_done(pair: tuple[Path, Path]) -> None:

@@ -62,6 +62,9 @@ def test_a_copy_with_its_times_is_proven_and_one_that_was_written_to_is_not(pair
     proven = {one.image.name: one.proven for one in candidates(image_at(path))}
     assert proven == {"copy.qcow2": True, "written.qcow2": False, "other.qcow2": False}
     assert codes(path, base=str(written)) == {"unproven"}
+    os.chown(copy, 12345, 12345)  # somebody else's, who can give it any size and time
+    scan(Host.objects.get())
+    assert codes(path, base=str(copy)) == {"unproven"}
 
 
 def test_an_unproven_one_is_taken_only_by_an_admin(pair: tuple[Path, Path]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from storage_admin.agent.measure.partitions import Read
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|#[^\n]*|[{}\[\],=]|[^\s{}\[\],="#]+')
-_MOST_TEXT = 1 << 20
+_MOST_TEXT, _MOST_SEGMENTS = 1 << 20, 10_000
 _MAGIC = b"\x20LVM2\x20x[5A%r0N*>"
 
 
@@ -36,7 +36,7 @@ def group(read: Read, at: int) -> Group | None:
     try:
         found, own = _text(read, at)
         return _group(found, own, at)
-    except (ValueError, LookupError, TypeError, AttributeError, struct.error, StopIteration):
+    except (ValueError, LookupError, TypeError, AttributeError, struct.error, StopIteration, MemoryError):
         return None
 
 
@@ -70,17 +70,24 @@ def _text(read: Read, at: int) -> tuple[str, str]:
 def _group(text: str, own: str, at: int) -> Group | None:
     sections = _parsed(text)
     name, told = next((key, value) for key, value in sections.items() if isinstance(value, dict))
-    extent = told["extent_size"] * 512
+    extent = _number(told["extent_size"]) * 512
     own = "-".join((own[:6], own[6:10], own[10:14], own[14:18], own[18:22], own[22:26], own[26:]))
     here = next(key for key, value in told["physical_volumes"].items() if value["id"] == own)
-    begins = at + told["physical_volumes"][here]["pe_start"] * 512
+    begins = at + _number(told["physical_volumes"][here]["pe_start"]) * 512
     found = []
     for volume, value in told.get("logical_volumes", {}).items():
-        count = value["segment_count"]
+        count = _number(value["segment_count"], _MOST_SEGMENTS)
         segments = [value[f"segment{number + 1}"] for number in range(count)]
-        size = sum(one["extent_count"] for one in segments) * extent
+        size = sum(_number(one["extent_count"]) for one in segments) * extent
         found.append(Volume(volume, size, _start(segments, here, begins, extent)))
     return Group(name, tuple(found))
+
+
+def _number(value: Any, most: int = 1 << 40) -> int:
+    """A number as LVM writes it; raises ValueError for anything else, which a guest may have written there."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError("no number")
+    return value
 
 
 def _start(segments: list[dict[str, Any]], here: str, begins: int, extent: int) -> int | None:
@@ -90,7 +97,7 @@ def _start(segments: list[dict[str, Any]], here: str, begins: int, extent: int) 
     for one in segments:
         if one["type"] != "striped" or one.get("stripe_count") != 1 or one["stripes"][0] != here:
             return None
-        place = one["stripes"][1]
+        place = _number(one["stripes"][1])
         if next_extent is not None and place != next_extent:
             return None
         first, next_extent = place if first is None else first, place + one["extent_count"]

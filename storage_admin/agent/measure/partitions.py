@@ -22,6 +22,7 @@ _EXTENDED = frozenset({0x05, 0x0F, 0x85})
 _PROTECTIVE = 0xEE
 #: Of a dynamic disk of Windows, whose database is in the last MiB, outside of all partitions.
 _DYNAMIC = 0x42
+_MIB = 1 << 20
 _GPT = struct.Struct("<8s4sIIIQQQQ16sQIII")
 _MBR_ENTRY = struct.Struct("<B3sB3sII")
 
@@ -55,13 +56,21 @@ class Gpt:
         return -(-len(self.entries) // self.sector) * self.sector + self.sector
 
     def moved(self, size: int) -> tuple[bytes, bytes]:
-        """The first header and the end of the disk, with the second copy, of a disk of ``size`` bytes."""
+        """The first header and the end of the disk, with the second copy, of a disk of so many bytes: whole sectors."""
         last = size // self.sector - 1
         copy = last - (self.tail // self.sector - 1)
         first = self._header(here=1, other=last, usable=copy - 1, entries=None)
         second = self._header(here=last, other=1, usable=copy - 1, entries=copy)
         padded = self.entries + bytes(self.tail - self.sector - len(self.entries))
         return first, padded + second
+
+    def protective(self, mbr: bytes, size: int) -> bytes:
+        """The disk's first 512 bytes, in which the protective partition is as long as a disk of ``size`` bytes."""
+        changed = bytearray(mbr)
+        for entry in range(446, 510, 16):
+            if changed[entry + 4] == _PROTECTIVE:
+                struct.pack_into("<I", changed, entry + 12, min(size // self.sector - 1, 0xFFFFFFFF))
+        return bytes(changed)
 
     def _header(self, *, here: int, other: int, usable: int, entries: int | None) -> bytes:
         told = list(_GPT.unpack_from(self.header))
@@ -129,19 +138,32 @@ def _entries(sector: bytes) -> list[tuple[int, int, int]] | None:
 
 
 def table(read: Read) -> Table:
-    """The partition table of a disk."""
+    """The partition table of a disk as the kernel of a guest would take it; ``wrong`` where that is unsure."""
     entries = _entries(read(0, 512))
-    for sector in (512, 4096):
-        if (found := _gpt(read, sector)) is not None:
-            return found
-    if entries is None or filesystem(read, 0) is not None:
-        return Table("")  # the boot sector of NTFS and FAT has the mark as well
-    if any(kind == _PROTECTIVE for kind, _, _ in entries):
+    there = signatures(read, 0)
+    # The boot sectors of these have the mark, too, and code where a table has its entries.
+    if entries is not None and there and there[0].name in {"ntfs", "vfat"}:
+        entries = None
+    used = [kind for kind, _, _ in entries or () if kind]
+    gpt = next((found for sector in (512, 4096) if (found := _gpt(read, sector)) is not None), None)
+    if gpt is not None and _PROTECTIVE not in used:
+        return Table("gpt", gpt.partitions, wrong="a GUID partition table is there that the MBR does not name")
+    if gpt is not None and used != [_PROTECTIVE]:
+        return Table("gpt", gpt.partitions, wrong="it has a GUID partition table and an MBR with partitions of its own")
+    if gpt is not None:
+        return (
+            gpt if not there else Table("gpt", gpt.partitions, wrong=f"beside its table, the disk has {there[0].name}")
+        )
+    if not used:
+        return Table("")
+    if there:
+        return Table("mbr", wrong=f"the disk has a partition table and {there[0].name} at its beginning")
+    if _PROTECTIVE in used:
         return Table("gpt", wrong="its GUID partition table is damaged")
-    if any(kind == _DYNAMIC for kind, _, _ in entries):
+    if _DYNAMIC in used:
         return Table("mbr", wrong="it is a dynamic disk of Windows, whose database is at its end")
     mbr = _Mbr(read)
-    for place, (kind, start, count) in enumerate(entries):
+    for place, (kind, start, count) in enumerate(entries or ()):
         if kind:
             mbr.found.append(Partition(place + 1, start * 512, (start + count) * 512))
         if kind in _EXTENDED:
@@ -172,15 +194,20 @@ def _gpt(read: Read, sector: int) -> Table | None:
 
 def filesystem(read: Read, at: int) -> Filesystem | None:
     """What begins at that byte of the disk: a filesystem, swap, or a part of an LVM or an array; ``None`` where that is
-    nothing known.
+    nothing known, or more than one thing: a header may be left from what was there before.
     """
+    found = signatures(read, at)
+    return found[0] if len(found) == 1 else None
+
+
+def signatures(read: Read, at: int) -> list[Filesystem]:
+    """All that the bytes from that place on look like."""
     head = read(at, 4096)
     if len(head) < 4096:
-        return None
-    for look in (_xfs, _ntfs, _fat, _ext, _swap, _lvm, _luks):
-        if (found := look(head)) is not None:
-            return found
-    return _btrfs(read(at + 65536, 4096)) or _array(read(at + 4096, 4096))
+        return []
+    looks = (_luks, _xfs, _ntfs, _fat, _ext, _swap, _lvm)
+    found = [*(look(head) for look in looks), _btrfs(read(at + 65536, 4096)), _array(read(at + 4096, 4096))]
+    return [one for one in found if one is not None]
 
 
 def _xfs(head: bytes) -> Filesystem | None:
@@ -311,13 +338,34 @@ def needed(read: Read, size: int) -> tuple[int, Table]:
     end = max((part.end for part in found.partitions), default=0)
     if not end:
         raise UnprovenError("the partition table is empty, so that it does not say what is used")
-    return end + (found.gpt.tail if found.gpt is not None else 0), found
+    if found.gpt is None:
+        _prove_unit(read, found)
+    tail = found.gpt.tail if found.gpt is not None else 0
+    _refuse_written(read, max(size - _MIB, end), size - tail, "the last MiB of the disk")
+    return end + tail, found
+
+
+def _prove_unit(read: Read, found: Table) -> None:
+    """An MBR counts in sectors of the disk, which are 4096 bytes on some, and does not say which."""
+    if not any(signatures(read, part.start) for part in found.partitions):
+        raise UnprovenError("none of its partitions begins with something known, so that its sectors may have any size")
+    if any(signatures(read, part.start * 8) for part in found.partitions):
+        raise UnprovenError("its partitions may be counted in sectors of 4096 bytes")
+
+
+def _refuse_written(read: Read, start: int, end: int, what: str) -> None:
+    """Refuse where somebody has something there: DRBD, GEOM, ZFS and dm-verity keep their own behind the rest."""
+    there = read(start, end - start) if start < end else b""
+    if len(there) != max(end - start, 0) or there.strip(b"\0"):
+        raise UnprovenError(f"{what} is not empty; where that is old data, overwrite it with zeros in the guest")
 
 
 def _whole(read: Read, size: int) -> int:
     inside = filesystem(read, 0)
     if inside is None:
-        raise UnprovenError("the disk has no partition table and no filesystem that is known here")
+        raise UnprovenError("the disk has no partition table, and no filesystem that is known here, or several")
     if inside.size is None or not 0 < inside.size <= size:
         raise UnprovenError(f"the {inside.name} on the disk does not say where it ends")
+    _refuse_written(read, inside.size, min(inside.size + _MIB, size), f"what follows the {inside.name}")
+    _refuse_written(read, max(size - _MIB, inside.size), size, "the last MiB of the disk")
     return inside.size

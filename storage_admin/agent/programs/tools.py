@@ -85,10 +85,12 @@ def run(
     on_output: Callable[[bytes], None] | None = None,
     watch: Callable[[], None] | None = None,
     shown: Sequence[str] | None = None,
+    stdin: int | None = None,
 ) -> Finished:
     """Run a tool to its end; see :func:`run_all`.
 
     Args:
+        stdin: descriptor of its standard input; without one it has none.
         argv: the tool's name and its arguments.
         on_output: given each piece of its standard output as it comes.
         shown: the command as an admin should read it, instead of ``argv``.
@@ -103,6 +105,7 @@ def run(
         on_output=None if on_output is None else lambda _, chunk: on_output(chunk),
         watch=watch,
         shown=shown,
+        stdin=stdin,
     )[0]
 
 
@@ -118,6 +121,7 @@ def run_all(
     on_output: Callable[[int, bytes], None] | None = None,
     watch: Callable[[], None] | None = None,
     shown: Sequence[str] | None = None,
+    stdin: int | None = None,
 ) -> list[Finished]:
     """Run tools to the end of each, some of them at the same time.
 
@@ -133,6 +137,7 @@ def run_all(
         on_output: given each piece of standard output as it comes, after the number of its command.
         watch: called every 0.2 s; what it raises stops the tools.
         shown: one command as an admin should read it, in place of all of ``commands``.
+        stdin: descriptor that is the standard input of them all.
 
     Returns:
         How each ended, whatever the exit code.
@@ -151,7 +156,9 @@ def run_all(
             while waiting or at_work:
                 while waiting and len(at_work) < at_once:
                     number, argv = waiting.popleft()
-                    at_work.append(_Tool(number, _start(argv, limits, idle_io, files, pass_fds), limits, selector))
+                    at_work.append(
+                        _Tool(number, _start(argv, limits, idle_io, files, pass_fds, stdin), limits, selector)
+                    )
                 for key, _ in selector.select(POLL_INTERVAL):
                     tool: _Tool = key.data
                     chunk = tool.read(key.fd)
@@ -271,7 +278,12 @@ class _Tool:
 
 
 def _start(
-    argv: Sequence[Argument], limits: Limits | None, idle_io: bool, files: Files | None, pass_fds: Sequence[int]
+    argv: Sequence[Argument],
+    limits: Limits | None,
+    idle_io: bool,
+    files: Files | None,
+    pass_fds: Sequence[int],
+    stdin: int | None,
 ) -> subprocess.Popen[bytes]:
     programs = [find("setpriv")]
     command: list[Argument] = [programs[0], "--pdeathsig", "KILL", "--"]
@@ -287,10 +299,10 @@ def _start(
     programs.append(find(_text(argv[0])))
     command += [programs[-1], *argv[1:]]
     if files is None:
-        return _popen(command, pass_fds, None)
+        return _popen(command, pass_fds, None, stdin)
     confinement = Confinement(files, programs)
     try:
-        return _popen(command, [*files.fds, *pass_fds], confinement.enter)
+        return _popen(command, [*files.fds, *pass_fds], confinement.enter, stdin)
     except subprocess.SubprocessError as error:
         raise HostError("a tool was not started, because it could not be confined") from error
     finally:
@@ -298,11 +310,11 @@ def _start(
 
 
 def _popen(
-    command: Sequence[Argument], pass_fds: Sequence[int], first: Callable[[], None] | None
+    command: Sequence[Argument], pass_fds: Sequence[int], first: Callable[[], None] | None, stdin: int | None
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL if stdin is None else stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,

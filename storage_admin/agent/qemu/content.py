@@ -12,6 +12,9 @@ from storage_admin.agent.programs.confined import Files
 from storage_admin.agent.protocol import HostError, display
 from storage_admin.agent.qemu.node import Node
 
+#: What is read at once of a disk, and how often: most of what is looked at is at the beginning of a filesystem.
+_WINDOW, _MOST_WINDOWS = 128 << 10, 2000
+
 _LINE = re.compile(rb"^([0-9a-f]{8,16}):  ((?:[0-9a-f]{2} )+)", re.MULTILINE)
 
 
@@ -37,6 +40,37 @@ def read(io: AgentIO, node: Node, places: Sequence[tuple[int, int]]) -> list[byt
     if not lines:
         raise HostError(f"qemu-io failed, {done.words()}")
     return [b"".join(lines.get(part, b"") for part in range(at, at + size, 16)) for at, size in places]
+
+
+class Disk:
+    """A disk as its guest reads it, in pieces that are kept: the same places are looked at again and again.
+
+    Args:
+        size: of the disk in bytes.
+    """
+
+    def __init__(self, io: AgentIO, node: Node, size: int) -> None:
+        self._io, self._node, self._size = io, node, size
+        self._kept: dict[int, bytes] = {}
+
+    @property
+    def read_bytes(self) -> int:
+        """How much was read."""
+        return sum(len(piece) for piece in self._kept.values())
+
+    def read(self, at: int, length: int) -> bytes:
+        """Bytes from that place on; fewer at the disk's end, and none once so much was read as no honest disk needs."""
+        end = min(at + length, self._size)
+        if at < 0 or end <= at:
+            return b""
+        places = range(at // _WINDOW * _WINDOW, end, _WINDOW)
+        missing = [place for place in places if place not in self._kept]
+        if len(self._kept) + len(missing) > _MOST_WINDOWS:
+            return b""
+        for place in missing:  # one at a time: what a tool prints is bounded
+            self._kept[place] = read(self._io, self._node, [(place, min(_WINDOW, self._size - place) + 15 & ~15)])[0]
+        whole = b"".join(self._kept[place] for place in places)
+        return whole[at - places[0] : end - places[0]]
 
 
 def write(io: AgentIO, node: Node, pieces: Sequence[tuple[int, bytes]]) -> None:

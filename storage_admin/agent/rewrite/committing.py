@@ -33,8 +33,10 @@ from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.rewrite.base import Wish, host_errors
 from storage_admin.agent.rewrite.chain import Chain, Link, Planned
+from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import settle
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
+from storage_admin.agent.swap.outcome import stamp_now
 
 #: Formats of bases that qemu writes to and makes larger.
 _BASES = frozenset({"qcow2", "raw"})
@@ -65,8 +67,10 @@ class _Deaf:
 class Commit:
     """One run of the verb: an overlay, and the base that it stands on, each with its chain, for itself."""
 
-    def __init__(self, request: Request, io: AgentIO, wish: Wish, chain: Chain, below: Chain) -> None:
-        self.request, self.io, self.wish = request, io, wish
+    def __init__(
+        self, request: Request, io: AgentIO, wish: Wish, chain: Chain, below: Chain, pools: list[LookedAt]
+    ) -> None:
+        self.request, self.io, self.wish, self.pools = request, io, wish, pools
         self.overlay, self.chain, self.below = chain.image, chain, below
 
     def run(self) -> dict[str, Any]:
@@ -84,11 +88,13 @@ class Commit:
                 before = space.allocated(base.fd)
                 self.io.emit(OCCUPIED, before_bytes=before)
                 with contextlib.closing(self._journal(folder)) as journal:
-                    after = self._write(journal)
+                    self._write(journal)
+                    self._hold()
+                    after = _verify(_Deaf(self.io), self.chain, self.wish.idle_io)
                     journal.remove()
                 self.io.emit(OCCUPIED, before_bytes=before, after_bytes=after)
-                self._hold()
                 self.io.progress("swapping", 0, None, "waiting for the go-ahead")
+                self._refuse_needed()
                 self.io.wait_for_go(self.request.generation, before_bytes=before, made_bytes=after)
         return {
             "method": "commit",
@@ -108,15 +114,24 @@ class Commit:
         journal.append(_CHAIN, links=[_told(link) for link in self.chain.links])
         return journal
 
-    def _write(self, journal: Journal) -> int:
+    def _write(self, journal: Journal) -> None:
         try:
-            return _write(_Deaf(self.io), self.chain, self.wish.idle_io)
-        except (HostError, RefusedError):
+            self._refuse_needed()
+            _merge(_Deaf(self.io), self.chain, self.wish.idle_io)
+        except (HostError, RefusedError, StoppedError):
             if is_unwritten(self.below.image):
                 journal.remove()
                 self.chain.refuse_in_use()
                 self.below.refuse_in_use()
             raise
+
+    def _refuse_needed(self) -> None:
+        """Refuse where another file has the base as its own: also one that was made since the last scan."""
+        base = self.below.image
+        with base.folder() as folder:
+            name = os.path.basename(base.planned.path)
+            wanted = Wanted(locking.file_id(base.fd), locking.file_id(folder), name, base.shown)
+            refuse_needed(self.pools, wanted, self.io)
 
     def _refuse(self) -> None:
         overlay, base = self.overlay, self.below.image
@@ -146,7 +161,7 @@ class Commit:
         self.chain.refuse_stale()
 
     def _hold(self) -> None:
-        """Nobody begins to write through the overlay from here on, and nobody has since it was merged."""
+        """Nobody begins to write through the overlay from here on, and nobody has since the work began."""
         locking.keep_writers_away(self.overlay.fd)
         held = locking.locked_bytes(self.overlay.fd, locking.CHANGES)
         if held or locking.user(self.overlay.fd) is not None or not is_unwritten(self.overlay):
@@ -158,7 +173,7 @@ class Commit:
 
 def is_unwritten(link: Link) -> bool:
     """Whether nobody has written to an image since it was opened."""
-    return settle.same_content(Stamp.of(os.fstat(link.fd)), link.stamp)
+    return settle.same_content(stamp_now(link.fd), link.stamp)
 
 
 def _told(link: Link) -> dict[str, Any]:
@@ -169,34 +184,42 @@ def _told(link: Link) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _write(io: Any, chain: Chain, idle_io: bool) -> int:
-    """Have qemu write what the overlay holds into its base, and look whether the base reads as the overlay then.
-
-    Returns:
-        What the base occupies afterwards, in bytes.
+def _merge(io: Any, chain: Chain, idle_io: bool) -> None:
+    """Have qemu write what the overlay holds into its base.
 
     Raises:
         HostError, RefusedError: the base may be a mixture; the overlay reads as before.
     """
-    overlay, base = chain.node(), chain.below(1)
     size = chain.image.facts.virtual_size
     effort = img.Effort(idle_io, None, lambda share: io.progress("merging", round(share * size), size))
-    done = img.commit(io, overlay, effort)
-    fd = chain.links[1].fd
-    os.fsync(fd)
+    done = img.commit(io, chain.node(), effort)
+    os.fsync(chain.links[1].fd)
+    if done.exit_code and b"No space left" in done.stderr:
+        raise RefusedError(
+            "not_enough_space", "the disk was full; free some space, the merge is finished by the next recovery"
+        )
     if done.exit_code:
-        if b"No space left" in done.stderr:
-            raise RefusedError(
-                "not_enough_space", "the disk was full; free some space, the merge is finished by the next recovery"
-            )
         raise HostError(f"qemu-img commit failed, {done.words()}; the merge is finished by the next recovery")
-    assert base is not None  # noqa: S101 (it was refused before where there is none)
+
+
+def _verify(io: Any, chain: Chain, idle_io: bool) -> int:
+    """Look whether the base reads as the overlay now.
+
+    Returns:
+        What the base occupies, in bytes.
+
+    Raises:
+        HostError: it does not; the overlay reads as before.
+    """
+    overlay, base, link = chain.node(), chain.below(1), chain.links[1]
+    size = chain.image.facts.virtual_size
     effort = img.Effort(idle_io, None, lambda share: io.progress("verifying", round(share * size), size))
+    assert base is not None  # noqa: S101 (it was refused before where there is none)
     if base.format in img.CHECKED and not img.check(io, base, effort).sound:
-        raise HostError(f"{chain.links[1].shown} has errors after the merge; go on with {chain.image.shown} alone")
+        raise HostError(f"{link.shown} has errors after the merge; go on with {chain.image.shown} alone")
     if not img.compare(io, overlay, base, size, effort):
-        raise HostError(f"{chain.links[1].shown} does not read as {chain.image.shown} after the merge")
-    return space.allocated(fd)
+        raise HostError(f"{link.shown} does not read as {chain.image.shown} after the merge")
+    return space.allocated(link.fd)
 
 
 def repeat(one: Journal, records: list[dict[str, Any]], io: AgentIO) -> settle.Settled:
@@ -214,7 +237,8 @@ def repeat(one: Journal, records: list[dict[str, Any]], io: AgentIO) -> settle.S
         with _opened(told[0]["links"]) as (chain, below):
             chain.refuse_in_use()
             below.refuse_in_use()
-            _write(_Deaf(io), chain, idle_io=True)
+            _merge(_Deaf(io), chain, idle_io=True)
+            _verify(_Deaf(io), chain, idle_io=True)
             detail = f"the merge of {chain.image.shown} into {below.image.shown} was finished; nothing else was changed"
     except RefusedError as error:
         outcome = settle.BUSY if error.code == "image_in_use" else settle.FAILED

@@ -22,6 +22,8 @@ from storage_admin.agent.swap.swap import NewFile
 
 #: Longest backing file that a qcow2 header takes, in bytes (docs/interop/qcow2.txt).
 _LONGEST_BACKING = 1023
+#: Blocks that have to be compared before it counts that none is alike.
+_ENOUGH = 32
 
 
 class Rebase(Recipe):
@@ -172,14 +174,16 @@ class Relink(Onto):
 
     Args:
         base: that is taken for the lost one, with its own chain.
+        force: also where nothing that the image holds is alike.
     """
 
     method = "relink"
     #: There is nothing to compare with.
     must_equal = False
 
-    def __init__(self, base: Chain) -> None:
+    def __init__(self, base: Chain, force: bool) -> None:
         super().__init__(base)
+        self._force = force
         self._compared = self._alike = 0
 
     @property
@@ -203,7 +207,10 @@ class Relink(Onto):
     def make(self, work: Rewrite, replacement: NewFile) -> None:
         """Copy the file, and write the base's name."""
         self._compared, self._alike = alike(work.io, work.chain.node(), self.onto.node())
-        work.io.log(f"{self._alike} of {self._compared} blocks that the image holds are the same in the backing file")
+        told = f"{self._alike} of {self._compared} blocks that the image holds are the same in the backing file"
+        work.io.log(told)
+        if self._compared >= _ENOUGH and not self._alike and not self._force:
+            raise RefusedError("unproven", f"{told}; it is hardly the one")
         copy_image(work, replacement)
         refuse_other_header(work, replacement, work.chain.image.facts.backing_file)
         copy = Node(replacement.new, "qcow2", work.shown(replacement))

@@ -38,6 +38,7 @@ class Shrink(Recipe):
         self.virtual_size = virtual_size or 0
         self._table = Table("")
         self._need = 0
+        self._disk: content.Disk
 
     @property
     def result(self) -> dict[str, Any]:
@@ -58,6 +59,8 @@ class Shrink(Recipe):
         self.virtual_size = self.asked if self.asked is not None else -(-self._need // STEP) * STEP
         if self.virtual_size >= facts.virtual_size:
             raise RefusedError(INVALID, f"{image.shown} cannot be made smaller: {self._need} bytes of it are in use")
+        if self._table.gpt is not None and self.virtual_size % self._table.gpt.sector:
+            raise RefusedError(INVALID, f"size is a multiple of the disk's sectors, {self._table.gpt.sector} bytes")
         if self.virtual_size < self._need:
             raise RefusedError(
                 "end_in_use", f"{image.shown} needs {self._need} bytes; partitions and filesystems end there"
@@ -65,17 +68,10 @@ class Shrink(Recipe):
 
     def _proof(self, work: Rewrite) -> tuple[int, Table]:
         """The least size, and the partition table."""
-        node, size = work.chain.node(), work.chain.image.facts.virtual_size
-
-        def read(at: int, length: int) -> bytes:
-            length = min(length, size - at)
-            if at < 0 or length <= 0:
-                return b""
-            whole = length + 15 & ~15
-            return content.read(work.io, node, [(at, whole)])[0][:length]
-
+        size = work.chain.image.facts.virtual_size
+        self._disk = content.Disk(work.io, work.chain.node(), size)
         try:
-            return partitions.needed(read, size)
+            return partitions.needed(self._disk.read, size)
         except UnprovenError as error:
             raise RefusedError("end_in_use", f"it is not shown that the end of the disk is unused: {error}") from error
 
@@ -104,7 +100,7 @@ class Shrink(Recipe):
             raise HostError("the content of the copy differs from the content of the image")
         if (gpt := self._table.gpt) is not None:
             first, end = gpt.moved(size)
-            pieces = [(gpt.sector, first), (size - len(end), end)]
+            pieces = [(0, gpt.protective(self._disk.read(0, 512), size)), (gpt.sector, first), (size - len(end), end)]
             content.write(work.io, copy, pieces)
             again = content.read(work.io, copy, [(at, len(piece)) for at, piece in pieces])
             if again != [piece for _, piece in pieces]:

@@ -1,7 +1,7 @@
 """A packed image becomes a new one: OVA archives, gzip, xz and zstd, and files that were split into parts.
 
-What is packed is read once, from beginning to end, and written where the new image is to be: nothing is unpacked twice.
-All of it may be hostile, so that only headers of images that name no other file are taken.
+What comes out is written where the new image is to be, nothing in between. All of it may be hostile: an image is only
+taken where its header names no other file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import lzma
 import os
 import re
-import tarfile
 import time
 import zlib
 from collections.abc import Iterator
@@ -18,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, cast
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.pools import open_beneath
+from storage_admin.agent.folders.pools import open_beneath, open_parent
+from storage_admin.agent.formats import tar
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.host import locking
 from storage_admin.agent.programs import tools
@@ -28,18 +28,23 @@ from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite.creation import Creation
 from storage_admin.agent.swap.journal import Stamp
+from storage_admin.agent.swap.outcome import same_content, stamp_now
 from storage_admin.agent.swap.swap import NewFile
 
 _PIECE = 1 << 20
 #: What is all zeros in pieces of this size is not written: a hole takes no space.
 _HOLE = 64 << 10
-_MOST_PARTS, _MOST_MEMBERS, _MOST_MANIFEST = 500, 1000, 1 << 20
+_MOST_PARTS, _MOST_MANIFEST = 500, 1 << 20
+#: Bytes of what is packed that go into the decompressor at once, and for how many of them there may be another member:
+#: each costs a copy of what is left of the piece.
+_FED, _BYTES_A_MEMBER = 64 << 10, 1 << 10
 _GZIP, _XZ, _ZSTD, _OVA, _PLAIN = "gzip", "xz", "zstd", "ova", "plain"
 _MAGIC = {b"\x1f\x8b": _GZIP, b"\xfd7zXZ\0": _XZ, b"\x28\xb5\x2f\xfd": _ZSTD}
 #: Bytes that an xz file may have its reader keep.
 _MOST_MEMORY = 512 << 20
-#: `disk.001`, `disk.aa`, `disk.part1`: what split(1) and archivers make.
-_NUMBERED = re.compile(rb"(.*?\.(?:part)?)([0-9]+|[a-z]{2,3})")
+#: `disk.001`, `disk.aa`, `disk.part1`: what split(1) and archivers make. One digit alone is a version or a backup.
+_NUMBERED = re.compile(rb"(.*?\.)(part[0-9]{1,4}|[0-9]{2,4}|[a-z]{2,3})")
+_FIRST = re.compile(rb"part0*[01]|0+1?|a+")
 #: As ovftool and VirtualBox write it, the latter with spaces.
 _DIGEST = re.compile(r"(SHA1|SHA256|SHA512)\s*\((.+)\)\s*=\s*([0-9a-fA-F]+)\s*")
 
@@ -66,13 +71,11 @@ class Source:
         """
         source = cls(path, [])
         try:
-            for one in _parts(path):
+            for one in _parts(pool_path, path):
                 try:
                     source.fds.append(open_beneath(pool_path, one, os.O_RDONLY))
                 except FileNotFoundError:
-                    if not source.fds:
-                        raise RefusedError("stale_plan", f"{display(path)} does not exist") from None
-                    break
+                    raise RefusedError("stale_plan", f"{display(one)} does not exist") from None
             source.stamps = [Stamp.of(os.fstat(fd)) for fd in source.fds]
             source.refuse_changed()
         except BaseException:
@@ -101,40 +104,66 @@ class Source:
     def refuse_changed(self) -> None:
         """Refuse what somebody writes to, or has written to since it was opened."""
         for fd, stamp in zip(self.fds, self.stamps):
-            if locking.open_for_writing(fd):
+            if locking.open_for_writing(fd) or locking.locked_bytes(fd, locking.CHANGES):
                 raise RefusedError(
                     "image_in_use", f"{display(self.path)} is still written to; wait until it is complete"
                 )
-            if Stamp.of(os.fstat(fd)) != stamp:
+            if not same_content(stamp_now(fd), stamp):
                 raise RefusedError("stale_plan", f"{display(self.path)} was changed while it was read; try again")
 
-    def pieces(self) -> Iterator[bytes]:
-        """All bytes."""
+    def pieces(self, size: int) -> Iterator[bytes]:
+        """All bytes, at most so many at once."""
         for fd in self.fds:
             at = 0
-            while piece := os.pread(fd, _PIECE, at):
+            while piece := os.pread(fd, size, at):
                 yield piece
                 at += len(piece)
 
 
-def _parts(path: bytes) -> Iterator[bytes]:
-    """The path, and those of the parts that would follow it."""
-    yield path
+def _parts(pool_path: bytes, path: bytes) -> list[bytes]:
+    """The path, and those of the parts that follow it.
+
+    Raises:
+        RefusedError: ``invalid``: one between them is missing, or there are too many.
+    """
     folder, name = os.path.split(path)
     match = _NUMBERED.fullmatch(name)
-    if match is None:
-        return
-    stem, last = match.groups()
-    if not (last.strip(b"0") in {b"", b"1"} or last.strip(b"a") == b""):
-        return
-    for _ in range(_MOST_PARTS):
+    if match is None or _FIRST.fullmatch(match[2]) is None:
+        return [path]
+    stem, first = match.groups()
+    fd, _ = open_parent(pool_path, path)
+    try:
+        like = re.compile(
+            re.escape(stem)
+            + (
+                rb"part[0-9]+"
+                if first.startswith(b"part")
+                else rb"[0-9]{%d}" % len(first)
+                if first.isdigit()
+                else rb"[a-z]{%d}" % len(first)
+            )
+        )
+        found = {os.fsencode(one) for one in os.listdir(fd) if like.fullmatch(os.fsencode(one))}
+    finally:
+        os.close(fd)
+    parts, last = [name], first
+    while found - set(parts):
         last = _next(last)
-        yield os.path.join(folder, stem + last)
+        if stem + last not in found or len(parts) >= _MOST_PARTS:
+            raise RefusedError(
+                INVALID,
+                f"{display(stem + last)} is missing among the {len(found)} parts of {display(path)}, or these are too "
+                f"many; at most {_MOST_PARTS} are read",
+            )
+        parts.append(stem + last)
+    return [os.path.join(folder, one) for one in parts]
 
 
 def _next(part: bytes) -> bytes:
-    if part.isdigit():
-        return str(int(part) + 1).encode().rjust(len(part), b"0")
+    """The name of the next part, as wide as that one."""
+    if not part.isalpha():
+        digits = part[4:] if part.startswith(b"part") else part
+        return part[: len(part) - len(digits)] + str(int(digits) + 1).encode().rjust(len(digits), b"0")
     letters = bytearray(part)
     for place in reversed(range(len(letters))):
         if letters[place] < ord("z"):
@@ -171,7 +200,7 @@ class Unpacking(Creation):
     member: str = ""
     sha256: str = ""
     _node: Member | None = None
-    _read: Any = field(default_factory=hashlib.sha256)
+    _digest: Any = field(default_factory=hashlib.sha256)
     _content: Any = field(default_factory=hashlib.sha256)
     _kind: str = _PLAIN
     _done_bytes: int = 0
@@ -181,14 +210,15 @@ class Unpacking(Creation):
         self._kind = self.source.kind
         told = super().run()
         digest = None if self._node is not None else self._content.hexdigest()
-        return told | {"packed": self._kind, "packed_bytes": self.source.size, "content_sha256": digest}
+        told |= {"packed": self._kind, "packed_bytes": self.source.size, "content_sha256": digest}
+        return told | {"parts": len(self.source.fds)}
 
     def _refuse(self) -> None:
         self.source.refuse_changed()
 
     def _tell(self, written: int) -> None:
         if self._node is None:
-            self.io.progress("unpacking", self._done_bytes, self.source.size)
+            self.io.progress("unpacking", self._read_bytes, self.source.size)
         else:
             super()._tell(written)
 
@@ -207,58 +237,45 @@ class Unpacking(Creation):
         """The disk of the archive, whose manifest was checked."""
         if len(self.source.fds) > 1:
             raise RefusedError(INVALID, "an archive in several parts has to be joined first (cat)")
-        members = self._members()
-        disks = [one for one in members if one.name.lower().endswith(".vmdk") and one.isreg() and not one.issparse()]
-        chosen = [one for one in disks if not self.member or one.name == self.member]
-        if len(chosen) != 1:
-            names = ", ".join(one.name for one in disks[:20]) or "none"
-            raise RefusedError(INVALID, f"choose one disk of {display(self.source.path)} by its name; it has: {names}")
-        disk, fd = chosen[0], self.source.fds[0]
-        if os.pread(fd, 4, disk.offset_data) != b"KDMV":
-            raise RefusedError("unsupported_subformat", f"{disk.name} is no VMDK in one piece")
-        self._check_manifest(members, disk)
-        return Member(
-            fd, "vmdk", self.source.path + b" (" + os.fsencode(disk.name) + b")", None, disk.offset_data, disk.size
-        )
-
-    def _members(self) -> list[tarfile.TarInfo]:
-        found: list[tarfile.TarInfo] = []
+        fd = self.source.fds[0]
         try:
-            with os.fdopen(os.dup(self.source.fds[0]), "rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
-                for member in archive:
-                    found.append(member)
-                    if len(found) > _MOST_MEMBERS:
-                        raise RefusedError("unsupported_subformat", "the archive has too many members")
-        except (tarfile.TarError, ValueError, EOFError, OverflowError, OSError) as error:
+            members = list(tar.members(fd, self.source.size, self.io.check))
+        except tar.DamagedError as error:
             raise RefusedError(
                 "dirty_or_corrupt", f"{display(self.source.path)} is no whole archive: {error}"
             ) from error
-        return [one for one in found if one.offset_data + one.size <= self.source.size]
+        disks = [one for one in members if one.name.lower().endswith(b".vmdk")]
+        chosen = [one for one in disks if not self.member or one.name == os.fsencode(self.member)]
+        if len(chosen) != 1:
+            names = ", ".join(display(one.name) for one in disks[:20]) or "none"
+            raise RefusedError(INVALID, f"choose one disk of {display(self.source.path)} by its name; it has: {names}")
+        disk = chosen[0]
+        if os.pread(fd, 4, disk.offset) != b"KDMV":
+            raise RefusedError("unsupported_subformat", f"{display(disk.name)} is no VMDK in one piece")
+        self._check_manifest(members, disk)
+        return Member(fd, "vmdk", self.source.path + b" (" + disk.name + b")", None, disk.offset, disk.size)
 
-    def _check_manifest(self, members: list[tarfile.TarInfo], disk: tarfile.TarInfo) -> None:
+    def _check_manifest(self, members: list[tar.Member], disk: tar.Member) -> None:
         """Compare the disk with what the archive's manifest says of it."""
-        fd = self.source.fds[0]
-        told = [one for one in members if one.name.lower().endswith(".mf") and 0 < one.size <= _MOST_MANIFEST]
+        fd, shown = self.source.fds[0], display(disk.name)
+        told = [one for one in members if one.name.lower().endswith(b".mf") and 0 < one.size <= _MOST_MANIFEST]
         if not told:
             self.io.log(f"{display(self.source.path)} has no manifest that its disk could be compared with", "warning")
             return
-        for line in os.pread(fd, told[0].size, told[0].offset_data).decode("utf-8", "replace").splitlines():
+        for line in os.pread(fd, told[0].size, told[0].offset).decode("utf-8", "replace").splitlines():
             match = _DIGEST.fullmatch(line)
-            if match is None or match[2] != disk.name:
+            if match is None or os.fsencode(match[2]) != disk.name:
                 continue
             digest, at = hashlib.new(match[1].lower()), 0
-            while at < disk.size:
-                piece = os.pread(fd, min(_PIECE, disk.size - at), disk.offset_data + at)
-                if not piece:
-                    break
+            while at < disk.size and (piece := os.pread(fd, min(_PIECE, disk.size - at), disk.offset + at)):
                 digest.update(piece)
                 at += len(piece)
                 self.io.check()
                 self.io.progress("checking", at, disk.size)
             if digest.hexdigest() != match[3].lower():
-                raise RefusedError("dirty_or_corrupt", f"{disk.name} does not match the {match[1]} of the manifest")
+                raise RefusedError("dirty_or_corrupt", f"{shown} does not match the {match[1]} of the manifest")
             return
-        self.io.log(f"the manifest does not name {disk.name}", "warning")
+        self.io.log(f"the manifest does not name {shown}", "warning")
 
     def _make(self, new: NewFile, effort: img.Effort) -> None:
         if self.sha256 or self._node is None:
@@ -272,7 +289,7 @@ class Unpacking(Creation):
     def _unpack(self, new: NewFile, effort: img.Effort) -> None:
         """Read all of the source; what it holds is written, unless qemu does that."""
         output = _Output(new.new, self._content) if self._node is None else None
-        started = time.monotonic()
+        started, shown = time.monotonic(), display(self.source.path)
 
         def take(piece: bytes) -> None:
             if output is not None:
@@ -280,43 +297,50 @@ class Unpacking(Creation):
             self.io.check()
             if effort.watch is not None:
                 effort.watch()
-            while self.wish.bandwidth and time.monotonic() < started + self._done_bytes / self.wish.bandwidth:
+            while self.wish.bandwidth and time.monotonic() < started + self._read_bytes / self.wish.bandwidth:
                 time.sleep(0.05)
                 self.io.check()
 
-        shown = display(self.source.path)
         try:
-            for piece in self._plain():
-                take(piece)
+            if self._kind != _ZSTD or self.sha256:
+                for piece in self._unpacked():
+                    take(piece)
         except (zlib.error, lzma.LZMAError, EOFError) as error:
             raise RefusedError("dirty_or_corrupt", f"{shown} cannot be unpacked: {error}") from error
-        if self.sha256 and self._read.hexdigest() != self.sha256.lower():
-            raise RefusedError("dirty_or_corrupt", f"the SHA-256 of {shown} is {self._read.hexdigest()}")
+        if self.sha256 and self._digest.hexdigest() != self.sha256.lower():
+            raise RefusedError("dirty_or_corrupt", f"the SHA-256 of {shown} is {self._digest.hexdigest()}")
         if self._kind == _ZSTD:
             self._zstd(take, effort)
         if output is not None:
             output.end()
 
-    def _counted(self) -> Iterator[bytes]:
-        for piece in self.source.pieces():
-            self._read.update(piece)
+    @property
+    def _read_bytes(self) -> int:
+        """How far the source was read; of zstd its program moves the offset of the file that both have open."""
+        return os.lseek(self.source.fds[0], 0, os.SEEK_CUR) if self._kind == _ZSTD else self._done_bytes
+
+    def _pieces(self) -> Iterator[bytes]:
+        for piece in self.source.pieces(_FED if self._kind in {_GZIP, _XZ} else _PIECE):
+            self._digest.update(piece)
             self._done_bytes += len(piece)
             yield piece
 
-    def _plain(self) -> Iterator[bytes]:
+    def _unpacked(self) -> Iterator[bytes]:
         """What is packed, as far as there is a library for it; else nothing, but all is read."""
         if self._kind not in {_GZIP, _XZ}:
-            for piece in self._counted():
+            for piece in self._pieces():
                 yield piece if self._kind == _PLAIN else b""
             return
-        one = _decompressor(self._kind)
-        for piece in self._counted():
+        one, members = _decompressor(self._kind), 1
+        for piece in self._pieces():
             rest = piece
             while rest:
                 if one.eof:
                     if not rest.strip(b"\0"):
                         break  # padding
-                    one = _decompressor(self._kind)
+                    one, members = _decompressor(self._kind), members + 1
+                    if members > 1000 + self._done_bytes // _BYTES_A_MEMBER:
+                        raise EOFError("it consists of too many pieces")
                 yield one.decompress(rest, _PIECE)
                 while not one.eof and _more(one):
                     yield one.decompress(_held(one), _PIECE)
@@ -325,14 +349,13 @@ class Unpacking(Creation):
             raise EOFError("its end is missing")
 
     def _zstd(self, take: Callable[[bytes], None], effort: img.Effort) -> None:
-        """Unpack it by the program, as there is no library."""
+        """Unpack it by the program, as there is no library. By a name it would pass on what it does not know."""
         if len(self.source.fds) > 1:
             raise RefusedError(INVALID, "zstd in several parts has to be joined first (cat)")
-        fd = self.source.fds[0]
+        os.lseek(self.source.fds[0], 0, os.SEEK_SET)
         done = tools.run(
-            ["zstd", "-dcqf", f"/proc/self/fd/{fd}"], self.io, limits=None, idle_io=effort.idle_io,
-            files=Files([fd]), on_output=take, watch=effort.watch,
-            shown=["zstd", "-dcq", display(self.source.path)],
+            ["zstd", "-dcq"], self.io, limits=None, idle_io=effort.idle_io, files=Files(), on_output=take,
+            watch=effort.watch, shown=["zstd", "-dcq", display(self.source.path)], stdin=self.source.fds[0],
         )  # fmt: skip
         if done.exit_code:
             raise RefusedError("dirty_or_corrupt", f"{display(self.source.path)} cannot be unpacked: {done.words()}")

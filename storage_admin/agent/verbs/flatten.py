@@ -51,7 +51,7 @@ def relink(request: Request, io: AgentIO) -> dict[str, Any]:
 
     Args:
         request: its ``args`` are :data:`base.COMMON` without a chain, and ``onto``: the other base and its own chain,
-            from above, each described as the image is.
+            from above, each described as the image is; ``force``: also where nothing of the two is alike.
         io: the controller.
 
     Returns:
@@ -60,10 +60,10 @@ def relink(request: Request, io: AgentIO) -> dict[str, Any]:
     Raises:
         RefusedError, HostError, StoppedError: the image is as it was.
     """
-    args = Arguments(request.args, COMMON | {"onto"})
+    args = Arguments(request.args, COMMON | {"onto", "force"})
     onto = [Planned.parse(link) for link in args.take("onto", list)]
     wish = Wish.parse(request.args, args)
     if not onto or wish.ancestors:
         raise RefusedError(INVALID, "onto names the backing file, and the image's own chain is empty")
     with opened(wish, base_lost=True) as chain, contextlib.closing(Chain(onto[0], onto[1:])) as base:
-        return Rewrite(request, io, wish, Relink(base), chain).run()
+        return Rewrite(request, io, wish, Relink(base, args.get("force", bool, False)), chain).run()

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Callable
 
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.measure import lvm, partitions
 from storage_admin.agent.measure.partitions import Filesystem, Read
 from storage_admin.agent.protocol import Arguments, Request
 from storage_admin.agent.qemu import content
-from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite.base import COMMON, Wish, opened
 
-#: What is read at once: most of what is looked at stands at the beginning of a filesystem.
-_WINDOW = 128 << 10
-#: So many volumes are looked into, and windows read.
-_MOST_VOLUMES, _MOST_WINDOWS = 64, 2000
+#: So many parts are told at most, physical volumes read, and bytes of a name kept.
+_MOST_PARTS, _MOST_GROUPS, _LONGEST_NAME = 256, 16, 128
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:
@@ -42,54 +39,32 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     with opened(wish) as chain:
         links.refuse_unsafe(chain, children_known=True, carried=_HARMLESS)
         chain.refuse_in_use()
-        windows = Windows(io, chain.node(), chain.image.facts.virtual_size)
-        found = _found(windows.read, chain.image.facts.virtual_size)
+        disk = content.Disk(io, chain.node(), chain.image.facts.virtual_size)
+        found = _found(disk.read, chain.image.facts.virtual_size, io.check)
         chain.refuse_stale()
-    return {**found, "read_bytes": windows.read_bytes, "seconds": round(time.monotonic() - started, 3)}
+    return {**found, "read_bytes": disk.read_bytes, "seconds": round(time.monotonic() - started, 3)}
 
 
 #: What matters only to whoever writes.
 _HARMLESS = frozenset({"has_internal_snapshots", "hard_linked", "immutable", "dirty_or_corrupt"})
 
 
-class Windows:
-    """A disk as its guest reads it, in pieces that are kept."""
-
-    def __init__(self, io: AgentIO, node: Node, size: int) -> None:
-        self._io, self._node, self._size = io, node, size
-        self._kept: dict[int, bytes] = {}
-
-    @property
-    def read_bytes(self) -> int:
-        """How much was read."""
-        return sum(len(piece) for piece in self._kept.values())
-
-    def read(self, at: int, length: int) -> bytes:
-        """Bytes from that place on; fewer at the disk's end."""
-        end = min(at + length, self._size)
-        if at < 0 or end <= at:
-            return b""
-        places = range(at // _WINDOW * _WINDOW, end, _WINDOW)
-        missing = [place for place in places if place not in self._kept]
-        if missing and len(self._kept) + len(missing) <= _MOST_WINDOWS:
-            asked = [(place, min(_WINDOW, self._size - place) + 15 & ~15) for place in missing]
-            for one in asked:  # one at a time: what a tool prints is bounded
-                self._kept[one[0]] = content.read(self._io, self._node, [one])[0]
-        whole = b"".join(self._kept.get(place, b"") for place in places)
-        return whole[at - places[0] : end - places[0]]
-
-
-def _found(read: Read, size: int) -> dict[str, Any]:
+def _found(read: Read, size: int, check: Callable[[], None]) -> dict[str, Any]:
     table = partitions.table(read)
     spans = [(part.number, part.start, part.end) for part in table.partitions] or [(0, 0, size)]
     parts: list[dict[str, Any]] = []
+    groups = 0
     for number, start, end in spans:
-        if not 0 <= start < end <= size:
+        check()
+        if not 0 <= start < end <= size or len(parts) >= _MOST_PARTS:
             continue
         inside = partitions.filesystem(read, start)
         parts.append(_part(number, "", start, end - start, inside))
-        group = lvm.group(read, start) if inside is not None and inside.name == "LVM2_member" else None
-        for volume in group.volumes[:_MOST_VOLUMES] if group is not None else ():
+        group = None
+        if inside is not None and inside.name == "LVM2_member" and groups < _MOST_GROUPS:
+            group, groups = lvm.group(read, start), groups + 1
+        for volume in group.volumes[: _MOST_PARTS - len(parts)] if group is not None else ():
+            check()
             there = None
             if volume.start is not None and volume.start + volume.size <= end:
                 there = partitions.filesystem(read, volume.start)
@@ -100,7 +75,9 @@ def _found(read: Read, size: int) -> dict[str, Any]:
 
 def _part(number: int, volume: str, start: int, size: int, inside: Filesystem | None) -> dict[str, Any]:
     told = asdict(inside) if inside is not None else {"name": None, "size": None, "free": None}
+    if told["free"] is not None and not 0 <= told["free"] <= (told["size"] or 0):
+        told["free"] = None
     return {
-        "number": number, "volume": volume, "start": start, "size": size,
+        "number": number, "volume": volume[:_LONGEST_NAME], "start": start, "size": size,
         "name": told["name"], "filesystem_bytes": told["size"], "free_bytes": told["free"],
     }  # fmt: skip

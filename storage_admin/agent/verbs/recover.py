@@ -43,7 +43,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
             ``jobs_recorded`` (ids of jobs whose swap the controller has on record, so that the journal of a lost undo
             copy may go), ``undo_copies`` (those that should wait, and images that are set aside: each ``job``,
             ``path_b64`` of the image, ``pool_path_b64``), ``images`` (of jobs that were cut off, described in
-            the same way: they are looked at).
+            the same way: they are looked at), ``merges`` (jobs whose merge of an overlay is to be done again),
+            ``merges_over`` (those of which the journal may go).
         io: the controller.
 
     Returns:
@@ -55,7 +56,9 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         ``images``: for each of those that is there, ``job``, ``bytes``, ``dev`` and ``inode``.
         ``unread``: pools that could not be opened, or that do not answer.
     """
-    args = Arguments(request.args, frozenset({"pools", "jobs_active", "jobs_recorded", "undo_copies", "images"}))
+    known = {"pools", "jobs_active", "jobs_recorded", "undo_copies", "images", "merges", "merges_over"}
+    args = Arguments(request.args, frozenset(known))
+    merges = Merges(frozenset(args.get("merges", list, [])), frozenset(args.get("merges_over", list, [])))
     active = frozenset(args.get("jobs_active", list, []))
     recorded = frozenset(args.get("jobs_recorded", list, []))
     expected = [_expected(fields) for fields in args.get("undo_copies", list, [])]
@@ -73,7 +76,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
                 if job in active:
                     recovered.append(_row(folder, settle.Settled(job, settle.BUSY)))
                 else:
-                    recovered += _recover(folder, job, kinds, job in recorded, io)
+                    recovered += _recover(folder, job, kinds, job in recorded, merges, io)
             for job in sorted(folder.benchmarks):
                 recovered += _recover_benchmark(folder, job, job in active, io)
     told = {row["job"] for row in recovered} | {row["undo_of"] for row in recovered} | active
@@ -84,6 +87,14 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         "images": [row for row in seen_images if row is not None],
         "unread": walk.unread,
     }
+
+
+@dataclass(frozen=True)
+class Merges:
+    """Jobs whose merge of an overlay into its base is to be done again, and those of which nothing is owed."""
+
+    again: frozenset[str]
+    over: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -218,7 +229,9 @@ def _listing(fd: int) -> tuple[dict[str, set[str]], frozenset[str], list[bytes]]
     return jobs, frozenset(benchmarks), sorted(below)
 
 
-def _recover(folder: _Folder, job: str, kinds: set[str], recorded: bool, io: AgentIO) -> list[dict[str, Any]]:
+def _recover(
+    folder: _Folder, job: str, kinds: set[str], recorded: bool, merges: Merges, io: AgentIO
+) -> list[dict[str, Any]]:
     try:
         one = Journal.open(folder.fd, job)
     except FileNotFoundError:
@@ -231,7 +244,7 @@ def _recover(folder: _Folder, job: str, kinds: set[str], recorded: bool, io: Age
     except OSError as error:
         return [_row(folder, _not_now(folder, job, error, io))]
     try:
-        settled = _finish_commit(one, io) or settle.settle(one)
+        settled = _finish_merge(one, merges, io) or settle.settle(one)
         found = [settled]
         if settled.undo_of is not None and settled.outcome == settle.REVERTED:
             found.append(settle.settle(one))  # the job whose undo was put back: its copy waits again
@@ -246,13 +259,24 @@ def _recover(folder: _Folder, job: str, kinds: set[str], recorded: bool, io: Age
     return [_row(folder, settled) for settled in found]
 
 
-def _finish_commit(one: Journal, io: AgentIO) -> settle.Settled | None:
-    """A merge that was cut off is done once more; ``None`` for a journal of anything else."""
+def _finish_merge(one: Journal, merges: Merges, io: AgentIO) -> settle.Settled | None:
+    """A merge that was cut off is done once more where the controller says so; ``None`` for another journal.
+
+    Whether a guest has been led to the base since, or something else been made of it, only the controller knows: then
+    the same work would take what was written since.
+    """
     try:
         records = one.records()
     except JournalError:
         return None
-    return committing.repeat(one, records, io) if is_commit(records) else None
+    if not is_commit(records):
+        return None
+    if one.job in merges.again:
+        return committing.repeat(one, records, io)
+    if one.job in merges.over:
+        one.remove()
+        return settle.Settled(one.job, settle.REVERTED, detail="its merge is over; only the journal was left")
+    return settle.Settled(one.job, settle.BUSY, detail="its merge is finished when nobody uses the two images")
 
 
 def _not_now(folder: _Folder, job: str, error: OSError, io: AgentIO) -> settle.Settled:
