@@ -26,7 +26,6 @@ class Inside(ImageKind):
         "no file and changes nothing. An admin allows it for each pool."
     )
     verb = "inside"
-    looks = True
     stages = {"reading": (0, 100)}
 
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
