@@ -60,6 +60,7 @@ def answer(
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     status, kind = 200 if span is None else 206, "application/octet-stream"
     if not body:
+        Sending(actor, image, start, start, told=False).close()  # what speaks against it does so here, too
         return HttpResponse(status=status, headers=headers, content_type=kind)
     return StreamingHttpResponse(Sending(actor, image, start, end), status=status, headers=headers, content_type=kind)
 
@@ -83,16 +84,20 @@ def _span(wanted: str, size: int) -> tuple[int, int] | None:
 class Sending:
     """The bytes, as the agent sends them. It is closed by the web server, also where the client goes away.
 
+    Args:
+        start, end: which bytes of the file.
+        told: whether the trail tells of it.
+
     Raises:
         RefusedError: before the first byte; later it, or a HostError, cuts the answer off, which is shorter than
             announced.
     """
 
-    def __init__(self, actor: Actor, image: Image, start: int, end: int) -> None:
+    def __init__(self, actor: Actor, image: Image, start: int, end: int, *, told: bool = True) -> None:
         if not _free.acquire(blocking=False):
-            told = _("{count} downloads run already. Try again when one has ended.").format(count=AT_ONCE)
-            raise RefusedError("busy", told)
-        self._actor, self._image, self._open = actor, image, True
+            busy = _("{count} downloads run already. Try again when one has ended.").format(count=AT_ONCE)
+            raise RefusedError("busy", busy)
+        self._actor, self._image, self._open, self._told = actor, image, True, told
         self._sent = 0
         self._end: dict[str, Any] = {}
         asked = facts(image) | {"virtual_size": image.virtual_size or 0, "offset": start, "length": end - start}
@@ -105,7 +110,8 @@ class Sending:
         except BaseException:
             self.close()
             raise
-        audit(actor, "image downloaded", image.name, after={"image": image.pk, "from": start, "bytes": end - start})
+        if told:
+            audit(actor, "image downloaded", image.name, after={"image": image.pk, "from": start, "bytes": end - start})
 
     def __iter__(self) -> Iterator[bytes]:
         try:
@@ -136,6 +142,6 @@ class Sending:
         self._open = False
         _free.release()
         self._events.close()
-        if self._sent or self._end:
+        if self._told and (self._sent or self._end):
             ended = {"bytes": self._sent, "sha256": self._end.get("sha256")}
             audit(self._actor, "image download ended", self._image.name, after={"image": self._image.pk, **ended})

@@ -96,7 +96,10 @@ def test_a_job_after_which_both_files_are_kept_says_which_one_has_the_name(viewe
     assert f".sa-{job.uid}.orig" not in told[protocol.STRANGERS_KEPT]
 
 
-REWRITES = {"reclaim", "flatten", "convert", "check", "undo", "settle_leftover"}
+REWRITES = {
+    *("reclaim", "flatten", "convert", "check", "undo", "settle_leftover"),
+    *("rebase", "relink", "grow", "shrink", "bitmaps"),
+}
 
 
 @pytest.mark.parametrize("method", ["", "in_place", "remove", "check"])
