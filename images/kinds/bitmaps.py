@@ -1,5 +1,6 @@
 """The job kind ``bitmaps``: persistent dirty bitmaps are removed from an image."""
 
+from dataclasses import replace
 from typing import Any
 
 from django.utils.translation import gettext, ngettext
@@ -7,8 +8,8 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds.stages import WRITTEN
 from images.models import Image
-from images.rewrite import forecasts, neighbours, refusals
-from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, swap_commands, verify_commands
+from images.rewrite import neighbours, refusals
+from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, of_a_copy, verify_commands
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Refusal
 
@@ -53,21 +54,15 @@ class RemoveBitmaps(Rewriting):
         if needed:
             told = gettext("The backup tool that keeps {names} makes a full backup the next time.")
             warnings.append(told.format(names=", ".join(needed)))
-        copy = beside(image)
-        work = [["qemu-img", "bitmap", "--remove", "-f", "qcow2", copy, name] for name in names]
-        return Choice(
-            "copy",
-            ngettext(
-                "{count} bitmap is removed from a copy of {image}, which is checked and then replaces it.",
-                "{count} bitmaps are removed from a copy of {image}, which is checked and then replaces it.",
-                len(names),
-            ).format(count=len(names), image=image.name),
-            [["cp", "--reflink=auto", image.path, copy], *work, *verify_commands(image), *swap_commands(image)],
+        work = [["qemu-img", "bitmap", "--remove", "-f", "qcow2", beside(image), name] for name in names]
+        reason = ngettext(
+            "{count} bitmap is removed from a copy of {image}, which is checked and then replaces it.",
+            "{count} bitmaps are removed from a copy of {image}, which is checked and then replaces it.",
+            len(names),
+        ).format(count=len(names), image=image.name)
+        return replace(
+            of_a_copy(self.name, image, options, "copy", reason, [*work, *verify_commands(image)]),
             after=image.allocated_size,
-            low=0,
-            high=image.occupied_bytes,
-            took=forecasts.seconds(image, self.name, 2 * image.occupied_bytes, options["bandwidth_bytes_sec"]),
-            scratch=image.occupied_bytes + (1 << 20),
             refusals=[*against, *neighbours.against_rewriting(image)],
             warnings=warnings,
         )

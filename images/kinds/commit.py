@@ -92,7 +92,8 @@ class Commit(Rewriting):
         )
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
-        plan, image = super().plan(actor, target_id, options), neighbours.find(target_id)
+        image = neighbours.find(target_id)
+        plan = self.plan_for(actor, image, options)
         return replace(plan, refusals=(*plan.refusals, *_needs(image)))
 
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:
@@ -108,8 +109,9 @@ class Commit(Rewriting):
 
     def prepare(self, job: Job) -> None:
         super().prepare(job)
-        base = neighbours.ancestors(neighbours.find(job.target_id))[0]
-        if against := _needs(neighbours.find(job.target_id)):
+        image = neighbours.find(job.target_id)
+        base = neighbours.ancestors(image)[0]
+        if against := _needs(image):
             raise RefusedError(against[0].code, against[0].detail)
         in_use.check_guests_off(base)
         in_use.refuse_used_elsewhere(base)
@@ -130,7 +132,7 @@ class Commit(Rewriting):
         )
         try:
             repointing.lead_to_the_base(job, image, move)
-        except Exception:
+        except (RefusedError, HostError):
             # What libvirt did not answer it may have done. An overlay that is called merged is only left alone.
             with contextlib.suppress(RefusedError, HostError):
                 if in_use.domains_that_name(image) or not guests:

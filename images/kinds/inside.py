@@ -12,6 +12,7 @@ from images.rewrite.kind import ImageKind
 from images.rewrite.neighbours import ancestors, find
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.verbs.inside import HARMLESS
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan, Refusal
 
@@ -54,8 +55,7 @@ def _against(image: Image) -> list[Refusal]:
     if not image.pool.look_inside:
         told = gettext("An admin has not allowed to look inside images of {pool}. The pool's settings have the switch.")
         return [Refusal("inside_off", told.format(pool=image.pool.name))]
-    harmless = {"has_internal_snapshots", "hard_linked", "immutable", "dirty_or_corrupt"}
-    return [one for one in refusals.for_rewrite(image) if one.code not in harmless or image.unreadable]
+    return [one for one in refusals.for_rewrite(image) if one.code not in HARMLESS or image.unreadable]
 
 
 def deleted_bytes(image: Image, parts: list[dict[str, Any]]) -> int | None:

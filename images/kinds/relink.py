@@ -1,6 +1,6 @@
 """The job kind ``relink``: an image whose backing file is missing names it by its new path; which files it may be."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db.models import Q
@@ -12,8 +12,8 @@ from images.kinds.flatten import contradicted
 from images.kinds.rebase import base_of, chain_of, lock_also, on_another_base
 from images.kinds.stages import WRITTEN
 from images.models import Image
-from images.rewrite import forecasts, neighbours, refusals
-from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, swap_commands
+from images.rewrite import neighbours, refusals
+from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, of_a_copy
 from images.rewrite.neighbours import find
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.protocol import INVALID
@@ -90,7 +90,7 @@ class Relink(Rewriting):
             asked = Refusal(INVALID, gettext("Choose the file that was the backing file."))
             return Choice("relink", str(self.description), refusals=[asked])
         against, warnings = on_another_base(image, base), list[str]()
-        one = judged(image, base)
+        one = judged(image, base, last_seen(image))
         if not one.proven:
             told = gettext("Nothing proves that {base} was the backing file of {image}. {why}").format(
                 base=base.name, image=image.name, why=" ".join(one.why)
@@ -102,18 +102,13 @@ class Relink(Rewriting):
                 against.append(Refusal("unproven", told.strip()))
         else:
             warnings += one.why
-        copy = beside(image)
-        rename = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", base.path, "-F", base.declared_format, copy]
+        rename = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", base.path, "-F", base.declared_format, beside(image)]
         reason = gettext("A copy of {image} names {base} as its backing file, is checked, and replaces the image.")
-        return Choice(
-            "relink",
-            reason.format(image=image.name, base=base.path),
-            [["cp", "--reflink=auto", image.path, copy], rename, *swap_commands(image)],
+        told = reason.format(image=image.name, base=base.path)
+        return replace(
+            of_a_copy(self.name, image, options, "relink", told, [rename]),
             after=image.allocated_size,
             low=image.allocated_size,
-            high=image.occupied_bytes,
-            took=forecasts.seconds(image, self.name, 2 * image.occupied_bytes, options["bandwidth_bytes_sec"]),
-            scratch=image.occupied_bytes + (1 << 20),
             refusals=[*against, *neighbours.against_standing_alone(image), *contradicted(image)],
             warnings=warnings,
             below={base.pk: gettext("becomes its backing file")},
@@ -121,7 +116,7 @@ class Relink(Rewriting):
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
         base = base_of(image, job.options)
-        same = base is not None and judged(image, base).same
+        same = base is not None and judged(image, base, last_seen(image)).same
         return {"onto": links_of(chain_of(base)), "force": job.options["accept_unproven"] or same}
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
@@ -135,19 +130,24 @@ def is_lost(image: Image) -> bool:
 
 def candidates(image: Image) -> list[Candidate]:
     """Images of the host that may be the missing backing file, the likeliest first."""
-    lost, name = _lost(image), _name(image)
+    lost, name = last_seen(image), _name(image)
     likely = Q(name=name) | Q(virtual_size=image.virtual_size)
     if lost is not None:
         likely |= Q(inode=lost.inode, dev=lost.dev) | Q(file_size=lost.file_size, mtime_ns=lost.mtime_ns)
     rows = Image.objects.filter(likely, host=image.host_id, state=Image.State.OK).exclude(pk=image.pk)
     rows = rows.exclude(root_id=image.root_id) if image.root_id is not None else rows
-    found = [judged(image, row) for row in rows.select_related("host", "pool")[:_LOOKED_AT]]
+    rows = rows.select_related("host", "pool").defer("estimate")
+    found = [judged(image, row, lost) for row in rows[:_LOOKED_AT]]
     return sorted(found, key=lambda one: (not one.proven, -len(one.why), one.image.name))[:_OFFERED]
 
 
-def judged(image: Image, base: Image) -> Candidate:
-    """What shows that a file was the image's backing file, by all that scans have seen of it."""
-    lost, why, proven, same = _lost(image), list[str](), False, False
+def judged(image: Image, base: Image, lost: Image | None) -> Candidate:
+    """What shows that a file was the image's backing file, by all that scans have seen of it.
+
+    Args:
+        lost: what :func:`last_seen` says.
+    """
+    why, proven, same = list[str](), False, False
     if lost is not None:
         unwritten = (base.file_size, base.mtime_ns) == (lost.file_size, lost.mtime_ns)
         is_it = (base.dev, base.inode) == (lost.dev, lost.inode)
@@ -172,7 +172,7 @@ def judged(image: Image, base: Image) -> Candidate:
     return Candidate(base, proven, why, same)
 
 
-def _lost(image: Image) -> Image | None:
+def last_seen(image: Image) -> Image | None:
     """What a scan last saw under the name that the image has for its backing file."""
     rows = Image.every.filter(host=image.host_id, path_key=image.backing_key, state=Image.State.MISSING)
     return rows.order_by("-pk").first() if image.backing_key else None

@@ -1,5 +1,6 @@
 """The job kind ``shrink``: the end of an image is taken away where it is proven to be unused."""
 
+from dataclasses import replace
 from typing import Any
 
 from django.utils.translation import gettext
@@ -8,8 +9,8 @@ from django.utils.translation import gettext_lazy as _
 from images.kinds.grow import SIZE
 from images.kinds.stages import WRITTEN
 from images.models import Image
-from images.rewrite import forecasts, neighbours
-from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, swap_commands
+from images.rewrite import neighbours
+from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, of_a_copy
 from storage_admin.agent.protocol import INVALID
 from storage_admin.agent.rewrite.shrinking import FORMATS
 from storage_admin.guests.models import Guest
@@ -55,19 +56,13 @@ class Shrink(Rewriting):
                 "The partition table of {image} is read. A copy is shortened to where the last partition or filesystem "
                 "ends, compared, and then replaces the image."
             )
-        form, copy = image.declared_format or "qcow2", beside(image)
-        work = ["qemu-img", "resize", "-f", form, "--shrink", copy, "SIZE" if size is None else str(size)]
+        form = image.declared_format or "qcow2"
+        work = ["qemu-img", "resize", "-f", form, "--shrink", beside(image), "SIZE" if size is None else str(size)]
         warnings = [gettext("To make it smaller still, shrink filesystems and partitions in the guest first.")]
         if any(disk.guest.kind == Guest.Kind.VM for disk in image.disks):
             warnings.append(gettext("Proxmox VE notes the size in its configuration. Run “qm rescan” afterwards."))
-        return Choice(
-            "shrink",
-            told.format(image=image.name, size=size),
-            [["cp", "--reflink=auto", image.path, copy], work, *swap_commands(image)],
-            low=0,
-            high=image.occupied_bytes,
-            took=forecasts.seconds(image, self.name, 2 * image.occupied_bytes, options["bandwidth_bytes_sec"]),
-            scratch=image.occupied_bytes + (1 << 20),
+        return replace(
+            of_a_copy(self.name, image, options, "shrink", told.format(image=image.name, size=size), [work]),
             refusals=[*against, *neighbours.against_standing_alone(image)],
             warnings=warnings,
         )

@@ -353,6 +353,26 @@ def verify_commands(image: Image) -> list[list[str]]:
     return [*check, ["qemu-img", "compare", "-p", "-f", form, "-F", form, image.path, copy]]
 
 
+def of_a_copy(
+    name: str, image: Image, options: dict[str, Any], method: str, reason: str, changes: list[list[str]]
+) -> Choice:
+    """The choice of a kind that changes a copy of the whole file, which then replaces the image.
+
+    Args:
+        name: of the kind, whose earlier jobs say how long it takes.
+        changes: what is done to the copy, as commands.
+    """
+    return Choice(
+        method,
+        reason,
+        [["cp", "--reflink=auto", image.path, beside(image)], *changes, *swap_commands(image)],
+        low=0,
+        high=image.occupied_bytes,
+        took=forecasts.seconds(image, name, 2 * image.occupied_bytes, options["bandwidth_bytes_sec"]),
+        scratch=image.occupied_bytes + (1 << 20),
+    )
+
+
 def _lasting(above: list[Image], options: dict[str, Any], *, replaces: bool) -> list[str]:
     """Warnings that hold for every replacement."""
     warnings = []

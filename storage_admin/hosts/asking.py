@@ -1,5 +1,6 @@
 """One short question to the agent on a host, while somebody waits for the answer."""
 
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Generator
@@ -38,30 +39,12 @@ def ask(
         RefusedError: it refuses, or is of another version (``agent_outdated``).
         HostError: the host cannot be reached, the agent has no root rights there, or it gives no answer in time.
     """
+    request = Request(verb=verb, job=uuid.uuid4().hex[:16], generation=1, args=args)
     seconds = ANSWER_TIMEOUT if seconds is None else seconds
-    with agent_command(host, word) as command, AgentSession(command, agent_bundle().hash) as session:
-        deadline = time.monotonic() + seconds
-        session.send(Request(verb=verb, job=uuid.uuid4().hex[:16], generation=1, args=args))
-        for event in session.events():
-            if event is None:
-                if time.monotonic() > deadline:
-                    session.give_up()
-                    raise HostError(
-                        _(
-                            "The agent on {host} did not answer within {seconds:.0f} s. A disk on that host may "
-                            "be hanging."
-                        ).format(host=host.name, seconds=seconds),
-                        "host_unreachable",
-                    )
-                continue
-            if event["event"] == protocol.HELLO and event.get("uid") != 0:
-                raise HostError(
-                    _("The agent on {host} does not run as root.").format(host=host.name), "host_unreachable"
-                )
+    with contextlib.closing(_said(host, request, word, seconds, in_all=True)) as events:
+        for event in events:
             if event["event"] == protocol.RESULT:
                 return dict(event["data"])
-            if event["event"] == protocol.ERROR:
-                _raise(str(event.get("code")), str(event.get("detail")))
             if take is not None:
                 take(event)
     raise HostError(_("The agent on {host} ended without an answer.").format(host=host.name), protocol.INTERRUPTED)
@@ -73,22 +56,33 @@ def told(host: Host, verb: str, args: dict[str, Any]) -> Generator[dict[str, Any
     Raises:
         RefusedError, HostError: as :func:`ask`, also in the middle; no answer in time is one in which it says nothing.
     """
-    with agent_command(host) as command, AgentSession(command, agent_bundle().hash) as session:
-        heard = time.monotonic()
-        session.send(Request(verb=verb, job=uuid.uuid4().hex[:16], generation=1, args=args, roots=host.roots()))
+    request = Request(verb=verb, job=uuid.uuid4().hex[:16], generation=1, args=args, roots=host.roots())
+    return _said(host, request, "", ANSWER_TIMEOUT, in_all=False)
+
+
+def _said(
+    host: Host, request: Request, word: str, seconds: float, *, in_all: bool
+) -> Generator[dict[str, Any], None, None]:
+    """The agent's events; it has so many seconds in all, or for each of them."""
+    with agent_command(host, word) as command, AgentSession(command, agent_bundle().hash) as session:
+        since = time.monotonic()
+        session.send(request)
         for event in session.events():
             if event is None:
-                if time.monotonic() > heard + ANSWER_TIMEOUT:
+                if time.monotonic() > since + seconds:
                     session.give_up()
-                    raise HostError(_("The agent on {host} says nothing.").format(host=host.name), "host_unreachable")
+                    late = _(
+                        "The agent on {host} did not answer within {seconds:.0f} s. A disk on that host may be hanging."
+                    )
+                    raise HostError(late.format(host=host.name, seconds=seconds), "host_unreachable")
                 continue
-            heard = time.monotonic()
+            since = since if in_all else time.monotonic()
+            if event["event"] == protocol.HELLO and event.get("uid") != 0:
+                wrong = _("The agent on {host} does not run as root.")
+                raise HostError(wrong.format(host=host.name), "host_unreachable")
             if event["event"] == protocol.ERROR:
                 _raise(str(event.get("code")), str(event.get("detail")))
             yield event
-            if event["event"] == protocol.RESULT:
-                return
-    raise HostError(_("The agent on {host} ended without an answer.").format(host=host.name), protocol.INTERRUPTED)
 
 
 def _raise(code: str, detail: str) -> None:

@@ -121,7 +121,8 @@ def test_metadata_that_says_no_numbers_says_nothing(name: str, value: str) -> No
 
 
 def test_no_metadata_that_was_tampered_with_is_an_error() -> None:
-    chance, whole = random.Random(seed()), physical_volume()[: 2 * MIB]
+    chosen, whole = seed(), physical_volume()[: 2 * MIB]
+    chance = random.Random(chosen)
     for _ in range(3000):
         changed = {
             chance.choice((0, 512, 4096, 4608)) + chance.randrange(1024): chance.randrange(256)
@@ -135,5 +136,8 @@ def test_no_metadata_that_was_tampered_with_is_an_error() -> None:
                     piece[place - at] = byte
             return bytes(piece)
 
-        partitions.filesystem(read, 0)
-        lvm.group(read, 0)
+        there, group = partitions.filesystem(read, 0), lvm.group(read, 0)
+        assert there is None or there.size is None or there.size >= 0, chosen
+        for volume in group.volumes if group is not None else ():
+            assert volume.size >= 0, (chosen, volume)
+            assert volume.start is None or volume.start >= 0, (chosen, volume)

@@ -21,13 +21,37 @@ time.sleep(60)
 """
 
 
-def test_an_agent_that_gives_no_answer_holds_nobody_for_good(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def asked(way: str) -> None:
+    host = Host(name="far")
+    host.roots = dict  # type: ignore[method-assign]
+    if way == "ask":
+        asking.ask(host, "folder", {"path_b64": ""})
+    else:
+        list(asking.told(host, "folder", {"path_b64": ""}))
+
+
+@pytest.mark.parametrize("way", ["ask", "told"])
+def test_an_agent_that_gives_no_answer_holds_nobody_for_good(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str
+) -> None:
     argv = [sys.executable, "-c", HANGS, agent_bundle().hash, str(tmp_path / "pid")]
     monkeypatch.setattr(asking, "agent_command", lambda host, word: contextlib.nullcontext(argv))
     monkeypatch.setattr(asking, "ANSWER_TIMEOUT", 1.0)
     began = time.monotonic()
     with pytest.raises(HostError, match="did not answer within 1 s") as caught:
-        asking.ask(Host(name="far"), "folder", {"path_b64": ""})
+        asked(way)
     assert caught.value.code == "host_unreachable"
     assert time.monotonic() - began < 20
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
+
+
+@pytest.mark.parametrize("way", ["ask", "told"])
+def test_an_agent_without_root_rights_is_not_listened_to(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    greets = """import json, sys
+print(json.dumps({"event": "hello", "protocol": 1, "hash": sys.argv[1], "uid": 1000, "python": "3"}), flush=True)
+sys.stdin.read()"""
+    argv = [sys.executable, "-c", greets, agent_bundle().hash]
+    monkeypatch.setattr(asking, "agent_command", lambda host, word: contextlib.nullcontext(argv))
+    with pytest.raises(HostError, match="does not run as root") as caught:
+        asked(way)
+    assert caught.value.code == "host_unreachable"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_django import DjangoAssertNumQueries
 
 from images.kinds.relink import candidates
 from images.models import Image
@@ -49,6 +50,19 @@ def test_a_base_that_was_renamed_is_found_and_proven(pair: tuple[Path, Path]) ->
     assert (image_at(path).state, image_at(path).backing_id) == (Image.State.OK, image_at(moved).pk)
     assert run(services.undo(OPERATOR, job)).state == Job.State.SUCCEEDED
     assert info(image_at(path))["backing-filename"] == "base.qcow2"
+
+
+def test_many_candidates_ask_no_more_of_the_database_than_few(
+    pair: tuple[Path, Path], django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    base, path = pair
+    for number in range(6):
+        shutil.copy2(base, base.with_name(f"copy{number}.qcow2"))
+    base.rename(base.with_name("renamed.qcow2"))
+    scan(Host.objects.get())
+    image = image_at(path)
+    with django_assert_num_queries(2):  # what was seen last under the lost name, and the candidates
+        assert len(candidates(image)) == 8
 
 
 def test_a_copy_with_its_times_is_proven_and_one_that_was_written_to_is_not(pair: tuple[Path, Path]) -> None:

@@ -25,7 +25,7 @@ WANTED, BLOCK = 64, 4096
 _AT_ONCE = 128
 #: Draws of so many: of an image in which most of what is set aside are zeros, few blocks tell anything.
 _ROUNDS = 8
-#: Seconds for the tables of the copy.
+#: Seconds for the tables of the copy, where somebody waits.
 _TABLES = 60.0
 
 
@@ -42,21 +42,27 @@ class Likeness:
         return self.equal * 2 >= self.looked_at
 
 
-def likeness(io: AgentIO, copy: Node, image: Node, draw: random.Random | None = None) -> Likeness:
+def likeness(
+    io: AgentIO, copy: Node, image: Node, draw: random.Random | None = None, seconds: float | None = _TABLES
+) -> Likeness:
     """Compare blocks of the copy's own data with what is at their place in the image.
+
+    Of an overlay and the image below it, too: what a guest wrote in part of a cluster stands in the overlay with the
+    rest of the base's cluster.
 
     Args:
         io: the controller.
         copy: what it may hold alone; its base is not looked at.
         image: where the same should be; a guest may be at work on it.
         draw: what draws the blocks; without it, nobody can foresee them.
+        seconds: for the tables of the copy.
 
     Raises:
         HostError: one of them cannot be read.
         RefusedError: ``dirty_or_corrupt``; ``tool_missing``.
     """
     draw = draw or random.SystemRandom()
-    blocks = _Blocks(io, copy)
+    blocks = _Blocks(io, copy, None if seconds is None else time.monotonic() + seconds)
     held: dict[int, bytes] = {}
     for _ in range(_ROUNDS):
         drawn = blocks.draw(draw, _AT_ONCE)
@@ -71,7 +77,7 @@ def likeness(io: AgentIO, copy: Node, image: Node, draw: random.Random | None = 
 class _Blocks:
     """The blocks that a file holds data for: where they are for a guest, in bytes."""
 
-    def __init__(self, io: AgentIO, node: Node) -> None:
+    def __init__(self, io: AgentIO, node: Node, deadline: float | None) -> None:
         self._io, self._node = io, node
         size = os.fstat(node.fd).st_size
         self._stretches: list[tuple[int, int]] = []
@@ -79,7 +85,7 @@ class _Blocks:
         self._map: Map | None = None
         if node.format == "qcow2":
             header = qcow2.parse_header(Reader(node.fd, size))
-            self._map = Map(node.fd, size, header, io.check, time.monotonic() + _TABLES)
+            self._map = Map(node.fd, size, header, io.check, deadline)
             self._counts = self._map.count()
         elif node.format in {"raw", "iso"}:
             self._data = DataMap(node.fd, size, io.check)
@@ -137,23 +143,3 @@ def _listed(io: AgentIO, node: Node) -> list[tuple[int, int]]:
 def _read(io: AgentIO, node: Node, places: Sequence[int]) -> dict[int, bytes]:
     """Blocks as a guest reads them, by their place."""
     return dict(zip(places, content.read(io, node, [(at, BLOCK) for at in places])))
-
-
-def alike(io: AgentIO, overlay: Node, base: Node) -> tuple[int, int]:
-    """How many blocks of an overlay's own data were compared with an image that may be its base, and how many of them
-    are the same: what a guest wrote in part of a cluster stands in the overlay with the rest of the base's cluster.
-
-    Args:
-        overlay: without a base.
-        base: with its own chain.
-    """
-    inside = [(start, length) for start, length in _listed(io, overlay) if length >= BLOCK]
-    if not inside:
-        return 0, 0
-    draw = random.Random(0)  # noqa: S311 (a sample)
-    weights = [length // BLOCK for _, length in inside]
-    chosen = draw.choices(inside, weights, k=2 * WANTED)
-    places = sorted({start + draw.randrange(length // BLOCK) * BLOCK for start, length in chosen})
-    held = {at: block for at, block in _read(io, overlay, places).items() if block.strip(b"\0")}
-    below = _read(io, base, list(held))
-    return len(held), sum(below[at] == block for at, block in held.items())

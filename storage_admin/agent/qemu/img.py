@@ -339,14 +339,7 @@ def rebase(io: AgentIO, image: Node, base: Node | None, effort: Effort) -> tools
 def name_base(io: AgentIO, image: Node, name: bytes, base_format: str) -> tools.Finished:
     """Write another base's name and format into an image's header; no data is looked at."""
     alone = Node(image.fd, image.format, image.path)
-    asked: list[tools.Argument] = ["rebase", "-u", "-b", name, "-F", base_format]
-    return tools.run(
-        ["qemu-img", *asked, alone.argument()],
-        io,
-        limits=SLOW_QUERY,
-        files=alone.files(written=True),
-        shown=["qemu-img", *map(text, asked[:2]), "-f", image.format, *map(text, asked[2:]), display(image.path)],
-    )
+    return change(io, alone, ["rebase", "-u", "-b", name, "-F", base_format], Effort())
 
 
 def commit(io: AgentIO, image: Node, effort: Effort) -> tools.Finished:
@@ -355,21 +348,13 @@ def commit(io: AgentIO, image: Node, effort: Effort) -> tools.Finished:
     Args:
         image: with its base, which is written to as well.
     """
-    shown = ["commit", "-d", "-p"]
-    return tools.run(
-        ["qemu-img", *shown, image.writing_below()],
-        io,
-        limits=None,
-        idle_io=effort.idle_io,
-        files=image.files(written=True, written_below=True),
-        on_output=effort.on_output(),
-        watch=effort.watch,
-        shown=["qemu-img", *shown, "-f", image.format, display(image.path)],
-    )
+    # qemu opens the base anew to write to it, which it does not where something below was opened by `force-share`.
+    files = image.files(written=True, written_below=True)
+    return _run(io, ["commit", "-d", "-p"], [image], None, effort, files)
 
 
 def change(
-    io: AgentIO, image: Node, asked: Sequence[str], effort: Effort, behind: Sequence[str] = ()
+    io: AgentIO, image: Node, asked: Sequence[tools.Argument], effort: Effort, behind: Sequence[str] = ()
 ) -> tools.Finished:
     """Have a subcommand change an image of our own; what that stands on is only read.
 
@@ -377,15 +362,14 @@ def change(
         asked: the subcommand and its options.
         behind: what stands behind the image's name.
     """
-    read = [image.backing] if image.backing is not None else []
     return tools.run(
         ["qemu-img", *asked, image.written(), *behind],
         io,
         limits=SLOW_QUERY,
         idle_io=effort.idle_io,
-        files=image.files(written=True, beside=read),
+        files=image.files(written=True),
         watch=effort.watch,
-        shown=["qemu-img", *asked, "-f", image.format, display(image.path), *behind],
+        shown=["qemu-img", *map(text, asked), "-f", image.format, display(image.path), *behind],
     )
 
 
@@ -396,14 +380,19 @@ def _query(
 
 
 def _run(
-    io: AgentIO, asked: Sequence[str], images: Sequence[Node], limits: tools.Limits | None, effort: Effort
+    io: AgentIO,
+    asked: Sequence[str],
+    images: Sequence[Node],
+    limits: tools.Limits | None,
+    effort: Effort,
+    files: Files | None = None,
 ) -> tools.Finished:
     return tools.run(
         ["qemu-img", *asked, *(image.argument() for image in images)],
         io,
         limits=limits,
         idle_io=effort.idle_io,
-        files=images[0].files(beside=images[1:]),
+        files=files or images[0].files(beside=images[1:]),
         on_output=effort.on_output(),
         watch=effort.watch,
         # As an admin would type it: what is run names descriptors, which mean nothing to anybody else.

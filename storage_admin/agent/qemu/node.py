@@ -70,13 +70,6 @@ class Node:
             opened["backing"] = self.backing._sharing()
         return _json(opened)
 
-    def writing_below(self) -> str:
-        """As :meth:`written`, and its base is written to as well.
-
-        qemu opens that anew to write to it, which it does not where something below it was opened by ``force-share``.
-        """
-        return _json(self.options())
-
     def part(self, offset: int, size: int) -> str:
         """As :meth:`argument`, of ``size`` bytes from ``offset`` on as the guest sees them."""
         part = {"driver": "raw", "offset": offset, "size": size, "file": self.options()}

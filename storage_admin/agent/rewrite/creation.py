@@ -38,6 +38,7 @@ class Wish:
         {"target", "virtual_size", "base", "chain", "bandwidth_bytes_sec", "idle_io", "reserve", "others_bytes"}
     )
 
+    #: Zero as long as only what is packed says it.
     virtual_size: int
     bandwidth: int | None
     idle_io: bool
@@ -47,8 +48,8 @@ class Wish:
     @classmethod
     def parse(cls, args: Arguments) -> Wish:
         """From the arguments :data:`ARGS`; raises RefusedError(``invalid``)."""
-        size = args.take("virtual_size", int)
-        if not 0 < size <= _LARGEST or size % _SECTOR:
+        size = args.get("virtual_size", int, 0)
+        if not 0 <= size <= _LARGEST or size % _SECTOR:
             raise RefusedError(INVALID, f"virtual_size is a positive multiple of {_SECTOR} bytes")
         return cls(
             size, args.size("bandwidth_bytes_sec"), args.get("idle_io", bool, False), space.Reserve.parse(args),

@@ -7,12 +7,14 @@ leaves a mixture. So they get a copy of the file, which takes the image's place 
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
 
 from storage_admin.agent import formats
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.measure.new_image import tables
+from storage_admin.agent.programs.tools import Finished
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import Node
@@ -61,15 +63,47 @@ def refuse_other_header(work: Rewrite, replacement: NewFile, base: bytes | None)
         )
 
 
-class Repair(Recipe):
+class FileCopy(Recipe):
+    """What these recipes have in common: a copy of the whole file, on the base that the image has, is changed.
+
+    What a copy by ``convert`` would lose stays.
+    """
+
+    must_shrink = False
+
+    def needed(self, work: Rewrite) -> int:
+        """The file once more."""
+        return work.chain.image.stamp.allocated_size + (1 << 20)
+
+    def base(self, work: Rewrite) -> Node | None:
+        """The same as the image's."""
+        return work.chain.below(1)
+
+    def make(self, work: Rewrite, replacement: NewFile) -> None:
+        """Copy the file, and change the copy."""
+        image = work.chain.image
+        copy_image(work, replacement)
+        refuse_other_header(work, replacement, image.facts.backing_file)
+        below = self.base(work)
+        self.change(work, Node(replacement.new, image.planned.format, work.shown(replacement), below))
+
+    @abstractmethod
+    def change(self, work: Rewrite, copy: Node) -> None:
+        """Have the copy changed; raises HostError or RefusedError."""
+
+    def ended(self, work: Rewrite, what: str, done: Finished) -> None:
+        """Raise what the end of a program means."""
+        if done.exit_code:
+            raise work.failed(what, done.words(), done.stderr)
+
+
+class Repair(FileCopy):
     """``qemu-img check -r`` on a copy.
 
     Args:
         level: ``leaks`` gives unused clusters back; ``all`` also mends errors, and a guest may read other bytes then.
     """
 
-    must_shrink = False
-    #: It changes no data, so that what a copy by ``convert`` would lose stays.
     carries = frozenset({"dirty_or_corrupt", "has_internal_snapshots"})
 
     def __init__(self, level: str) -> None:
@@ -101,16 +135,10 @@ class Repair(Recipe):
         image = work.chain.image.stamp
         return image.allocated_size + image.file_size // 64 + (1 << 20)
 
-    def base(self, work: Rewrite) -> Node | None:
-        """The same as the image's."""
-        return work.chain.below(1)
-
-    def make(self, work: Rewrite, replacement: NewFile) -> None:
-        """Copy the file, and have qemu-img repair the copy."""
-        copy_image(work, replacement)
-        refuse_other_header(work, replacement, work.chain.image.facts.backing_file)
-        copy = Node(replacement.new, work.chain.image.planned.format, work.shown(replacement))
-        done = img.change(work.io, copy, ["check", "-r", self.level], work.effort("repairing", 0))
+    def change(self, work: Rewrite, copy: Node) -> None:
+        """Have qemu-img repair it."""
+        alone = replace(copy, backing=None)
+        done = img.change(work.io, alone, ["check", "-r", self.level], work.effort("repairing", 0))
         if done.exit_code not in {0, 3}:
             raise HostError(f"qemu-img check -r {self.level} did not succeed, {done.words()}")
 
@@ -119,7 +147,7 @@ class Repair(Recipe):
         return changed(work.chain.image.facts, made)
 
 
-class Grow(Recipe):
+class Grow(FileCopy):
     """``qemu-img resize`` on a copy: the image is larger, and what is new reads as zeros.
 
     Args:
@@ -127,7 +155,6 @@ class Grow(Recipe):
     """
 
     method = "copy"
-    must_shrink = False
     carries = frozenset({"has_internal_snapshots"})
 
     def __init__(self, virtual_size: int) -> None:
@@ -155,19 +182,11 @@ class Grow(Recipe):
         """The file once more, and longer tables."""
         return work.chain.image.stamp.allocated_size + tables(work.chain.image.facts.cluster_size, self.virtual_size)
 
-    def base(self, work: Rewrite) -> Node | None:
-        """The same as the image's."""
-        return work.chain.below(1)
-
-    def make(self, work: Rewrite, replacement: NewFile) -> None:
-        """Copy the file, and have qemu-img enlarge the copy."""
-        copy_image(work, replacement)
-        refuse_other_header(work, replacement, work.chain.image.facts.backing_file)
-        copy = Node(replacement.new, "qcow2", work.shown(replacement), work.chain.below(1))
+    def change(self, work: Rewrite, copy: Node) -> None:
+        """Have qemu-img enlarge it."""
         effort = work.effort("enlarging", 0)
         done = img.change(work.io, copy, ["resize", "-q"], effort, [str(self.virtual_size)])
-        if done.exit_code:
-            raise work.failed("qemu-img resize", done.words(), done.stderr)
+        self.ended(work, "qemu-img resize", done)
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
         """The header as it was but for the size."""
@@ -185,7 +204,7 @@ def changed(old: Facts, made: Facts) -> list[str]:
     return [*wrong, "state"] if made.dirty or made.corrupt else wrong
 
 
-class RemoveBitmaps(Recipe):
+class RemoveBitmaps(FileCopy):
     """``qemu-img bitmap --remove`` on a copy.
 
     Args:
@@ -193,7 +212,6 @@ class RemoveBitmaps(Recipe):
     """
 
     method = "copy"
-    must_shrink = False
     carries = frozenset({"has_internal_snapshots"})
 
     def __init__(self, names: list[str]) -> None:
@@ -212,23 +230,11 @@ class RemoveBitmaps(Recipe):
             raise RefusedError("stale_plan", f"{image.shown} does not have these bitmaps; scan the host and try again")
         work.refuse_damaged()
 
-    def needed(self, work: Rewrite) -> int:
-        """The file once more."""
-        return work.chain.image.stamp.allocated_size + (1 << 20)
-
-    def base(self, work: Rewrite) -> Node | None:
-        """The same as the image's."""
-        return work.chain.below(1)
-
-    def make(self, work: Rewrite, replacement: NewFile) -> None:
-        """Copy the file, and have qemu-img remove the bitmaps from the copy."""
-        copy_image(work, replacement)
-        refuse_other_header(work, replacement, work.chain.image.facts.backing_file)
-        copy = Node(replacement.new, "qcow2", work.shown(replacement), work.chain.below(1))
+    def change(self, work: Rewrite, copy: Node) -> None:
+        """Have qemu-img remove the bitmaps from it."""
         for name in self.names:
             done = img.change(work.io, copy, ["bitmap", "--remove", "--"], work.effort("removing", 0), [name])
-            if done.exit_code:
-                raise work.failed("qemu-img bitmap", done.words(), done.stderr)
+            self.ended(work, "qemu-img bitmap", done)
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
         """The header as it was but for the bitmaps."""

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from storage_admin.agent.formats.facts import Facts
-from storage_admin.agent.measure.likeness import alike
+from storage_admin.agent.measure.likeness import Likeness, likeness
 from storage_admin.agent.protocol import INVALID, RefusedError, display
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import Node
@@ -184,12 +184,12 @@ class Relink(Onto):
     def __init__(self, base: Chain, force: bool) -> None:
         super().__init__(base)
         self._force = force
-        self._compared = self._alike = 0
+        self._found = Likeness(0, 0)
 
     @property
     def result(self) -> dict[str, Any]:
         """How many blocks of the image were compared with the base, and how many of them are alike."""
-        return {"compared": self._compared, "alike": self._alike}
+        return {"compared": self._found.looked_at, "alike": self._found.equal}
 
     def _refuse_base(self, work: Rewrite) -> None:
         super()._refuse_base(work)
@@ -206,10 +206,10 @@ class Relink(Onto):
 
     def make(self, work: Rewrite, replacement: NewFile) -> None:
         """Copy the file, and write the base's name."""
-        self._compared, self._alike = alike(work.io, work.chain.node(), self.onto.node())
-        told = f"{self._alike} of {self._compared} blocks that the image holds are the same in the backing file"
+        found = self._found = likeness(work.io, work.chain.node(), self.onto.node(), seconds=None)
+        told = f"{found.equal} of {found.looked_at} blocks that the image holds are the same in the backing file"
         work.io.log(told)
-        if self._compared >= _ENOUGH and not self._alike and not self._force:
+        if found.looked_at >= _ENOUGH and not found.equal and not self._force:
             raise RefusedError("unproven", f"{told}; it is hardly the one")
         copy_image(work, replacement)
         refuse_other_header(work, replacement, work.chain.image.facts.backing_file)

@@ -12,16 +12,15 @@ from storage_admin.agent.measure.partitions import Table, UnprovenError
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.qemu import content, img
 from storage_admin.agent.qemu.node import Node
-from storage_admin.agent.rewrite.base import Recipe, Rewrite
-from storage_admin.agent.rewrite.file_copies import changed, copy_image, refuse_other_header
-from storage_admin.agent.swap.swap import NewFile
+from storage_admin.agent.rewrite.base import Rewrite
+from storage_admin.agent.rewrite.file_copies import FileCopy, changed
 
 #: What is left is a multiple of this: of the sectors of every disk, and of the clusters of most filesystems.
 STEP = 1 << 20
 FORMATS = frozenset({"qcow2", "raw"})
 
 
-class Shrink(Recipe):
+class Shrink(FileCopy):
     """``qemu-img resize --shrink`` on a copy, whose partition table is moved to its new end.
 
     Args:
@@ -29,7 +28,6 @@ class Shrink(Recipe):
     """
 
     method = "shrink"
-    must_shrink = False
     #: What is left is compared here, before the partition table is moved.
     must_equal = False
 
@@ -75,26 +73,14 @@ class Shrink(Recipe):
         except UnprovenError as error:
             raise RefusedError("end_in_use", f"it is not shown that the end of the disk is unused: {error}") from error
 
-    def needed(self, work: Rewrite) -> int:
-        """The file once more."""
-        return work.chain.image.stamp.allocated_size + (1 << 20)
-
-    def base(self, work: Rewrite) -> Node | None:  # noqa: ARG002 (the same for all)
-        """None."""
-        return None
-
-    def make(self, work: Rewrite, replacement: NewFile) -> None:
-        """Copy the file, cut the copy, compare what is left, and write the table's second copy at the new end."""
-        image, size = work.chain.image, self.virtual_size
-        copy_image(work, replacement)
-        refuse_other_header(work, replacement, None)
-        copy = Node(replacement.new, image.planned.format, work.shown(replacement))
-        if image.facts.format == "raw":
-            os.ftruncate(replacement.new, size)
+    def change(self, work: Rewrite, copy: Node) -> None:
+        """Cut it, compare what is left, and write the table's second copy at the new end."""
+        size = self.virtual_size
+        if copy.format == "raw":
+            os.ftruncate(copy.fd, size)
         else:
             done = img.change(work.io, copy, ["resize", "-q", "--shrink"], work.effort("shrinking", 0), [str(size)])
-            if done.exit_code:
-                raise work.failed("qemu-img resize", done.words(), done.stderr)
+            self.ended(work, "qemu-img resize", done)
         if not img.compare(work.io, work.chain.node(), copy, size, work.effort("verifying", size)):
             work.chain.refuse_stale()
             raise HostError("the content of the copy differs from the content of the image")

@@ -17,160 +17,28 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, cast
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.pools import open_beneath, open_parent
 from storage_admin.agent.formats import tar
 from storage_admin.agent.formats.facts import Facts, UnreadableError
-from storage_admin.agent.host import locking
 from storage_admin.agent.programs import tools
 from storage_admin.agent.programs.confined import Files
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, display
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite.creation import Creation
-from storage_admin.agent.swap.journal import Stamp
-from storage_admin.agent.swap.outcome import same_content, stamp_now
+from storage_admin.agent.rewrite.packed import GZIP, OVA, PLAIN, XZ, ZSTD, Source
 from storage_admin.agent.swap.swap import NewFile
 
 _PIECE = 1 << 20
 #: What is all zeros in pieces of this size is not written: a hole takes no space.
 _HOLE = 64 << 10
-_MOST_PARTS, _MOST_MANIFEST = 500, 1 << 20
+_MOST_MANIFEST = 1 << 20
 #: Bytes of what is packed that go into the decompressor at once, and for how many of them there may be another member:
 #: each costs a copy of what is left of the piece.
 _FED, _BYTES_A_MEMBER = 64 << 10, 1 << 10
-_GZIP, _XZ, _ZSTD, _OVA, _PLAIN = "gzip", "xz", "zstd", "ova", "plain"
-_MAGIC = {b"\x1f\x8b": _GZIP, b"\xfd7zXZ\0": _XZ, b"\x28\xb5\x2f\xfd": _ZSTD}
 #: Bytes that an xz file may have its reader keep.
 _MOST_MEMORY = 512 << 20
-#: `disk.001`, `disk.aa`, `disk.part1`: what split(1) and archivers make. One digit alone is a version or a backup.
-_NUMBERED = re.compile(rb"(.*?\.)(part[0-9]{1,4}|[0-9]{2,4}|[a-z]{2,3})")
-_FIRST = re.compile(rb"part0*[01]|0+1?|a+")
 #: As ovftool and VirtualBox write it, the latter with spaces.
 _DIGEST = re.compile(r"(SHA1|SHA256|SHA512)\s*\((.+)\)\s*=\s*([0-9a-fA-F]+)\s*")
-
-
-@dataclass
-class Source:
-    """The file or files that are read, in their order. Close it in the end.
-
-    Args:
-        path: of the first one.
-        fds: descriptors, open for reading.
-    """
-
-    path: bytes
-    fds: list[int]
-    stamps: list[Stamp] = field(default_factory=list)
-
-    @classmethod
-    def open(cls, pool_path: bytes, path: bytes) -> Source:
-        """The file at that path, and the parts that follow it.
-
-        Raises:
-            RefusedError: ``stale_plan``, ``outside_pool``; ``image_in_use`` where somebody writes to one.
-        """
-        source = cls(path, [])
-        try:
-            for one in _parts(pool_path, path):
-                try:
-                    source.fds.append(open_beneath(pool_path, one, os.O_RDONLY))
-                except FileNotFoundError:
-                    raise RefusedError("stale_plan", f"{display(one)} does not exist") from None
-            source.stamps = [Stamp.of(os.fstat(fd)) for fd in source.fds]
-            source.refuse_changed()
-        except BaseException:
-            source.close()
-            raise
-        return source
-
-    def close(self) -> None:
-        """Let go of it."""
-        while self.fds:
-            os.close(self.fds.pop())
-
-    @property
-    def size(self) -> int:
-        """Bytes of all parts."""
-        return sum(stamp.file_size for stamp in self.stamps)
-
-    @property
-    def kind(self) -> str:
-        """How it is packed, by its content."""
-        head = os.pread(self.fds[0], 512, 0)
-        if head[257:262] == b"ustar":
-            return _OVA
-        return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), _PLAIN)
-
-    def refuse_changed(self) -> None:
-        """Refuse what somebody writes to, or has written to since it was opened."""
-        for fd, stamp in zip(self.fds, self.stamps):
-            if locking.open_for_writing(fd) or locking.locked_bytes(fd, locking.CHANGES):
-                raise RefusedError(
-                    "image_in_use", f"{display(self.path)} is still written to; wait until it is complete"
-                )
-            if not same_content(stamp_now(fd), stamp):
-                raise RefusedError("stale_plan", f"{display(self.path)} was changed while it was read; try again")
-
-    def pieces(self, size: int) -> Iterator[bytes]:
-        """All bytes, at most so many at once."""
-        for fd in self.fds:
-            at = 0
-            while piece := os.pread(fd, size, at):
-                yield piece
-                at += len(piece)
-
-
-def _parts(pool_path: bytes, path: bytes) -> list[bytes]:
-    """The path, and those of the parts that follow it.
-
-    Raises:
-        RefusedError: ``invalid``: one between them is missing, or there are too many.
-    """
-    folder, name = os.path.split(path)
-    match = _NUMBERED.fullmatch(name)
-    if match is None or _FIRST.fullmatch(match[2]) is None:
-        return [path]
-    stem, first = match.groups()
-    fd, _ = open_parent(pool_path, path)
-    try:
-        like = re.compile(
-            re.escape(stem)
-            + (
-                rb"part[0-9]+"
-                if first.startswith(b"part")
-                else rb"[0-9]{%d}" % len(first)
-                if first.isdigit()
-                else rb"[a-z]{%d}" % len(first)
-            )
-        )
-        found = {os.fsencode(one) for one in os.listdir(fd) if like.fullmatch(os.fsencode(one))}
-    finally:
-        os.close(fd)
-    parts, last = [name], first
-    while found - set(parts):
-        last = _next(last)
-        if stem + last not in found or len(parts) >= _MOST_PARTS:
-            raise RefusedError(
-                INVALID,
-                f"{display(stem + last)} is missing among the {len(found)} parts of {display(path)}, or these are too "
-                f"many; at most {_MOST_PARTS} are read",
-            )
-        parts.append(stem + last)
-    return [os.path.join(folder, one) for one in parts]
-
-
-def _next(part: bytes) -> bytes:
-    """The name of the next part, as wide as that one."""
-    if not part.isalpha():
-        digits = part[4:] if part.startswith(b"part") else part
-        return part[: len(part) - len(digits)] + str(int(digits) + 1).encode().rjust(len(digits), b"0")
-    letters = bytearray(part)
-    for place in reversed(range(len(letters))):
-        if letters[place] < ord("z"):
-            letters[place] += 1
-            break
-        letters[place] = ord("a")
-    return bytes(letters)
 
 
 @dataclass(frozen=True)
@@ -202,7 +70,7 @@ class Unpacking(Creation):
     _node: Member | None = None
     _digest: Any = field(default_factory=hashlib.sha256)
     _content: Any = field(default_factory=hashlib.sha256)
-    _kind: str = _PLAIN
+    _kind: str = PLAIN
     _done_bytes: int = 0
 
     def run(self) -> dict[str, Any]:
@@ -223,7 +91,7 @@ class Unpacking(Creation):
             super()._tell(written)
 
     def _needed(self) -> int:
-        if self._kind != _OVA:
+        if self._kind != OVA:
             # How much comes out nobody can tell before: the reserve is watched while it is written.
             return self.source.size
         self._node = self._disk()
@@ -302,14 +170,14 @@ class Unpacking(Creation):
                 self.io.check()
 
         try:
-            if self._kind != _ZSTD or self.sha256:
+            if self._kind != ZSTD or self.sha256:
                 for piece in self._unpacked():
                     take(piece)
         except (zlib.error, lzma.LZMAError, EOFError) as error:
             raise RefusedError("dirty_or_corrupt", f"{shown} cannot be unpacked: {error}") from error
         if self.sha256 and self._digest.hexdigest() != self.sha256.lower():
             raise RefusedError("dirty_or_corrupt", f"the SHA-256 of {shown} is {self._digest.hexdigest()}")
-        if self._kind == _ZSTD:
+        if self._kind == ZSTD:
             self._zstd(take, effort)
         if output is not None:
             output.end()
@@ -317,19 +185,19 @@ class Unpacking(Creation):
     @property
     def _read_bytes(self) -> int:
         """How far the source was read; of zstd its program moves the offset of the file that both have open."""
-        return os.lseek(self.source.fds[0], 0, os.SEEK_CUR) if self._kind == _ZSTD else self._done_bytes
+        return os.lseek(self.source.fds[0], 0, os.SEEK_CUR) if self._kind == ZSTD else self._done_bytes
 
     def _pieces(self) -> Iterator[bytes]:
-        for piece in self.source.pieces(_FED if self._kind in {_GZIP, _XZ} else _PIECE):
+        for piece in self.source.pieces(_FED if self._kind in {GZIP, XZ} else _PIECE):
             self._digest.update(piece)
             self._done_bytes += len(piece)
             yield piece
 
     def _unpacked(self) -> Iterator[bytes]:
         """What is packed, as far as there is a library for it; else nothing, but all is read."""
-        if self._kind not in {_GZIP, _XZ}:
+        if self._kind not in {GZIP, XZ}:
             for piece in self._pieces():
-                yield piece if self._kind == _PLAIN else b""
+                yield piece if self._kind == PLAIN else b""
             return
         one, members = _decompressor(self._kind), 1
         for piece in self._pieces():
@@ -383,7 +251,7 @@ class Unpacking(Creation):
 
 
 def _decompressor(kind: str) -> Any:
-    return zlib.decompressobj(31) if kind == _GZIP else lzma.LZMADecompressor(lzma.FORMAT_XZ, _MOST_MEMORY)
+    return zlib.decompressobj(31) if kind == GZIP else lzma.LZMADecompressor(lzma.FORMAT_XZ, _MOST_MEMORY)
 
 
 def _more(one: Any) -> bool:

@@ -33,6 +33,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     ancestors = [Planned.parse(link) for link in args.get("chain", list, [])]
     if target.replaces or (ancestors and not base):
         raise RefusedError(INVALID, "a new image takes no other one's place; a chain needs its base")
+    if not wish.virtual_size:
+        raise RefusedError(INVALID, "virtual_size is missing")
     with host_errors():
         chain = Chain(Planned.parse(base), ancestors) if base else None
         try:

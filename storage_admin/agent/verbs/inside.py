@@ -16,6 +16,8 @@ from storage_admin.agent.rewrite.base import COMMON, Wish, opened
 
 #: So many parts are told at most, physical volumes read, and bytes of a name kept.
 _MOST_PARTS, _MOST_GROUPS, _LONGEST_NAME = 256, 16, 128
+#: Codes of refusals that matter only where something is written.
+HARMLESS = frozenset({"has_internal_snapshots", "hard_linked", "immutable", "dirty_or_corrupt"})
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:
@@ -37,16 +39,12 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     args = Arguments(request.args, COMMON)
     wish, started = Wish.parse(request.args, args), time.monotonic()
     with opened(wish) as chain:
-        links.refuse_unsafe(chain, children_known=True, carried=_HARMLESS)
+        links.refuse_unsafe(chain, children_known=True, carried=HARMLESS)
         chain.refuse_in_use()
         disk = content.Disk(io, chain.node(), chain.image.facts.virtual_size)
         found = _found(disk.read, chain.image.facts.virtual_size, io.check)
         chain.refuse_stale()
     return {**found, "read_bytes": disk.read_bytes, "seconds": round(time.monotonic() - started, 3)}
-
-
-#: What matters only to whoever writes.
-_HARMLESS = frozenset({"has_internal_snapshots", "hard_linked", "immutable", "dirty_or_corrupt"})
 
 
 def _found(read: Read, size: int, check: Callable[[], None]) -> dict[str, Any]:

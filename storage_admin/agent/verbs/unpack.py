@@ -10,7 +10,8 @@ from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Reque
 from storage_admin.agent.rewrite.base import host_errors
 from storage_admin.agent.rewrite.conversion import Target
 from storage_admin.agent.rewrite.creation import Wish
-from storage_admin.agent.rewrite.unpacking import Source, Unpacking
+from storage_admin.agent.rewrite.packed import Source
+from storage_admin.agent.rewrite.unpacking import Unpacking
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -37,7 +38,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     digest = args.maybe("sha256", str) or ""
     if target.replaces or (digest and not _SHA256.fullmatch(digest)):
         raise RefusedError(INVALID, "a new image takes no other one's place; sha256 has 64 hexadecimal digits")
-    wish = Wish.parse(Arguments(request.args | {"virtual_size": 512}, Wish.ARGS | {"source", "member", "sha256"}))
+    wish = Wish.parse(args)
     with host_errors():
         source = Source.open(place.path("pool_path_b64"), place.path("path_b64"))
         try:
