@@ -137,13 +137,12 @@ def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[in
                 ),
             )
         ]
+    if not below and image.backing_file:
+        told = gettext("The backing file of {image} is missing. Repair the chain first.")
+        return None, [Refusal("chain_broken", told.format(image=image.name))]
     if not below:
-        return None, [
-            Refusal(
-                "stale_plan",
-                gettext("{image} has no backing file, so there is nothing to flatten.").format(image=image.name),
-            )
-        ]
+        told = gettext("{image} has no backing file, so there is nothing to flatten.")
+        return None, [Refusal("stale_plan", told.format(image=image.name))]
     wanted = options["down_to"]
     if wanted is None:
         return None, []

@@ -8,7 +8,10 @@ from django.conf import settings
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
+from images.rewrite import planning
+from storage_admin.hosts.models import StoragePool
 from tests.e2e.browser import is_error
+from tests.factories import ImageFactory, JobFactory
 from tests.web.conftest import ADMIN_PAGES, Filled, fill
 from tests.working import client_as
 
@@ -71,8 +74,20 @@ def axe(page: Page) -> list[str]:
 
 
 def addresses(filled: Filled) -> list[str]:
-    plans = [f"/images/{filled.image.pk}/{kind}/" for kind in ("flatten", "convert", "check")]
-    return filled.pages() + plans + ADMIN_PAGES
+    """Every page that only reads, and every plan; also those of an image whose chain is broken, and what was found."""
+    name = filled.image.name
+    lost = ImageFactory.create(
+        pool=filled.pool, path=f"{filled.pool.path}/lost/{name}", name=name, state="chain_broken", backing_file=name,
+        header={"bitmaps": [{"name": name, "in_use": False, "granularity": 65536}]},
+    )  # fmt: skip
+    StoragePool.objects.update(look_inside=True)
+    part = {"number": 1, "volume": name[:128], "start": 0, "size": 1 << 30, "name": "ext4"}
+    found = {"table": "gpt", "wrong": "", "parts": [part | {"filesystem_bytes": 1 << 30, "free_bytes": 1 << 20}]}
+    JobFactory.create(kind="inside", target=filled.base, state="succeeded", result=found | {"fingerprint": ""})
+    kinds = [kind.name for kind in planning.rewriting_kinds()]
+    plans = [f"/images/{image}/{kind}/" for image in (filled.image.pk, lost.pk) for kind in kinds]
+    new = [f"/images/{lost.pk}/", *(f"/pools/{filled.pool.pk}/{verb}/" for verb in ("create", "unpack"))]
+    return filled.pages() + plans + new + ADMIN_PAGES
 
 
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.night)])
