@@ -90,6 +90,14 @@ class Check(Rewriting):
             warnings=[] if level == "leaks" else [str(_UNSURE)],
         )
 
+    def promise(self, method: str, options: dict[str, Any]) -> str:
+        if options["repair"] != "all":
+            return super().promise(method, options)
+        return gettext(
+            "The original is replaced only after the repaired copy is checked again. Its content is not compared. If a "
+            "guest starts, the job stops and keeps the original."
+        )
+
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002
         return {"repair": job.options["repair"]}
 

@@ -84,6 +84,13 @@ class Relink(Rewriting):
             actor.require(Role.ADMIN)
         return super().plan_for(actor, image, options)
 
+    def promise(self, method: str, options: dict[str, Any]) -> str:  # noqa: ARG002 (the same for all)
+        return gettext(
+            "The original is replaced only after the copy is checked and its own data is verified to be identical. "
+            "What a guest reads also depends on the backing file that you choose. If a guest starts, the job stops and "
+            "keeps the original."
+        )
+
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:  # noqa: ARG002
         base = base_of(image, options)
         if base is None:

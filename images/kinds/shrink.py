@@ -36,6 +36,12 @@ class Shrink(Rewriting):
     }
     methods = {"shrink": _("Shrink")}
 
+    def promise(self, method: str, options: dict[str, Any]) -> str:  # noqa: ARG002 (the same for all)
+        return gettext(
+            "The original is replaced only after the shortened copy is checked and verified to have identical content "
+            "up to its new end. If a guest starts, the job stops and keeps the original."
+        )
+
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
         against, size, now = list[Refusal](), options["size_bytes"], image.virtual_size or 0
         if image.declared_format not in {"", *FORMATS}:

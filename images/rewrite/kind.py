@@ -122,6 +122,13 @@ class Choice:
     by_hand: list[Refusal] = field(default_factory=list)
 
 
+#: What a job promises that compares its copy with the image as a whole.
+IDENTICAL = _(
+    "The original is replaced only after the new image is complete, checked and verified to have identical content, "
+    "byte for byte. If a guest starts, the job stops and keeps the original."
+)
+
+
 class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
     """A kind whose verb puts another file in an image's place by protocol P.
 
@@ -139,6 +146,10 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
     def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (for those where it depends)
         """Whether another file takes the image's place, so that its original would be gone without an undo copy."""
         return True
+
+    def promise(self, method: str, options: dict[str, Any]) -> str:
+        """What holds while it works."""
+        return str(IDENTICAL if self.replaces(method, options) else self.guarantee)
 
     @abstractmethod
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
@@ -356,12 +367,7 @@ def verify_commands(image: Image) -> list[list[str]]:
 def of_a_copy(
     name: str, image: Image, options: dict[str, Any], method: str, reason: str, changes: list[list[str]]
 ) -> Choice:
-    """The choice of a kind that changes a copy of the whole file, which then replaces the image.
-
-    Args:
-        name: of the kind, whose earlier jobs say how long it takes.
-        changes: what is done to the copy, as commands.
-    """
+    """The choice of the kind of that name, which makes ``changes`` (commands) to a copy of the whole file."""
     return Choice(
         method,
         reason,

@@ -46,6 +46,7 @@ def test_a_base_that_was_renamed_is_found_and_proven(pair: tuple[Path, Path]) ->
     assert (codes(path), codes(path, base=str(moved))) == ({"invalid"}, set())
     job = work("relink", image_at(path).pk, OPERATOR, base=str(moved))
     assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    assert [one["argv"][1] for one in job.commands].count("compare") == 1
     run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
     assert (image_at(path).state, image_at(path).backing_id) == (Image.State.OK, image_at(moved).pk)
     assert run(services.undo(OPERATOR, job)).state == Job.State.SUCCEEDED

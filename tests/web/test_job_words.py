@@ -4,13 +4,50 @@ from typing import Any
 
 import pytest
 
+from images.rewrite import planning
+from images.rewrite.kind import IDENTICAL
 from storage_admin.jobs import kinds
 from storage_admin.jobs.models import Job
+from storage_admin.web.pages.jobs import status_of
 from storage_admin.web.templatetags.job_words import asked_for, method_word, moment, shell
+from tests.factories import ImageFactory, JobFactory
 
 
 def job(kind: str, plan: dict[str, Any] | None = None, **options: Any) -> Job:
     return Job(kind=kind, options=kinds.get(kind).clean(options), plan=plan or {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "options", "kept"),
+    [
+        ("reclaim", "compress", {}, True), ("reclaim", "in_place", {}, False), ("grow", "in_place", {}, False),
+        ("commit", "commit", {}, False), ("check", "repair leaks", {"repair": "leaks"}, True),
+        ("convert", "convert", {"format": "raw"}, False),
+    ],
+)  # fmt: skip
+def test_only_a_copy_that_was_given_up_leaves_the_image_as_it_was(
+    db: None, kind: str, method: str, options: dict[str, Any], kept: bool
+) -> None:
+    result = {"before_bytes": 5, "after_bytes": 4, "method": method, "swapped": False}
+    done = JobFactory.create(
+        kind=kind, state="succeeded", result=result, plan={"method": method}, target=ImageFactory.create(),
+        options=kinds.get(kind).clean(options),
+    )  # fmt: skip
+    assert status_of(done)["original_kept"] is kept
+    done.result = result | {"swapped": True}
+    assert not status_of(done)["original_kept"]
+
+
+def test_only_a_copy_that_is_compared_as_a_whole_is_promised_to_be_identical() -> None:
+    same, found = str(IDENTICAL), set()
+    for kind in planning.rewriting_kinds():
+        repairs = kind.properties.get("repair", {}).get("enum", [None])
+        for options in ({"repair": repair} for repair in repairs):
+            if kind.promise("copy", options) != same:
+                found.add((kind.name, options["repair"]))
+            assert kind.promise("in_place", options)
+    assert found == {("shrink", None), ("relink", None), ("commit", None), ("check", "none"), ("check", "all"),
+                     ("convert", None)}  # fmt: skip
 
 
 def test_only_options_that_say_something_are_shown() -> None:

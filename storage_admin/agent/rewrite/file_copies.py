@@ -63,6 +63,17 @@ def refuse_other_header(work: Rewrite, replacement: NewFile, base: bytes | None)
         )
 
 
+def refuse_different(work: Rewrite, copy: Node, size: int) -> None:
+    """Compare the first bytes of a copy with those of the image, each without a base.
+
+    Raises:
+        RefusedError, HostError: they differ, or somebody wrote to the image.
+    """
+    if not img.compare(work.io, work.chain.node(alone=True), copy, size, work.effort("verifying", size)):
+        work.chain.refuse_stale()
+        raise HostError("the content of the copy differs from the content of the image")
+
+
 class FileCopy(Recipe):
     """What these recipes have in common: a copy of the whole file, on the base that the image has, is changed.
 

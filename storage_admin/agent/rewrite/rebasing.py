@@ -17,7 +17,7 @@ from storage_admin.agent.rewrite.backing_name import leads_to, near, no_protocol
 from storage_admin.agent.rewrite.base import Recipe, Rewrite
 from storage_admin.agent.rewrite.chain import Chain, Link
 from storage_admin.agent.rewrite.copying import Copy, differences
-from storage_admin.agent.rewrite.file_copies import copy_image, refuse_other_header
+from storage_admin.agent.rewrite.file_copies import copy_image, refuse_different, refuse_other_header
 from storage_admin.agent.swap.swap import NewFile
 
 #: Longest backing file that a qcow2 header takes, in bytes (docs/interop/qcow2.txt).
@@ -178,7 +178,7 @@ class Relink(Onto):
     """
 
     method = "relink"
-    #: There is nothing to compare with.
+    #: With its base there is nothing to compare with.
     must_equal = False
 
     def __init__(self, base: Chain, force: bool) -> None:
@@ -217,6 +217,7 @@ class Relink(Onto):
         done = img.name_base(work.io, copy, self.name, self._format(work) or "")
         if done.exit_code:
             raise work.failed("qemu-img rebase -u", done.words(), done.stderr)
+        refuse_different(work, copy, work.chain.image.facts.virtual_size)
 
 
 class Standalone(Copy):

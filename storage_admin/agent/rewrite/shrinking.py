@@ -13,7 +13,7 @@ from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.qemu import content, img
 from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite.base import Rewrite
-from storage_admin.agent.rewrite.file_copies import FileCopy, changed
+from storage_admin.agent.rewrite.file_copies import FileCopy, changed, refuse_different
 
 #: What is left is a multiple of this: of the sectors of every disk, and of the clusters of most filesystems.
 STEP = 1 << 20
@@ -81,9 +81,7 @@ class Shrink(FileCopy):
         else:
             done = img.change(work.io, copy, ["resize", "-q", "--shrink"], work.effort("shrinking", 0), [str(size)])
             self.ended(work, "qemu-img resize", done)
-        if not img.compare(work.io, work.chain.node(), copy, size, work.effort("verifying", size)):
-            work.chain.refuse_stale()
-            raise HostError("the content of the copy differs from the content of the image")
+        refuse_different(work, copy, size)
         if (gpt := self._table.gpt) is not None:
             first, end = gpt.moved(size)
             pieces = [(0, gpt.protective(self._disk.read(0, 512), size)), (gpt.sector, first), (size - len(end), end)]

@@ -40,6 +40,7 @@ from storage_admin.web.page import (
     wants_fragment,
 )
 from storage_admin.web.sidebar import active_jobs
+from storage_admin.web.templatetags.job_words import replaces
 
 PER_PAGE = 50
 LOG_LINES = 500
@@ -174,6 +175,7 @@ def status_of(job: Job) -> dict[str, Any]:
         "virtual_size": image.virtual_size if image else None,
         "result": result,
         "won_bytes": None if before is None or after is None else before - after,
+        "original_kept": result.get("swapped") is False and replaces(job),
         "plan": job.plan or {},
         "stands": _stands(job),
         "tens": int(job.progress // 10 * 10),

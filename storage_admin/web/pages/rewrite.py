@@ -300,6 +300,7 @@ def _context(
         "shown": shown_as(request, plan),
         "bandwidth_mib": bandwidth_mib,
         "method": kind.method_word(plan.method) if plan else "",
+        "promise": kind.promise(plan.method, shown.options) if plan else "",
         "replaces": plan is not None and kind.replaces(plan.method, shown.options),
         "undo_until": _until(shown.options) if plan is None or plan.undo_bytes else None,
         "won_bytes": plan.won_bytes if plan else None,

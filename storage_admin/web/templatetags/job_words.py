@@ -60,7 +60,7 @@ def asked_for(job: Job) -> list[tuple[str, str]]:
     """Word and value of each option that differs from what the kind does by itself, and of those in :data:`ALWAYS`."""
     known = _known(job.kind)
     defaults = {name: schema.get("default") for name, schema in known.properties.items()} if known else {}
-    told = {"method", "wait_hours"} if _replaces(job) else {"method", "wait_hours", "undo_hours"}
+    told = {"method", "wait_hours"} if replaces(job) else {"method", "wait_hours", "undo_hours"}
     shown = []
     for name, value in job.options.items():
         by_itself = name in defaults and value == defaults[name] and name not in ALWAYS
@@ -69,7 +69,7 @@ def asked_for(job: Job) -> list[tuple[str, str]]:
     return shown
 
 
-def _replaces(job: Job) -> bool:
+def replaces(job: Job) -> bool:
     """Whether an original is to be kept at all."""
     kind = _known(job.kind)
     return not isinstance(kind, Rewriting) or kind.replaces((job.plan or {}).get("method", ""), job.options)
