@@ -28,6 +28,7 @@ WORKDIR /app
 COPY --from=python /opt/venv /opt/venv
 COPY --from=browser /build/node_modules/htmx.org/dist node_modules/htmx.org/dist
 COPY --from=browser /build/node_modules/chart.js/dist node_modules/chart.js/dist
+COPY --from=browser /build/node_modules/js-sha256/build node_modules/js-sha256/build
 COPY --from=browser /build/node_modules/@tabler/core/dist/css node_modules/@tabler/core/dist/css
 COPY . .
 # The root filesystem may be read-only later on.

@@ -20,7 +20,7 @@ from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts import asking
 from storage_admin.jobs.plan_and_progress import Refusal
 
-#: Downloads of a web process at once: each takes one of its threads for as long as it lasts.
+#: Downloads and uploads of a web process at once: each takes one of its threads for as long as it lasts.
 AT_ONCE = 2
 _free = threading.BoundedSemaphore(AT_ONCE)
 _RANGE = re.compile(r"bytes=(\d{1,18})?-(\d{1,18})?")
@@ -81,6 +81,18 @@ def _span(wanted: str, size: int) -> tuple[int, int] | None:
     return (start, end) if start < size else (size, size)
 
 
+def take_place() -> None:
+    """One of :data:`AT_ONCE`, until :func:`give_place`; raises RefusedError (``busy``) where none is free."""
+    if not _free.acquire(blocking=False):
+        busy = _("{count} downloads or uploads are running already. Try again when one has ended.")
+        raise RefusedError("busy", busy.format(count=AT_ONCE))
+
+
+def give_place() -> None:
+    """Whoever has one gives it back."""
+    _free.release()
+
+
 class Sending:
     """The bytes, as the agent sends them. It is closed by the web server, also where the client goes away.
 
@@ -94,9 +106,7 @@ class Sending:
     """
 
     def __init__(self, actor: Actor, image: Image, start: int, end: int, *, told: bool = True) -> None:
-        if not _free.acquire(blocking=False):
-            busy = _("{count} downloads run already. Try again when one has ended.").format(count=AT_ONCE)
-            raise RefusedError("busy", busy)
+        take_place()
         self._actor, self._image, self._open, self._told = actor, image, True, told
         self._sent = 0
         self._end: dict[str, Any] = {}
@@ -140,7 +150,7 @@ class Sending:
         if not self._open:
             return
         self._open = False
-        _free.release()
+        give_place()
         self._events.close()
         if self._told and (self._sent or self._end):
             ended = {"bytes": self._sent, "sha256": self._end.get("sha256")}

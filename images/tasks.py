@@ -8,6 +8,7 @@ from django.conf import settings
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
+from images import uploads
 from images.alert_rules import looking
 from images.models import Image
 from images.policies import clock, runs
@@ -74,6 +75,12 @@ def expire_undo() -> None:
         except NotFoundError:
             why = "its image is no longer listed, so it is not known where the copy is"
             record.undo_copy_lost(job, why, known=False)
+
+
+@shared_task(base=DjangoTask, ignore_result=True)
+def tidy_uploads() -> None:
+    """Gives up uploads of which nothing comes any more, and removes what those left that ended without a file."""
+    uploads.tidy()
 
 
 @shared_task(base=DjangoTask, ignore_result=True)

@@ -7,6 +7,7 @@ FOLDERS = {
     "": "static",
     "htmx": "node_modules/htmx.org/dist",
     "chartjs": "node_modules/chart.js/dist",
+    "sha256": "node_modules/js-sha256/build",
     "tabler/css": "node_modules/@tabler/core/dist/css",
 }
 #: What pages name, and what that names in turn (a file's map). Libraries bring a hundred times as much, all of which
@@ -16,6 +17,7 @@ LOADED = (
     "tabler/css/tabler.min.css*",
     "htmx/htmx.min.js",
     "chartjs/chart.umd.min.js*",
+    "sha256/sha256.min.js",
     "drf_spectacular_sidecar/swagger-ui-dist/favicon-32x32.png",
     "drf_spectacular_sidecar/swagger-ui-dist/swagger-ui.css*",
     "drf_spectacular_sidecar/swagger-ui-dist/swagger-ui-bundle.js*",

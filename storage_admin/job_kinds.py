@@ -15,6 +15,7 @@ JOB_KINDS = [
     "images.kinds.convert.Convert",
     "images.kinds.create.Create",
     "images.kinds.unpack.Unpack",
+    "images.kinds.upload.Upload",
     "images.kinds.grow.Grow",
     "images.kinds.shrink.Shrink",
     "images.kinds.bitmaps.RemoveBitmaps",

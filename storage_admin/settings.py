@@ -319,6 +319,7 @@ CELERY_BEAT_SCHEDULE = {
     "scan every host": {"task": "images.tasks.scan_hosts", "schedule": 15 * 60.0},
     "expire undo copies": {"task": "images.tasks.expire_undo", "schedule": 60.0},
     "guests of undo copies": {"task": "images.tasks.look_at_users_of_undo_copies", "schedule": 60.0},
+    "tidy uploads": {"task": "images.tasks.tidy_uploads", "schedule": 60.0},
     "wait for guests": {"task": "images.tasks.look_at_guests", "schedule": 10.0},
     "policies": {"task": "images.tasks.advance_policies", "schedule": 15.0},
     "alerts": {"task": "images.tasks.look_for_trouble", "schedule": 60.0},

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
@@ -59,6 +60,8 @@ WAIT_OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 
+#: Jobs that wait for guests.
+PARKED = Q(state=Job.State.QUEUED, parked_at__isnull=False, options__has_key="wait_hours")
 #: Refusals that a guest's end takes away.
 OF_GUESTS = frozenset({"guest_running", "image_in_use"})
 #: After these failures nothing is started: the image is damaged, or it is not known what stands there.
@@ -166,7 +169,7 @@ def look(
         states: of the host's domains, where libvirt has told them just now; else it is asked.
     """
     chosen = Job.objects.exclude(host__in=but_not) if host_id is None else Job.objects.filter(host=host_id)
-    parked = chosen.filter(state=Job.State.QUEUED, parked_at__isnull=False).select_related("host").order_by("id")
+    parked = chosen.filter(PARKED).select_related("host").order_by("id")
     told: dict[int, dict[str, str] | None] = {}
     if host_id is not None and states is not None:
         told[host_id] = states
@@ -181,7 +184,7 @@ def look(
 
 def hosts_that_wait(*, but_not: Collection[int] = ()) -> list[int]:
     """Ids of the hosts on which jobs wait for what libvirt tells."""
-    parked = Job.objects.filter(state=Job.State.QUEUED, parked_at__isnull=False).exclude(host__in=but_not)
+    parked = Job.objects.filter(PARKED).exclude(host__in=but_not)
     return sorted({job.host_id for job in parked.only("host_id", "waited_guests") if _needs_libvirt(job)})
 
 

@@ -56,6 +56,9 @@ class AgentIO(Protocol):
         What ``made`` says of the files, the controller keeps: it can tell by that whether it came to the swap.
         """
 
+    def take_data(self) -> bytes:
+        """Ask for the next bytes of a file that the controller sends; nothing at the end."""
+
 
 class Lifeline:
     """An :class:`AgentIO` on a pair of descriptors.
@@ -141,24 +144,44 @@ class Lifeline:
             RefusedError: the controller says why not.
             StoppedError: ``no_go`` for another answer or none in time; as :meth:`check` otherwise.
         """
+        answer = self._ask(protocol.READY, "the dashboard did not confirm the swap", generation=generation, **made)
+        if answer["event"] == protocol.NO:
+            raise RefusedError(str(answer.get("code")), str(answer.get("detail")))
+        if answer["event"] != protocol.GO or answer.get("generation") != generation:
+            raise StoppedError(protocol.NO_GO, f"the controller answered {answer['event']!r}, not go for {generation}")
+
+    def take_data(self) -> bytes:
+        """Ask for the next bytes of a file that the controller sends.
+
+        Returns:
+            At most what one line holds; nothing at the end.
+
+        Raises:
+            RefusedError: ``invalid``: the controller answers something else.
+            StoppedError: as :meth:`check`.
+        """
+        answer = self._ask(protocol.MORE, "the dashboard sent nothing")
+        try:
+            if answer["event"] != protocol.DATA:
+                raise ValueError(answer["event"])
+            return protocol.unb64(answer["b64"])
+        except (KeyError, AttributeError, ValueError) as error:
+            raise RefusedError(protocol.INVALID, f"these are no bytes of a file: {error}") from error
+
+    def _ask(self, kind: str, late: str, /, **fields: Any) -> dict[str, Any]:
+        """Say something, and wait for the controller's answer to it."""
         with self._news:
             self._answers.clear()
-        self.emit(protocol.READY, generation=generation, **made)
+        self.emit(kind, **fields)
         deadline = time.monotonic() + self._go_limit
         with self._news:
             while not self._answers:
                 self._raise_if_stopped()
                 if time.monotonic() > deadline:
-                    raise StoppedError(
-                        protocol.NO_GO, f"the dashboard did not confirm the swap within {self._go_limit:.0f} s"
-                    )
+                    raise StoppedError(protocol.NO_GO, f"{late} within {self._go_limit:.0f} s")
                 self._news.wait(0.1)
-            answer = self._answers[0]
             self._raise_if_stopped()
-        if answer["event"] == protocol.NO:
-            raise RefusedError(str(answer.get("code")), str(answer.get("detail")))
-        if answer["event"] != protocol.GO or answer.get("generation") != generation:
-            raise StoppedError(protocol.NO_GO, f"the controller answered {answer['event']!r}, not go for {generation}")
+            return self._answers[0]
 
     def _raise_if_stopped(self) -> None:
         if self._stop is None and time.monotonic() - self._heard > self._silence_limit:

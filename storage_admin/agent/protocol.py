@@ -50,8 +50,9 @@ HOST, POOL, IMAGE, SEEN = "host", "pool", "image", "seen"
 OCCUPIED = "occupied"
 #: Of work that makes a new file: the most that it may write, as measured on the spot.
 SPACE = "space"
-#: A piece of a file that is sent.
-DATA = "data"
+#: A piece of a file that is sent, by either side. Of one that the agent gets: it wants the next one; up to where what
+#: it got is on the disk.
+DATA, MORE, KEPT = "data", "more", "kept"
 #: Every now and then, where a storage may fall silent: which of the pools that the work needs are (``silent``).
 STORAGE = "storage"
 #: Events of a benchmark: what its figures depend on, one figure, a tool's words, and what to know of them.
@@ -73,7 +74,7 @@ REFUSALS = frozenset(
         "not_enough_space", "not_orphan", "nothing_to_free", "outside_pool", "pool_silent", "qemu_bug", "set_aside",
         "shared_base", "shared_pool", "stale_plan", "target_exists", "tool_missing", "undo_kept", "undo_missing",
         "undo_written_to", "unproven", "unsupported_pool", "unsupported_subformat", "folder_not_listed",
-        "pool_changed", "merged", "guest_off",
+        "pool_changed", "merged", "guest_off", "upload_incomplete", "wrong_digest",
     }
 )  # fmt: skip
 

@@ -14,6 +14,7 @@ from images.api.ledger import LedgerEndpoints
 from images.api.others import GuestEndpoints, HostScanEndpoint, OverviewEndpoint, SnapshotEndpoints
 from images.api.policies import AutomationEndpoint, PolicyEndpoints
 from images.api.pools import PoolEndpoints
+from images.api.uploads import UploadEndpoints
 from storage_admin.api.accounts import AuditEndpoints, LockoutEndpoints, TokenEndpoints, UserEndpoints
 from storage_admin.api.docs import Docs, Schema
 from storage_admin.api.saved_views import SavedViewEndpoints
@@ -31,6 +32,7 @@ for name, endpoints in (
     ("images", ImageEndpoints),
     ("job-kinds", JobKindEndpoints),
     ("jobs", JobEndpoints),
+    ("uploads", UploadEndpoints),
     ("policies", PolicyEndpoints),
     ("ledger", LedgerEndpoints),
     ("benchmarks", BenchmarkEndpoints),

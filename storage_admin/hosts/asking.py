@@ -50,18 +50,30 @@ def ask(
     raise HostError(_("The agent on {host} ended without an answer.").format(host=host.name), protocol.INTERRUPTED)
 
 
-def told(host: Host, verb: str, args: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+def told(
+    host: Host, verb: str, args: dict[str, Any], *, job: str = "", more: Callable[[], bytes] | None = None
+) -> Generator[dict[str, Any], None, None]:
     """All that the agent says, as it comes; the last event is its result. Closing it stops the agent.
+
+    Args:
+        job: the id that files on the host are named after; another one each time where it is not given.
+        more: gives the next bytes of the file that the agent takes, none at its end; what it raises stops the agent.
 
     Raises:
         RefusedError, HostError: as :func:`ask`, also in the middle; no answer in time is one in which it says nothing.
     """
-    request = Request(verb=verb, job=uuid.uuid4().hex[:16], generation=1, args=args, roots=host.roots())
-    return _said(host, request, "", ANSWER_TIMEOUT, in_all=False)
+    request = Request(verb=verb, job=job or uuid.uuid4().hex[:16], generation=1, args=args, roots=host.roots())
+    return _said(host, request, "", ANSWER_TIMEOUT, in_all=False, more=more)
 
 
 def _said(
-    host: Host, request: Request, word: str, seconds: float, *, in_all: bool
+    host: Host,
+    request: Request,
+    word: str,
+    seconds: float,
+    *,
+    in_all: bool,
+    more: Callable[[], bytes] | None = None,
 ) -> Generator[dict[str, Any], None, None]:
     """The agent's events; it has so many seconds in all, or for each of them."""
     with agent_command(host, word) as command, AgentSession(command, agent_bundle().hash) as session:
@@ -76,6 +88,8 @@ def _said(
                     )
                     raise HostError(late.format(host=host.name, seconds=seconds), "host_unreachable")
                 continue
+            if event["event"] == protocol.MORE and more is not None:
+                session.feed(more())
             since = since if in_all else time.monotonic()
             if event["event"] == protocol.HELLO and event.get("uid") != 0:
                 wrong = _("The agent on {host} does not run as root.")

@@ -179,6 +179,10 @@ class AgentSession:
         self._let_go = True
         self._say(protocol.encode(protocol.GO, generation=generation))
 
+    def feed(self, piece: bytes) -> None:
+        """Gives an agent that wants more of a file the next bytes of it; none at its end."""
+        self._say(protocol.encode(protocol.DATA, b64=protocol.b64(piece)))
+
     def say_no(self, error: RefusedError | HostError) -> None:
         """Tells an agent that has exchanged files that others use the one that went, or may use either of them."""
         self._say(protocol.encode(protocol.NO, code=error.code, detail=error.detail))

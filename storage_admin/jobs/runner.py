@@ -75,6 +75,9 @@ def run(job_id: int) -> None:
             _hand_over(job, recorder, str(left))
             return
         except (RefusedError, HostError, StoppedError) as error:
+            if kinds.goes_on(job) and stopping.is_set() and not recorder.cancel_requested:
+                _hand_over(job, recorder, "the worker is stopped")
+                return
             _end_badly(job, recorder, error.code, error.detail)
         except DATABASE_AWAY as error:
             if kinds.goes_on(job):

@@ -29,6 +29,7 @@ from storage_admin.web.pages import (
     snapshots,
     tokens,
     unpack,
+    upload,
     users,
     webhooks,
 )
@@ -82,6 +83,7 @@ urlpatterns = [
     path("pools/<int:pool_id>/leftover/", pools.pool_leftover, name="pool_leftover"),
     path("pools/<int:pool_id>/create/", create.create, name="create"),
     path("pools/<int:pool_id>/unpack/", unpack.unpack, name="unpack"),
+    path("pools/<int:pool_id>/upload/", upload.upload, name="upload"),
     path("guests/", guests.guests, name="guests"),
     path("guests/export.csv", guests.guests_csv, name="guests_csv"),
     path("guests/snapshots/", snapshots.snapshots, name="snapshots"),

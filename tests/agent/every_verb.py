@@ -53,7 +53,9 @@ NEVER_DONE = frozenset({"discard_undo"})
 #: Verbs that look at a whole pool, or at many images.
 POOLS = frozenset({"scan", "look", "sample", "recover", "folder"})
 #: Verbs that read nothing of an image, or only what they made.
-NO_IMAGES = frozenset({"pve", "benchmark", "users", "beneath", "occupied", "unpack"})
+NO_IMAGES = frozenset(
+    {"pve", "benchmark", "users", "beneath", "occupied", "unpack", "receive", "upload", "forget_upload"}
+)
 #: Verbs that change an image's name and take nothing from its content.
 NAMES = frozenset({"set_aside", "restore_aside", "delete_aside", "drop"})
 #: How work may end that is neither a bug nor a result.

@@ -46,6 +46,9 @@ class RecordingIO:
     def wait_for_go(self, generation: int, **made: int) -> None:
         raise AssertionError("this verb replaces nothing")
 
+    def take_data(self) -> bytes:
+        raise AssertionError("this verb takes no file")
+
     def all(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["event"] == kind]
 

@@ -79,6 +79,8 @@ CASES = [
     Case("get", "jobs/", VIEWER),
     Case("get", "jobs/{job}/", VIEWER),
     Case("get", "jobs/{job}/log/", VIEWER),
+    Case("get", "uploads/{upload}/", VIEWER),
+    Case("patch", "uploads/{upload}/", OPERATOR, 400),
     Case("post", "jobs/", OPERATOR, 202, {"kind": "analyze", "image": "{image}"}, first=VIEWER),
     Case("post", "jobs/", VIEWER, 200, {"kind": "analyze", "image": "{image}", "dry_run": True}),
     Case("post", "jobs/{active}/cancel/", OPERATOR, 202),
@@ -181,7 +183,9 @@ def world(db: None, tmp_path: Path, settings: Any) -> dict[str, Any]:
     settings.ALERT_EMAILS = ["ann@example.org"]
     mail = DeliveryFactory.create(webhook=None, recipients=["ann@example.org"], state="given_up", attempts=7)
     user = UserFactory.create()
+    upload = JobFactory.create(target=pool, kind="upload", options={"name": "x", "size": 9}, kept={"received": 0})
     return {
+        "upload": upload.pk,
         "host": host.pk, "slug": "mine", "pool": pool.pk, "spare": StoragePoolFactory.create(host=host).pk,
         "there": StoragePoolFactory.create(host=host, path=str(tmp_path)).pk,
         "image": image.pk, "guest": use.disk.guest.pk, "job": job.pk, **orphans(pool),

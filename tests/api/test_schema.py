@@ -22,6 +22,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
 from benchmarks.models import Benchmark, Watch
+from images.api.uploads import BytesParser
 from images.models import Image, Policy, PolicyRun
 from storage_admin.accounts.models import SavedView, Token, User
 from storage_admin.agent.protocol import HostError
@@ -104,6 +105,7 @@ def api(one_connection: None, no_network: None) -> Any:
     job = JobFactory.create(
         target=image, kind="reclaim", state="failed", error_code="tool_failed", result={"freed_bytes": 5}
     )
+    JobFactory.create(target=base.pool, kind="upload", options={"name": "x", "size": 9}, kept={"received": 0})
     JobLogFactory.create(job=job)
     SampleFactory.create(benchmark__pool=base.pool)
     WatchFactory.create(pool=base.pool)
@@ -114,6 +116,10 @@ def api(one_connection: None, no_network: None) -> Any:
     run = PolicyPickFactory.create(image=image, job=job, state="failed", code="tool_failed", reason="It broke.").run
     PolicyPickFactory.create(run=run, image=base, state="skipped", code="guests_unknown", reason="Nobody knows.")
     return served()
+
+
+# Bytes of an upload are sent as any bytes are.
+schemathesis.serializer.alias(BytesParser.media_type, "application/octet-stream")
 
 
 @cache
@@ -132,11 +138,13 @@ def real_ids(path: str) -> dict[str, int]:
     models: dict[str, Any] = {
         "hosts": Host, "pools": StoragePool, "guests": Guest, "images": Image, "jobs": Job, "tokens": Token,
         "users": User, "benchmarks": Benchmark, "benchmark-watches": Watch, "views": SavedView, "policies": Policy,
-        "alerts": Alert, "webhooks": Webhook, "lockouts": AccessAttempt,
+        "alerts": Alert, "webhooks": Webhook, "lockouts": AccessAttempt, "uploads": Job,
     }  # fmt: skip
     if "{id}" not in path or "{uid}" in path:
         return {}
-    found = {"id": int(models[path.split("/")[3]].objects.latest("pk").pk)}
+    kind = path.split("/")[3]
+    rows = models[kind].objects.filter(kind="upload") if kind == "uploads" else models[kind].objects
+    found = {"id": int(rows.latest("pk").pk)}
     for name, model in (("run", PolicyRun), ("delivery", Delivery)):
         if f"{{{name}}}" in path:
             found[name] = int(model._default_manager.latest("pk").pk)

@@ -29,6 +29,7 @@ RINGS = {
     "scan every host": ("images.tasks.scan_hosts", 15 * 60),
     "expire undo copies": ("images.tasks.expire_undo", 60),
     "guests of undo copies": ("images.tasks.look_at_users_of_undo_copies", 90),
+    "tidy uploads": ("images.tasks.tidy_uploads", 600),
     "wait for guests": ("images.tasks.look_at_guests", 10),
     # A window is called late two minutes after it opened, and its last minutes begin nothing.
     "policies": ("images.tasks.advance_policies", 30),

@@ -118,6 +118,8 @@ PAGES = [
     Page("post", "create", OPERATOR, first=VIEWER),
     Page("get", "unpack", VIEWER),
     Page("post", "unpack", OPERATOR, first=VIEWER),
+    Page("get", "upload", VIEWER),
+    Page("post", "upload", OPERATOR, first=VIEWER),
     Page("get", "guests", VIEWER),
     Page("get", "guests_csv", VIEWER),
     Page("get", "snapshots", VIEWER),

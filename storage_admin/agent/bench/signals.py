@@ -38,7 +38,7 @@ class Silent:
 
     def __init__(self, io: AgentIO, *, heard: bool = False) -> None:
         self.emit, self.emit_raw, self.progress = io.emit, io.emit_raw, io.progress
-        self.log, self.wait_for_go = io.log, io.wait_for_go
+        self.log, self.wait_for_go, self.take_data = io.log, io.wait_for_go, io.take_data
         self._check = io.check if heard else None
 
     def check(self) -> None:

@@ -59,7 +59,7 @@ class _OneOfMany:
     def __init__(self, io: AgentIO, done: int, total: int) -> None:
         self._io, self._done, self._total = io, done, total
         self.emit, self.emit_raw, self.log, self.command = io.emit, io.emit_raw, io.log, io.command
-        self.check, self.wait_for_go = io.check, io.wait_for_go
+        self.check, self.wait_for_go, self.take_data = io.check, io.wait_for_go, io.take_data
 
     def tell(self, what: str = "") -> None:
         """Say which one it is."""

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from images import selectors
+from images import selectors, uploads
 from images.models import Image
 from storage_admin.accounts.models import Role
 from storage_admin.accounts.saved_views import list_page
@@ -220,7 +220,7 @@ def _shown(request: PageRequest, row: Job) -> HttpResponseBase:
     lines = row.log_lines.order_by("-id")
     shown = list(lines if "all" in request.GET else lines[:LOG_LINES])[::-1]
     context |= {"section": "jobs", "lines": shown, "earlier": lines.count() - len(shown)}
-    context |= {"last": shown[-1].pk if shown else 0}
+    context |= {"last": shown[-1].pk if shown else 0, "awaits_file": uploads.awaits(row)}
     context |= live_context(body, version, url=url, every=every)
     return render(request, "jobs/job.html", context, status=forms.status_of(request))
 

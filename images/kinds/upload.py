@@ -1,0 +1,153 @@
+"""The job kind ``upload``: a file comes from a browser or by REST, and gets its name in a pool when it is whole.
+
+It is queued first and waits for the bytes (:mod:`images.uploads`), which agents gather in a file beside. Then it reads
+that back, compares its digest, and gives it its name.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+from django.utils import timezone
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
+
+from images.kinds.create import Create, path_in
+from images.models import Image
+from images.rewrite import record, refusals, space
+from storage_admin.accounts.models import Actor
+from storage_admin.agent.folders.pools import wrong_name
+from storage_admin.agent.protocol import b64
+from storage_admin.errors import InvalidError
+from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.names import display, path_key
+from storage_admin.hosts.selectors import find_pool
+from storage_admin.jobs.kinds import BEGUN, JobKind, Lock, Target, Unsuccessful, Wait
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import Plan, Refusal
+from storage_admin.words import size
+
+#: An upload of which nothing has come for so long is given up.
+PATIENCE = timedelta(hours=24)
+#: What the row keeps: how many bytes are on the host's disk. It goes when nothing is left there but the finished file.
+RECEIVED = "received"
+#: What it keeps besides: the SHA-256 that whoever sent the last bytes says the whole file has.
+WHOLE = "whole_sha256"
+
+
+class Upload(Create):
+    """Takes a file that somebody sends, in as many pieces and over as many days as that takes."""
+
+    name = "upload"
+    title = _("Upload file")
+    description = _(
+        "Takes a file that is sent by a browser or by REST, in pieces, and goes on where it broke off. The file gets "
+        "its name only when all of it is on the disk and has been read back. No file is overwritten."
+    )
+    verb = "upload"
+    rewrites = False
+    goes_on = True
+    stages = {"checking": (0, 98), "swapping": (98, 100)}
+    unsuccessful = {
+        "": Unsuccessful(
+            gettext_noop("The file was uploaded completely, or there is no file of its name."),
+            gettext_noop("No file was made. What was uploaded so far is removed."),
+        )
+    }
+    properties = {
+        "name": {"type": "string", "description": _("Name of the new file.")},
+        "size": {
+            "type": "integer", "minimum": 1, "maximum": (1 << 63) - 1,
+            "description": _("Size of the file that will be sent, in bytes."),
+        },
+        "sha256": {
+            "type": ["string", "null"],
+            "pattern": "^[0-9a-fA-F]{64}$",
+            "default": None,
+            "description": _("SHA-256 that the file must have; null to take it as it comes."),
+        },
+        **record.SPEED_OPTIONS,
+    }  # fmt: skip
+
+    @property
+    def options_schema(self) -> dict[str, Any]:
+        return super().options_schema | {"required": ["name", "size"]}
+
+    def clean(self, options: Any) -> dict[str, Any]:
+        cleaned = JobKind.clean(self, options)
+        name = cleaned["name"].encode("utf-8", "surrogatepass")
+        wrong = wrong_name(name) or ("\0" in cleaned["name"] or "/" in cleaned["name"] or name.startswith(b"."))
+        if wrong:
+            why = gettext("Enter a name of 1 to 255 bytes without a slash, which does not begin with a dot.")
+            raise InvalidError(f"name: {why}", {"name": why})
+        return cleaned
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
+        written = path_key(path_in(find_pool(target.id), options))
+        return [Lock(f"path:{target.host.pk}:{written}", exclusive=True)]
+
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+        pool = find_pool(target_id)
+        against = [*refusals.for_host(pool.host), *refusals.for_pool(pool)]
+        path, length = path_in(pool, options), options["size"]
+        if Image.objects.filter(host=pool.host, path_key=path_key(path), missing_since=None).exists():
+            taken = gettext("{path} already exists. Choose another name.").format(path=display(path))
+            against.append(Refusal("target_exists", taken))
+        reason = gettext("{size:,} bytes are sent, written beside {path}, and read back. Then the file gets its name.")
+        need = space.Need(pool.host_id, length, length)
+        return Plan(
+            method="upload",
+            reason=reason.format(size=length, path=display(path)),
+            facts_at=pool.last_scanned,
+            before_bytes=0,
+            predicted_after_bytes=length,
+            predicted_low=0,
+            predicted_high=length,
+            scratch_bytes=length,
+            scratch_pool=pool.pk,
+            lasting_bytes=length,
+            refusals=tuple(against or space.Admitted().against(pool, pool.host, need)),
+            options=options,
+        )
+
+    def submitted(self, job: Job) -> None:
+        Job.objects.filter(pk=job.pk).update(
+            kept={RECEIVED: 0}, done_bytes=0, total_bytes=job.options["size"], wait_until=timezone.now() + PATIENCE
+        )
+
+    def must_wait(self, job: Job, *, ask: bool) -> Wait | None:  # noqa: ARG002 (nobody has to be asked)
+        if BEGUN in job.kept:
+            return None
+        return Wait(waiting_for(job), job.wait_until or timezone.now() + PATIENCE)
+
+    def request(self, job: Job) -> dict[str, Any]:
+        speed, ready = record.speed_for(job), job.kept.get("ready") or {}
+        return {
+            "target": where(job), "size": job.options["size"], "sha256": job.options["sha256"] or job.kept.get(WHOLE),
+            "inode": ready.get("made_inode"), "bandwidth_bytes_sec": speed.bandwidth_bytes_sec,
+            "idle_io": speed.idle_io,
+        }  # fmt: skip
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        pool = find_pool(job.target_id)
+        record.write_line_beside(job, pool, result["after_bytes"])
+        Job.objects.filter(pk=job.pk).update(kept={})
+        return {
+            "method": job.plan["method"], "path": display(path_in(pool, job.options)), "pool": pool.pk,
+            "format": result["format"], "inode": result["inode"], "file_size": result["file_size"],
+            "sha256": result["sha256"], "after_bytes": result["after_bytes"], "seconds": result["seconds"],
+        }  # fmt: skip
+
+
+def where(job: Job) -> dict[str, Any]:
+    """The place of the file that an upload becomes, as the agent is told of it.
+
+    Raises:
+        NotFoundError: its pool is gone.
+    """
+    pool: StoragePool = find_pool(job.target_id)
+    return {"pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(path_in(pool, job.options))}
+
+
+def waiting_for(job: Job) -> str:
+    """What an upload waits for, as in "waits for …"."""
+    return f"the rest of the file: {size(job.kept.get(RECEIVED, 0))} of {size(job.options['size'])} have arrived"
