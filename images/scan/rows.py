@@ -33,12 +33,12 @@ STARTING: dict[str, Any] = {
 HEADER = (
     "compat", "refcount_bits", "lazy_refcounts", "extended_l2", "subformat", "encryption", "dirty", "corrupt",
     "data_file_raw", "other_size", "bitmaps", "mode", "uid", "gid", "acl",
-    "capabilities", "immutable",
+    "capabilities", "immutable", "key_slots",
 )  # fmt: skip
 #: Those that an image has one plain value of; the others are lists.
-_PLAIN_HEADER = tuple(name for name in HEADER if name != "bitmaps")
+_PLAIN_HEADER = tuple(name for name in HEADER if name not in {"bitmaps", "key_slots"})
 #: What stands in few headers, or differs from one to the next.
-_LISTS = ("bitmaps", "data_file_b64", "extents_b64", "alone", "keeper")
+_LISTS = ("bitmaps", "key_slots", "data_file_b64", "extents_b64", "alone", "keeper")
 #: What the column of names takes: more than any file's name, but a volume's may be as long as it likes.
 LONGEST_NAME = 1100
 #: The largest number that the database's columns take.

@@ -195,7 +195,7 @@ class Lifeline:
         while True:
             try:
                 select.select([self._incoming], [], [])
-                chunk = os.read(self._incoming, 1 << 16)
+                chunk = os.read(self._incoming, 1 << 20)
             except BlockingIOError:
                 continue
             except OSError as error:

@@ -74,7 +74,7 @@ REFUSALS = frozenset(
         "not_enough_space", "not_orphan", "nothing_to_free", "outside_pool", "pool_silent", "qemu_bug", "set_aside",
         "shared_base", "shared_pool", "stale_plan", "target_exists", "tool_missing", "undo_kept", "undo_missing",
         "undo_written_to", "unproven", "unsupported_pool", "unsupported_subformat", "folder_not_listed",
-        "pool_changed", "merged", "guest_off", "upload_incomplete", "wrong_digest",
+        "pool_changed", "merged", "guest_off", "upload_incomplete", "wrong_digest", "wrong_passphrase",
     }
 )  # fmt: skip
 

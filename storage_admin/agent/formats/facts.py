@@ -48,6 +48,7 @@ class Facts:
 
     ``backing_file`` and ``data_file`` stand as they were written: relative to the image, or with a protocol.
     ``encryption`` is ``aes`` or ``luks`` for what a qcow2 holds, ``luks (CIPHER)`` or ``luks2`` for a LUKS volume.
+    ``key_slots`` are the numbers of the LUKS key slots that hold a key.
     ``other_size`` is what programs other than qemu take for the virtual size, where the header leaves that open (VHD).
     ``extents`` are the names of further files that hold the image's data (VMDK), relative to the image.
     """
@@ -64,6 +65,7 @@ class Facts:
     subformat: str | None = None
     encrypted: bool = False
     encryption: str | None = None
+    key_slots: tuple[int, ...] | None = None
     dirty: bool = False
     corrupt: bool = False
     backing_file: bytes | None = None

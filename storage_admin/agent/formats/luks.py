@@ -7,6 +7,7 @@ Bounds of version 1 as in qemu (crypto/block-luks.c).
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import struct
 
@@ -18,6 +19,8 @@ _SECTOR = 512
 _HEADER = struct.Struct(">6sH32s32s32sII20s32sI40s")
 _SLOT = struct.Struct(">II32sII")
 _SLOTS = 8
+#: What :func:`slots_of` needs.
+HEADER_BYTES = _HEADER.size + _SLOTS * _SLOT.size
 _SLOT_ON, _SLOT_OFF = 0x00AC71F3, 0x0000DEAD
 _STRIPES = 4000
 _FIRST_KEY_SECTOR = 8
@@ -45,24 +48,51 @@ def read(reader: Reader) -> Facts:
     Raises:
         UnreadableError: what is wrong with the header, or which bound it exceeds.
     """
-    if len(reader.head) < _HEADER.size + _SLOTS * _SLOT.size or reader.head[:6] != MAGIC:
+    if len(reader.head) < HEADER_BYTES or reader.head[:6] != MAGIC:
         raise UnreadableError("the LUKS header is cut off or missing")
     version = int.from_bytes(reader.head[6:8], "big")
     # qemu counts a file in whole sectors.
     file_size = (reader.file_size + _SECTOR - 1) // _SECTOR * _SECTOR
     if version == 1:
-        encryption, payload_offset = _version_1(reader.head)
+        encryption, payload_offset, slots = _version_1(reader.head)
         if payload_offset > file_size:
             raise UnreadableError(f"the file is cut off: its encrypted data starts at byte {payload_offset}")
-        return Facts(format="luks", virtual_size=file_size - payload_offset, encrypted=True, encryption=encryption)
+        return Facts(
+            format="luks", virtual_size=file_size - payload_offset, encrypted=True, encryption=encryption,
+            key_slots=slots,
+        )  # fmt: skip
     if version == 2:
         _check_version_2(reader)
         return Facts(format="luks", virtual_size=file_size, encrypted=True, encryption="luks2")
     raise UnreadableError(f"this version does not read LUKS version {version}")
 
 
-def _version_1(head: bytes) -> tuple[str, int]:
-    """How it is encrypted, in words, and where the encrypted data starts, in bytes."""
+def slots_of(head: bytes) -> tuple[int, ...] | None:
+    """The slots of a header of version 1 that hold a key; ``None`` where it is damaged.
+
+    Args:
+        head: its first :data:`HEADER_BYTES`, wherever it stands.
+    """
+    try:
+        return _version_1(head)[2] if len(head) >= HEADER_BYTES and head[:8] == MAGIC + b"\0\1" else None
+    except UnreadableError:
+        return None
+
+
+def payload_offset(fd: int) -> int:
+    """Where the encrypted data of a volume of version 1 starts, in bytes.
+
+    Raises:
+        UnreadableError: its header is damaged.
+    """
+    head = os.pread(fd, HEADER_BYTES, 0)
+    if len(head) < HEADER_BYTES or head[:8] != MAGIC + b"\0\1":
+        raise UnreadableError("the LUKS header is cut off or missing")
+    return _version_1(head)[1]
+
+
+def _version_1(head: bytes) -> tuple[str, int, tuple[int, ...]]:
+    """How it is encrypted, in words, where the encrypted data starts, in bytes, and the slots that hold a key."""
     _, _, *words, payload_sector, key_bytes, _, _, iterations, _ = _HEADER.unpack_from(head)
     cipher, mode, _ = (_word(raw) for raw in words)
     if "-" not in mode:
@@ -73,13 +103,15 @@ def _version_1(head: bytes) -> tuple[str, int]:
         raise UnreadableError("the LUKS header says that its key was derived in no iterations")
     if payload_sector < _FIRST_KEY_SECTOR:
         raise UnreadableError("the LUKS header says that its data is in another file, or lies over the header")
-    taken = []
+    taken, held = [], []
     for number in range(_SLOTS):
         active, slot_iterations, _, start, stripes = _SLOT.unpack_from(head, _HEADER.size + number * _SLOT.size)
         if active not in (_SLOT_ON, _SLOT_OFF) or stripes != _STRIPES or (active == _SLOT_ON and not slot_iterations):
             raise UnreadableError(f"the LUKS key slot {number} is damaged")
         sectors = (key_bytes * stripes + _SECTOR - 1) // _SECTOR
         taken.append((start, start + sectors))
+        if active == _SLOT_ON:
+            held.append(number)
     taken.sort()
     if taken[0][0] < _FIRST_KEY_SECTOR or taken[-1][1] > payload_sector:
         raise UnreadableError("the LUKS key slots lie over the header or the encrypted data")
@@ -87,7 +119,7 @@ def _version_1(head: bytes) -> tuple[str, int]:
         raise UnreadableError("two LUKS key slots overlap")
     # In XTS one half of the key is for the tweak.
     key_bits = key_bytes * 8 // (2 if mode.startswith("xts-") else 1)
-    return f"luks ({cipher}-{key_bits}-{mode})", payload_sector * _SECTOR
+    return f"luks ({cipher}-{key_bits}-{mode})", payload_sector * _SECTOR, tuple(held)
 
 
 def _word(raw: bytes) -> str:

@@ -9,6 +9,7 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from storage_admin.agent.formats import luks
 from storage_admin.agent.formats.facts import Bitmap, Facts, Reader, Snapshot, UnreadableError, text
 
 MAGIC = b"QFI\xfb"
@@ -32,6 +33,7 @@ _V3 = struct.Struct(">4sIQIIQIIQQIIQQQQII")
 _EXTENSION = struct.Struct(">II")
 _SNAPSHOT = struct.Struct(">QIHHIIQII")
 _BITMAPS = struct.Struct(">IIQQ")
+_LUKS = struct.Struct(">QQ")
 _BITMAP = struct.Struct(">QIIBBHI")
 _BITMAP_IN_USE, _BITMAP_AUTO = 1, 2
 
@@ -71,7 +73,8 @@ class Extensions:
     backing_format: str | None = None
     data_file: bytes | None = None
     bitmaps: tuple[int, int, int] | None = None
-    luks: bool = False
+    #: Where the LUKS header is, and its length with the room for all keys.
+    luks: tuple[int, int] | None = None
 
 
 _NO_EXTENSIONS = Extensions()
@@ -103,6 +106,7 @@ def read(reader: Reader) -> Facts:
         extended_l2=bool(header.incompatible & EXTENDED_L2) if version3 else None,
         encrypted=header.crypt_method != 0,
         encryption=_CRYPT[header.crypt_method],
+        key_slots=_key_slots(reader, found.luks) if found.luks else None,
         dirty=bool(header.incompatible & DIRTY),
         corrupt=bool(header.incompatible & CORRUPT),
         backing_file=_backing_name(reader, header),
@@ -239,7 +243,7 @@ def _extensions(reader: Reader, header: Header) -> Extensions:
     backing_format: str | None = None
     data_file: bytes | None = None
     bitmaps: tuple[int, int, int] | None = None
-    luks = False
+    place: tuple[int, int] | None = None
     for magic, offset, length in _walk_extensions(reader, header):
         if magic == _EXT_BACKING_FORMAT:
             if length > MAX_BACKING_FORMAT:
@@ -254,10 +258,30 @@ def _extensions(reader: Reader, header: Header) -> Extensions:
         elif magic == _EXT_LUKS:
             if length != 16 or header.crypt_method != 2:
                 raise UnreadableError("the LUKS header extension contradicts the header")
-            luks = True
-    if backing_format is None and data_file is None and bitmaps is None and not luks:
+            at, room = _LUKS.unpack(reader.at(offset, length, "the LUKS header extension"))
+            place = at, room
+    if backing_format is None and data_file is None and bitmaps is None and place is None:
         return _NO_EXTENSIONS
-    return Extensions(backing_format, data_file, bitmaps, luks)
+    return Extensions(backing_format, data_file, bitmaps, place)
+
+
+def luks_area(fd: int, file_size: int) -> tuple[int, int]:
+    """Where in an encrypted image its LUKS header and keys are: offset and length in bytes.
+
+    Raises:
+        UnreadableError: it has none.
+    """
+    reader = Reader(fd, file_size)
+    found = _extensions(reader, parse_header(reader)).luks
+    if found is None:
+        raise UnreadableError("the image has no LUKS header")
+    return found
+
+
+def _key_slots(reader: Reader, place: tuple[int, int]) -> tuple[int, ...] | None:
+    if place[0] > reader.file_size - luks.HEADER_BYTES:
+        return None
+    return luks.slots_of(reader.at(place[0], luks.HEADER_BYTES, "the LUKS header"))
 
 
 def _bitmaps_extension(reader: Reader, header: Header, offset: int, length: int) -> tuple[int, int, int] | None:

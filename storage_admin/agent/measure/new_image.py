@@ -17,6 +17,8 @@ KIB, MIB = 1 << 10, 1 << 20
 _BLOCK = 4096
 #: What a filesystem may need for its own lists of blocks, or set aside behind a file's end.
 _SLACK = 16 * _BLOCK
+#: A LUKS header with the room for eight keys, and the part of it that one takes (qemu-img with AES-256 in XTS mode).
+_LUKS, _KEY = 2_068_480, 256 * KIB
 _SIZE = re.compile(
     r"(?:0x(?P<hex>[0-9a-f]+)|(?P<number>[0-9]{1,15}(?:\.[0-9]{1,9})?)(?P<unit>[bkmgt]?))", re.IGNORECASE
 )
@@ -33,19 +35,22 @@ class Room(NamedTuple):
     high: int
 
 
-def room(form: str, options: Mapping[str, str], virtual_size: int) -> Room:
+def room(form: str, options: Mapping[str, str], virtual_size: int, *, locked: bool = False) -> Room:
     """What an image of that virtual size takes.
 
     Args:
         form: its format, in qemu's word.
         options: creation options as qemu-img takes them, all of them sound.
         virtual_size: in bytes.
+        locked: whether it is encrypted, as qcow2 and raw can be.
 
     Raises:
         ValueError, ArithmeticError: an option is not sound.
     """
     if form == "qcow2":
-        return _qcow2(options, virtual_size)
+        return _qcow2(options, virtual_size, _LUKS if locked else 0)
+    if locked:
+        return Room(_KEY, _BLOCK, _LUKS + _SLACK)
     filled = options.get("preallocation") in {"falloc", "full"}
     if form == "raw":
         # Its first block is written by QEMU, which finds out by it how a guest's requests have to be aligned.
@@ -71,14 +76,14 @@ def tables(cluster_size: int | None, virtual_size: int) -> int:
     return room("qcow2", {"cluster_size": str(cluster_size or 512), "extended_l2": "on"}, virtual_size).high
 
 
-def _qcow2(options: Mapping[str, str], virtual_size: int) -> Room:
+def _qcow2(options: Mapping[str, str], virtual_size: int, beside: int = 0) -> Room:
     cluster = size_of(options.get("cluster_size", "64k")) or 0
     entry = 16 if options.get("extended_l2") in ON else 8
     refcount_bits = int(options.get("refcount_bits", "16"))
     clusters = _up(virtual_size, cluster)
     tables = _up(clusters, cluster // entry)
     # Header, refcount table, one block of refcounts, and the L1 table, which does not fill its last cluster.
-    size = 3 * cluster + 8 * tables
+    size = 3 * cluster + 8 * tables + _up(beside, cluster) * cluster
     wanted = options.get("preallocation", "off")
     if wanted != "off":
         blocks = _up((clusters + tables + size // cluster + 1) * refcount_bits, 8 * cluster)

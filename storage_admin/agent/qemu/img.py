@@ -8,10 +8,9 @@ format and its base spelled out: qemu opens exactly these files, and none that a
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent.host.mounts import Mounts
@@ -19,6 +18,8 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.programs.confined import Files
 from storage_admin.agent.protocol import HostError, display
+from storage_admin.agent.qemu import versions
+from storage_admin.agent.qemu.keys import Keys, deriving
 from storage_admin.agent.qemu.node import SLOW_QUERY, Effort, Node, answered, fail, formats, text
 
 
@@ -37,6 +38,7 @@ class Conversion:
         virtual_size: of the target in bytes, which has to be said where there is a ``backing``.
         bitmaps: whether persistent bitmaps are taken over.
         bandwidth: bytes a second, at most.
+        keys: that the ``options`` name.
     """
 
     folder: int
@@ -49,6 +51,7 @@ class Conversion:
     virtual_size: int = 0
     bitmaps: bool = False
     bandwidth: int | None = None
+    keys: Keys = field(default_factory=Keys)
 
 
 def convert(io: AgentIO, source: Node, target: Conversion, effort: Effort) -> tools.Finished:
@@ -104,21 +107,27 @@ def _create(io: AgentIO, image: Node, target: Conversion, effort: Effort) -> too
     asked += ["-o", options] if options else []
     asked += ["-u", "-b", target.backing[0], "-F", target.backing[1]] if target.backing is not None else []
     size = str(target.virtual_size)
-    return tools.run(
-        ["qemu-img", *asked, image.path_by_descriptor(), size],
-        io,
-        limits=SLOW_QUERY,
-        idle_io=effort.idle_io,
-        files=Files(written=[image.fd]),
-        watch=effort.watch,
-        shown=["qemu-img", *map(text, asked), display(target.shown), size],
-    )
+
+    def run() -> tools.Finished:
+        with target.keys.handed() as (objects, pipes):
+            return tools.run(
+                ["qemu-img", asked[0], *objects, *asked[1:], image.path_by_descriptor(), size],
+                io,
+                limits=SLOW_QUERY,
+                idle_io=effort.idle_io,
+                files=Files(written=[image.fd]),
+                pass_fds=pipes,
+                watch=effort.watch,
+                shown=["qemu-img", *map(text, asked), display(target.shown), size],
+            )
+
+    return deriving(run)
 
 
 def _options(io: AgentIO, target: Conversion) -> str:
     """Creation options with those of the filesystem: on XFS, qemu-img rounds what a file takes up to 1 MiB."""
     mount = Mounts.of_this_machine().of_descriptor(target.folder)
-    if mount is None or mount.filesystem != "xfs" or version(io) < (5, 2):
+    if mount is None or mount.filesystem != "xfs" or versions.version(io) < (5, 2):
         return target.options
     return ",".join(filter(None, [target.options, "extent_size_hint=0"]))
 
@@ -210,16 +219,12 @@ def _shown_compare(images: Sequence[Node], parts: int) -> list[str]:
 
 __all__ = [
     "CHECKED", "REPAIRED", "CheckReport", "Conversion", "Effort", "Node", "change", "check", "commit", "compare",
-    "convert", "create", "info", "measure", "name_base", "rebase", "supports_zstd", "version",
+    "convert", "create", "info", "measure", "name_base", "rebase",
 ]  # fmt: skip
 
-_VERSION = re.compile(rb"qemu-img version ([0-9]+)\.([0-9]+)")
 #: Formats that ``qemu-img check`` knows, and those that it repairs.
 CHECKED = frozenset({"qcow2", "qed", "vdi", "vhdx", "vmdk"})
 REPAIRED = frozenset({"qcow2", "qed", "vhdx"})
-#: What was asked of a qemu-img already, by its device, inode and time of last modification: an upgrade is another one.
-_known_versions: dict[tuple[int, int, int], tuple[int, int]] = {}
-_known_zstd: dict[tuple[int, int, int], bool] = {}
 
 
 @dataclass(frozen=True)
@@ -234,37 +239,6 @@ class CheckReport:
     def sound(self) -> bool:
         """Whether every cluster can be trusted; a leak only wastes space."""
         return not self.corruptions and not self.errors
-
-
-def version(io: AgentIO) -> tuple[int, int]:
-    """Major and minor version of this host's qemu-img; asked once for each.
-
-    Raises:
-        RefusedError: ``tool_missing``.
-        HostError: it does not say.
-    """
-    program = _program()
-    if program not in _known_versions:
-        done = tools.run(["qemu-img", "--version"], io)
-        found = _VERSION.search(done.stdout)
-        if done.exit_code or found is None:
-            raise HostError(f"qemu-img does not say its version: {done.words()}")
-        _known_versions[program] = int(found.group(1)), int(found.group(2))
-    return _known_versions[program]
-
-
-def supports_zstd(io: AgentIO) -> bool:
-    """Whether this host's qemu-img can compress with zstd: since 5.1, where it was built with it; asked once."""
-    program = _program()
-    if program not in _known_zstd:
-        asked = ["qemu-img", "measure", "-O", "qcow2", "-o", "compression_type=zstd", "--size", "1M"]
-        _known_zstd[program] = version(io) >= (5, 1) and tools.run(asked, io).exit_code == 0
-    return _known_zstd[program]
-
-
-def _program() -> tuple[int, int, int]:
-    status = os.stat(tools.find("qemu-img"))
-    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def info(io: AgentIO, image: Node) -> dict[str, Any]:

@@ -169,6 +169,23 @@ class Recipe(ABC):
     def make(self, work: Rewrite, replacement: NewFile) -> None:
         """Fill ``replacement.new``; raises HostError or RefusedError."""
 
+    def verify(self, work: Rewrite, copy: Node) -> None:
+        """Have the metadata of the new file checked, and all compared that a guest reads.
+
+        Raises:
+            RefusedError, HostError: it is not sound, or not the same.
+        """
+        if copy.format in img.CHECKED:
+            report = img.check(work.io, copy, work.effort("verifying", 0))
+            if not report.sound or report.leaks:
+                raise HostError(f"the copy has {report.corruptions} corruptions and {report.leaks} leaks")
+        if not self.must_equal:
+            return
+        size = work.chain.image.facts.virtual_size
+        if not img.compare(work.io, work.chain.node(), copy, size, work.effort("verifying", size)):
+            work.chain.refuse_stale()
+            raise HostError("the content of the copy differs from the content of the image")
+
     @abstractmethod
     def base(self, work: Rewrite) -> Node | None:
         """What the new file stands on."""
@@ -305,17 +322,7 @@ class Rewrite:
         self._named = made.backing_file
         self._refuse_astray()
         copy = Node(replacement.new, target, self.shown(replacement), self.recipe.base(self))
-        if target in img.CHECKED:
-            report = img.check(self.io, copy, self.effort("verifying", 0))
-            if not report.sound or report.leaks:
-                raise HostError(f"the copy has {report.corruptions} corruptions and {report.leaks} leaks")
-        if not self.recipe.must_equal:
-            return
-        virtual_size = self.chain.image.facts.virtual_size
-        effort = self.effort("verifying", virtual_size)
-        if not img.compare(self.io, self.chain.node(), copy, virtual_size, effort):
-            self.chain.refuse_stale()
-            raise HostError("the content of the copy differs from the content of the image")
+        self.recipe.verify(self, copy)
 
     def _refuse_astray(self) -> None:
         """The name in the new header must lead to the base: tools were given descriptors, a guest has only the name."""

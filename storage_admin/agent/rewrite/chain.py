@@ -391,7 +391,7 @@ def refuse_unsafe(chain: Chain, *, children_known: bool, carried: Collection[str
 
 def _refuse_content(link: Link, carried: Collection[str]) -> None:
     facts = link.facts
-    if facts.encrypted:
+    if facts.encrypted and "encrypted" not in carried:
         raise RefusedError("encrypted", f"{link.shown} is encrypted and cannot be read without its key")
     if (facts.dirty or facts.corrupt) and "dirty_or_corrupt" not in carried:
         state = "corrupt" if facts.corrupt else "dirty (it was not closed)"

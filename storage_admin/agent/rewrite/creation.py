@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent import formats
@@ -15,7 +15,8 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.measure.new_image import room
 from storage_admin.agent.programs.tools import Finished
 from storage_admin.agent.protocol import INVALID, SPACE, Arguments, HostError, RefusedError, Request, b64, display
-from storage_admin.agent.qemu import img
+from storage_admin.agent.qemu import img, keys
+from storage_admin.agent.qemu.keys import Keys
 from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite import vmdk_descriptor
 from storage_admin.agent.rewrite.backing_name import leads_to, near
@@ -28,6 +29,8 @@ from storage_admin.agent.swap.swap import Looks, NewFile, Swapped, clear_earlier
 #: qemu-img reads no larger number (qemu, ``qemu_strtosz``).
 _LARGEST = (1 << 63) - 1
 _SECTOR = 512
+#: Formats that can be encrypted: raw as a LUKS volume of its own.
+LOCKABLE = frozenset({"qcow2", "raw"})
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,10 @@ class Wish:
     """What is asked beside the target. Sizes are in bytes."""
 
     ARGS = frozenset(
-        {"target", "virtual_size", "base", "chain", "bandwidth_bytes_sec", "idle_io", "reserve", "others_bytes"}
+        (
+            *("target", "virtual_size", "base", "chain", "bandwidth_bytes_sec", "idle_io", "reserve", "others_bytes"),
+            *("secrets", "iter_time"),
+        )
     )
 
     #: Zero as long as only what is packed says it.
@@ -44,6 +50,9 @@ class Wish:
     idle_io: bool
     reserve: space.Reserve
     others: space.Others
+    #: The ``passphrase`` of an encrypted image.
+    keys: Keys = field(default_factory=Keys)
+    iter_time: int | None = None
 
     @classmethod
     def parse(cls, args: Arguments) -> Wish:
@@ -51,9 +60,12 @@ class Wish:
         size = args.get("virtual_size", int, 0)
         if not 0 <= size <= _LARGEST or size % _SECTOR:
             raise RefusedError(INVALID, f"virtual_size is a positive multiple of {_SECTOR} bytes")
+        given = args.get("secrets", dict, {})
+        if set(given) - {"passphrase"} or not all(isinstance(one, str) for one in given.values()):
+            raise RefusedError(INVALID, "a new image has one passphrase")
         return cls(
             size, args.size("bandwidth_bytes_sec"), args.get("idle_io", bool, False), space.Reserve.parse(args),
-            space.Others.parse(args),
+            space.Others.parse(args), Keys.of(**given), keys.iter_time(args),
         )  # fmt: skip
 
 
@@ -89,7 +101,7 @@ class Creation:
             "after_bytes": done.new.allocated_size,
             "dev": done.new.dev,
             "inode": done.new.inode,
-            "format": self.target.format,
+            "format": self.format,
             "name_b64": b64(self.name),
             "seconds": round(time.monotonic() - started, 3),
         }
@@ -121,7 +133,8 @@ class Creation:
     def _needed(self) -> int:
         """The most that the new file may take, in bytes."""
         try:
-            return room(self.target.format, self.target.options, self.wish.virtual_size).high
+            locked = bool(self.wish.keys.by_id)
+            return room(self.target.format, self.target.options, self.wish.virtual_size, locked=locked).high
         except (ValueError, ArithmeticError) as error:
             raise RefusedError(INVALID, f"the creation options cannot be used: {error}") from error
 
@@ -144,16 +157,27 @@ class Creation:
         options = dict(self.target.options)
         if self.target.format == "vpc":
             options["force_size"] = "on"  # else it rounds up to what a disk's geometry can say
+        if self.wish.keys.by_id:
+            prefix = "" if self.format == "luks" else "encrypt."
+            options |= {"encrypt.format": "luks"} if prefix else {}
+            options |= {f"{prefix}key-secret": "passphrase"}
+            options |= {f"{prefix}iter-time": str(self.wish.iter_time)} if self.wish.iter_time else {}
         return img.Conversion(
             folder=self.folder,
             name=new.new_name,
             shown=os.path.join(os.path.dirname(self.target.path), new.new_name),
-            format=self.target.format,
+            format=self.format,
             options=",".join(f"{name}={value}" for name, value in sorted(options.items())),
             compress=False,
             backing=self._backing(),
             virtual_size=self.wish.virtual_size,
+            keys=self.wish.keys,
         )
+
+    @property
+    def format(self) -> str:
+        """Of the new file: what is to be raw and encrypted is a LUKS volume."""
+        return "luks" if self.wish.keys.by_id and self.target.format == "raw" else self.target.format
 
     def _done(self, new: NewFile, what: str, done: Finished) -> None:
         """What qemu-img's end means; raises RefusedError and HostError."""
@@ -174,13 +198,15 @@ class Creation:
 
     def _verify(self, new: NewFile) -> None:
         """The header says what was asked for, and its metadata is sound."""
-        form, size = self.target.format, os.fstat(new.new).st_size
+        form, size = self.format, os.fstat(new.new).st_size
         try:
             made = formats.read(new.new, size, self.name, form)
         except UnreadableError as error:
             raise HostError(f"the new image cannot be read: {error}") from error
         if made.virtual_size != self.wish.virtual_size or made.dirty or made.corrupt:
             raise HostError(f"the new image has {made.virtual_size} bytes, or is not marked clean")
+        if bool(self.wish.keys.by_id) != (made.key_slots == (0,)):
+            raise HostError("the new image is not encrypted as it should be")
         base = self._backing()
         if made.backing_file != (base[0] if base is not None else None):
             raise HostError("the new image has another backing file than was asked for")
@@ -188,8 +214,12 @@ class Creation:
             raise RefusedError(
                 "stale_plan", f"{display(base[0])} does not lead to {self.base.image.shown}; scan the host first"
             )
-        if form in img.CHECKED:
-            below = self.base.node() if self.base is not None else None
-            report = img.check(self.io, Node(new.new, form, self.name, below), img.Effort(self.wish.idle_io))
+        below = self.base.node() if self.base is not None else None
+        node = Node(new.new, form, self.name, below)
+        for passphrase in self.wish.keys.by_id.values():
+            if not keys.opens(self.io, node, passphrase):
+                raise HostError("the passphrase does not open the new image")
+        if form in img.CHECKED and not self.wish.keys.by_id:
+            report = img.check(self.io, node, img.Effort(self.wish.idle_io))
             if not report.sound or report.leaks:
                 raise HostError(f"the new image has {report.corruptions} corruptions and {report.leaks} leaks")

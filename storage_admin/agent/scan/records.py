@@ -75,8 +75,8 @@ _FS_IOC_GETFLAGS = 0x80086601
 #: Facts that are told under the same name and need no change.
 _PLAIN = (
     "format", "virtual_size", "other_size", "cluster_size", "compat", "compression", "refcount_bits", "lazy_refcounts",
-    "extended_l2", "preallocation", "subformat", "encrypted", "encryption", "dirty", "corrupt", "backing_format",
-    "data_file_raw", "bitmaps",
+    "extended_l2", "preallocation", "subformat", "encrypted", "encryption", "key_slots", "dirty", "corrupt",
+    "backing_format", "data_file_raw", "bitmaps",
 )  # fmt: skip
 _BACKING = dict.fromkeys(("backing_b64", "backing_path_b64", "backing_unsafe", "backing_dev", "backing_inode"))
 _WORDS = {True: "true", False: "false", None: "null"}

@@ -9,7 +9,7 @@ from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Reque
 from storage_admin.agent.rewrite.base import host_errors
 from storage_admin.agent.rewrite.chain import Chain, Planned
 from storage_admin.agent.rewrite.conversion import Target
-from storage_admin.agent.rewrite.creation import Creation, Wish
+from storage_admin.agent.rewrite.creation import LOCKABLE, Creation, Wish
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:
@@ -17,7 +17,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
 
     Args:
         request: its ``args`` are ``target`` as for :mod:`convert`; ``virtual_size`` in bytes; ``base``, a link of a
-            chain, and ``chain``, its ancestors, for an overlay; ``bandwidth_bytes_sec``, ``idle_io``, ``reserve`` and
+            chain, and ``chain``, its ancestors, for an overlay; ``secrets`` with a ``passphrase`` for an encrypted
+            image; ``bandwidth_bytes_sec``, ``idle_io``, ``reserve`` and
             ``others_bytes`` as for any rewrite.
         io: the controller.
 
@@ -33,6 +34,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     ancestors = [Planned.parse(link) for link in args.get("chain", list, [])]
     if target.replaces or (ancestors and not base):
         raise RefusedError(INVALID, "a new image takes no other one's place; a chain needs its base")
+    if wish.keys.by_id and (target.format not in LOCKABLE or (target.options and target.format == "raw")):
+        raise RefusedError(INVALID, "only qcow2 and plain raw images are encrypted")
     if not wish.virtual_size:
         raise RefusedError(INVALID, "virtual_size is missing")
     with host_errors():

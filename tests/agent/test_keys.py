@@ -1,0 +1,201 @@
+"""Encrypted images are created and their passphrases changed; no passphrase is seen by anybody but qemu."""
+
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+import pytest
+
+from storage_admin.agent.protocol import b64
+from tests.agent.harness import Agent, ask, image_info, leftovers, reclaim_args, undo_args
+from tests.agent.test_create import create_args
+
+pytestmark = pytest.mark.qemu
+MIB = 1 << 20
+FIRST, SECOND = "Ümlaut, and a comma=1", "second passphrase"
+FORMATS = pytest.mark.parametrize("form", ["qcow2", "luks"])
+
+
+def create(path: Path, form: str, passphrase: str = FIRST, **more: Any) -> dict[str, Any]:
+    name = path.with_suffix(".raw") if form == "luks" else path
+    asked = create_args(name, "raw" if form == "luks" else "qcow2") | {
+        "secrets": {"passphrase": passphrase},
+        "iter_time": 20,
+    }
+    return ask("create", asked | more)
+
+
+def made(pool: Path, form: str) -> Path:
+    path = pool / ("vm.raw" if form == "luks" else "vm.qcow2")
+    result = create(pool / "vm.qcow2", form)
+    assert result.get("format") == form, result
+    return path
+
+
+def args_for(path: Path, form: str, **more: Any) -> dict[str, Any]:
+    args = reclaim_args(path, format=form) | {"undo_hours": 24, "iter_time": 20}
+    del args["method"]
+    return args | more
+
+
+def opens(path: Path, form: str, passphrase: str) -> bool:
+    """By qemu-io by hand, with the passphrase in a file."""
+    key = path.parent.parent / "key"
+    key.write_text(passphrase)
+    driver = "driver=luks,key-secret=s" if form == "luks" else "driver=qcow2,encrypt.key-secret=s"
+    command = ["qemu-io", "--object", f"secret,id=s,file={key}", "-c", "read 0 4k"]
+    done = subprocess.run([*command, "--image-opts", f"{driver},file.filename={path}"], capture_output=True)
+    key.unlink()
+    return done.returncode == 0
+
+
+def fill(path: Path, form: str, passphrase: str) -> None:
+    key = path.parent.parent / "key"
+    key.write_text(passphrase)
+    driver = "driver=luks,key-secret=s" if form == "luks" else "driver=qcow2,encrypt.key-secret=s"
+    command = ["qemu-io", "--object", f"secret,id=s,file={key}", "-c", "write -P 7 1M 3M"]
+    subprocess.run([*command, "--image-opts", f"{driver},file.filename={path}"], check=True, capture_output=True)
+    key.unlink()
+
+
+def content(path: Path, form: str, passphrase: str) -> bytes:
+    key, out = path.parent.parent / "key", path.parent.parent / "content"
+    key.write_text(passphrase)
+    driver = "driver=luks,key-secret=s" if form == "luks" else "driver=qcow2,encrypt.key-secret=s"
+    command = ["qemu-img", "convert", "--object", f"secret,id=s,file={key}", "--image-opts", "-O", "raw"]
+    subprocess.run([*command, f"{driver},file.filename={path}", out], check=True, capture_output=True)
+    key.unlink()
+    return out.read_bytes()
+
+
+class Watcher:
+    """Looks at what every process below this one shows of itself, as long as something goes on."""
+
+    def __init__(self, *secrets: str) -> None:
+        self._secrets, self.looks = [one.encode() for one in secrets], 0
+        self.seen: list[bytes] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.05):
+            for process in psutil.Process().children(recursive=True):
+                for name in ("cmdline", "environ"):
+                    try:
+                        shown = Path(f"/proc/{process.pid}/{name}").read_bytes()
+                    except OSError:
+                        continue
+                    self.looks += b"qemu-img" in shown
+                    self.seen += [shown for secret in self._secrets if secret in shown]
+
+
+@FORMATS
+def test_an_encrypted_image_opens_with_its_passphrase_alone(pool: Path, form: str) -> None:
+    with Watcher(FIRST) as watcher, Agent() as agent:
+        name = pool / ("vm.raw" if form == "luks" else "vm.qcow2")
+        asked = create_args(name, "raw" if form == "luks" else "qcow2") | {"iter_time": 20}
+        asked |= {"secrets": {"passphrase": FIRST}}
+        agent.request("create", asked)
+        result = agent.answer()
+    assert (result.get("format"), result.get("virtual_size")) == (form, 8 * MIB), result
+    assert image_info(name, form)["encrypted"] is True
+    assert (opens(name, form, FIRST), opens(name, form, SECOND)) == (True, False)
+    assert (watcher.seen, watcher.looks > 0, FIRST in str(agent.events)) == ([], True, False)
+    assert leftovers(pool) == set()
+
+
+@pytest.mark.parametrize("passphrase", ["", "a\nb", "a\0b", "x" * 513, "\ud800", 5])
+def test_a_passphrase_that_none_can_be_is_refused(pool: Path, passphrase: Any) -> None:
+    assert create(pool / "vm.qcow2", "qcow2", passphrase)["code"] == "invalid"
+    assert list(pool.iterdir()) == []
+
+
+def test_other_formats_and_options_are_not_encrypted(pool: Path) -> None:
+    secrets = {"secrets": {"passphrase": FIRST}}
+    assert ask("create", create_args(pool / "vm.vmdk", "vmdk") | secrets)["code"] == "invalid"
+    full = create_args(pool / "vm.raw", "raw", options={"preallocation": "full"})
+    assert ask("create", full | secrets)["code"] == "invalid"
+    two = {"secrets": {"passphrase": FIRST, "other": SECOND}}
+    assert ask("create", create_args(pool / "vm.qcow2", "qcow2") | two)["code"] == "invalid"
+
+
+@FORMATS
+def test_a_passphrase_is_added_and_the_old_ones_slot_emptied(pool: Path, form: str) -> None:
+    path = made(pool, form)
+    fill(path, form, FIRST)
+    before = content(path, form, FIRST)
+    with Watcher(FIRST, SECOND) as watcher, Agent() as agent:
+        both = {"passphrase": FIRST, "new_passphrase": SECOND}
+        agent.request("keys", args_for(path, form, secrets=both, undo_hours=0), "j1")
+        added = agent.answer()
+    assert (added.get("swapped"), added.get("key_slots")) == (True, [0, 1]), added
+    assert (watcher.seen, FIRST in str(agent.events), SECOND in str(agent.events)) == ([], False, False)
+    assert (opens(path, form, FIRST), opens(path, form, SECOND)) == (True, True)
+    emptied = ask("keys", args_for(path, form, secrets={"passphrase": SECOND}, slot=0), job="j2")
+    assert emptied.get("key_slots") == [1], emptied
+    assert (opens(path, form, FIRST), opens(path, form, SECOND)) == (False, True)
+    assert content(path, form, SECOND) == before
+    assert "code" not in ask("undo", undo_args(path, "j2"), job="u2")
+    assert (content(path, form, FIRST) == before, leftovers(pool)) == (True, set())
+
+
+@FORMATS
+def test_the_last_key_and_the_one_that_is_needed_are_never_erased(pool: Path, form: str) -> None:
+    path = made(pool, form)
+    before = path.read_bytes()
+    alone = {"passphrase": FIRST}
+    assert ask("keys", args_for(path, form, secrets=alone, slot=0))["code"] == "stale_plan"
+    assert ask("keys", args_for(path, form, secrets=alone, slot=3))["code"] == "stale_plan"
+    assert ask("keys", args_for(path, form, secrets={"passphrase": SECOND}, slot=0))["code"] == "wrong_passphrase"
+    assert path.read_bytes() == before
+    both = {"passphrase": FIRST, "new_passphrase": SECOND}
+    assert "code" not in ask("keys", args_for(path, form, secrets=both, undo_hours=0), job="j2")
+    before = path.read_bytes()
+    # The passphrase that opens only the slot which is to go; one that a guest needs; one that opens already.
+    assert ask("keys", args_for(path, form, secrets=alone, slot=0), job="j3")["code"] == "wrong_passphrase"
+    needed = {"secrets": {"passphrase": SECOND}, "slot": 0, "must_open": [FIRST]}
+    assert ask("keys", args_for(path, form, **needed), job="j4")["code"] == "wrong_passphrase"
+    assert ask("keys", args_for(path, form, secrets=both), job="j5")["code"] == "stale_plan"
+    assert (path.read_bytes() == before, leftovers(pool)) == (True, set())
+
+
+def test_what_has_no_key_slots_is_refused(pool: Path) -> None:
+    path = pool / "plain.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", path, "8M"], check=True)
+    both = {"passphrase": FIRST, "new_passphrase": SECOND}
+    assert ask("keys", args_for(path, "qcow2", secrets=both))["code"] == "unsupported_subformat"
+    for wrong in ({}, {"new_passphrase": SECOND}, {"passphrase": 5, "new_passphrase": SECOND}, both | {"x": "y"}):
+        assert ask("keys", args_for(path, "qcow2", secrets=wrong))["code"] == "invalid", wrong
+
+
+def test_a_kill_while_keys_change_leaves_an_image_that_opens(pool: Path) -> None:
+    path = made(pool, "qcow2")
+    both = {"passphrase": FIRST, "new_passphrase": SECOND}
+    for number, wait in enumerate((0.2, 0.35, 0.5, 0.7)):
+        with Agent() as agent:
+            agent.request("keys", args_for(path, "qcow2", secrets=both, undo_hours=0), f"k{number}")
+            time.sleep(wait)
+            agent.process.kill()
+        assert opens(path, "qcow2", FIRST)
+        ask("recover", {"pools": [{"id": 1, "path_b64": b64(bytes(pool)), "kind": "dir"}]}, job=f"r{number}")
+        assert opens(path, "qcow2", FIRST)
+        assert leftovers(pool) == set()
+
+
+def test_hostile_names_are_no_arguments(pool: Path) -> None:
+    path = pool / "a,b=c,file.driver=nbd.qcow2"
+    result = ask("create", create_args(path, "qcow2") | {"secrets": {"passphrase": FIRST}, "iter_time": 20})
+    assert result.get("format") == "qcow2", result
+    assert os.listdir(pool) == [path.name]  # noqa: PTH208
