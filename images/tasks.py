@@ -79,7 +79,7 @@ def expire_undo() -> None:
 
 @shared_task(base=DjangoTask, ignore_result=True)
 def tidy_uploads() -> None:
-    """Gives up uploads of which nothing comes any more, and removes what those left that ended without a file."""
+    """Removes what uploads left that ended without a file."""
     uploads.tidy()
 
 

@@ -178,13 +178,9 @@ def _refuse_other(job: Job, offset: int | None) -> None:
 
 
 def tidy() -> None:
-    """Gives up uploads of which nothing has come for long, and removes what those left that ended without a file."""
-    now = timezone.now()
-    ours = Job.objects.filter(kind=Upload.name)
-    for job in ours.filter(state=Job.State.QUEUED, parked_at__isnull=False, wait_until__lt=now):
-        detail = "Nothing of the file has arrived for 24 hours. What was there is removed. Upload the file again."
-        claims.give_up(job, "upload_incomplete", detail)
-    left = ours.filter(kept__has_key=RECEIVED, finished__lt=now - _SETTLED).exclude(state__in=Job.ACTIVE)
+    """Removes what uploads left that ended without a file."""
+    ended = Job.objects.filter(kind=Upload.name, finished__lt=timezone.now() - _SETTLED).exclude(state__in=Job.ACTIVE)
+    left = ended.filter(kept__has_key=RECEIVED)
     for job in left.select_related("host").order_by("?")[:_A_ROUND]:  # one whose host hangs does not hold up others
         _forget(job)
 

@@ -19,6 +19,7 @@ JOB_KINDS = [
     "images.kinds.grow.Grow",
     "images.kinds.shrink.Shrink",
     "images.kinds.bitmaps.RemoveBitmaps",
+    "images.kinds.keys.Keys",
     "images.kinds.undo.Undo",
     "images.kinds.undo.DiscardUndo",
     "images.kinds.leftover.SettleLeftover",

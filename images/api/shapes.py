@@ -221,6 +221,9 @@ class HeaderSerializer(serializers.Serializer[Any]):
     extended_l2 = serializers.BooleanField(allow_null=True)
     subformat = serializers.CharField(allow_null=True)
     encryption = serializers.CharField(allow_null=True)
+    key_slots = serializers.ListField(
+        child=serializers.IntegerField(), allow_null=True, help_text=_("Numbers of the LUKS key slots that are in use.")
+    )
     dirty = serializers.BooleanField(allow_null=True)
     corrupt = serializers.BooleanField(allow_null=True)
     data_file = serializers.CharField(allow_null=True, help_text=_("File that holds the data, as the header names it."))

@@ -13,13 +13,14 @@ from images.kinds.commit import half_merged
 from images.kinds.convert import words, wrong_target
 from images.kinds.stages import WRITTEN
 from images.models import Image
-from images.rewrite import record, refusals, space
+from images.rewrite import passphrases, record, refusals, space
 from images.rewrite.kind import format_below
 from images.rewrite.neighbours import ancestors, facts, find_there, locks_on
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.measure.new_image import ON, room
 from storage_admin.agent.protocol import SPACE, RefusedError, b64
 from storage_admin.agent.rewrite.conversion import OPTIONS
+from storage_admin.agent.rewrite.creation import LOCKABLE
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display, path_key
@@ -70,6 +71,29 @@ class Create(JobKind):
             "default": {},
             "description": _("Creation options of the format, as for the kind convert."),
         },
+        "encryption": {
+            "enum": ["none", "luks"],
+            "default": "none",
+            "description": _(
+                "luks: the image is encrypted with the secret `new_passphrase` (qcow2 and raw). Without the passphrase "
+                "nobody can read it, and it is not kept here."
+            ),
+        },
+        "libvirt_secret": {
+            "type": "boolean",
+            "default": False,
+            "description": _("Define a secret of libvirt with the passphrase, for the guest that gets this disk."),
+        },
+        "iter_time": {
+            "type": ["integer", "null"],
+            "minimum": 10,
+            "maximum": 60_000,
+            "default": None,
+            "description": _(
+                "Milliseconds that it takes this host to try a passphrase: more makes guessing slower. Null for QEMU's "
+                "own choice of 2000."
+            ),
+        },
         "base": {
             "type": ["integer", "null"],
             "default": None,
@@ -91,6 +115,8 @@ class Create(JobKind):
         fields = creation.wrong(form, given)
         if why := wrong_target(cleaned["name"], form):
             fields["name"] = why
+        if cleaned["encryption"] != "none" and (form not in LOCKABLE or (form == "raw" and given)):
+            fields["encryption"] = gettext("only qcow2 images, and raw ones without further options, are encrypted.")
         if cleaned["base"] is None and cleaned["virtual_size"] is None:
             fields["virtual_size"] = gettext("required without a base.")
         if cleaned["base"] is not None:
@@ -101,6 +127,9 @@ class Create(JobKind):
         if fields:
             raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
         return cleaned
+
+    def secrets(self, options: dict[str, Any]) -> tuple[str, ...]:
+        return ("new_passphrase",) if options.get("encryption", "none") != "none" else ()
 
     def resolve(self, target_id: int) -> Target:
         pool = find_pool(target_id)
@@ -129,7 +158,8 @@ class Create(JobKind):
         if Image.objects.filter(host=pool.host, path_key=path_key(path), missing_since=None).exists():
             taken = gettext("{path} already exists. Choose another name.").format(path=display(path))
             against.append(Refusal("target_exists", taken))
-        after = room(options["format"], words(options["format_options"]), size)
+        locked = bool(self.secrets(options))
+        after = room(options["format"], words(options["format_options"]), size, locked=locked)
         need = space.Need(pool.host_id, after.high, after.high)
         return Plan(
             method="overlay" if base is not None else "empty",
@@ -171,6 +201,8 @@ class Create(JobKind):
                 "format": options["format"], "options": words(options["format_options"]),
             },
             "virtual_size": _size(base, options),
+            "secrets": {"passphrase": job.secrets["new_passphrase"]} if job.secrets else {},
+            "iter_time": options["iter_time"],
             **({"base": links[0], "chain": links[1:]} if links else {}),
             "bandwidth_bytes_sec": speed.bandwidth_bytes_sec,
             "idle_io": speed.idle_io,
@@ -201,8 +233,16 @@ class Create(JobKind):
         }  # fmt: skip
 
     def ended(self, job: Job) -> None:
+        if job.options.get("libvirt_secret") and job.secrets and succeeded(job):
+            pool = find_pool(job.target_id)
+            passphrases.tell(job, display(path_in(pool, job.options)), job.secrets["new_passphrase"], define=True)
         services.rescan(job)
         record.ring_policies_after(job)
+
+
+def succeeded(job: Job) -> bool:
+    """Whether a job that was worked on here has ended well, as its row says."""
+    return Job.objects.filter(pk=job.pk, state=Job.State.SUCCEEDED).exists()
 
 
 def _base(host_id: int, options: dict[str, Any]) -> Image | None:
@@ -241,14 +281,22 @@ def _reason(base: Image | None, path: bytes, options: dict[str, Any], size: int)
 
 def _command(base: Image | None, path: bytes, options: dict[str, Any], size: int) -> list[str]:
     """What an admin would type."""
-    given = ",".join(f"{name}={value}" for name, value in sorted(words(options["format_options"]).items()))
+    chosen_options = words(options["format_options"])
+    form, secret = options["format"], list[str]()
+    if options["encryption"] != "none":
+        form, prefix = ("luks", "") if form == "raw" else (form, "encrypt.")
+        chosen_options |= {f"{prefix}key-secret": "s"} | ({"encrypt.format": "luks"} if prefix else {})
+        secret = ["--object", "secret,id=s,file=PASSPHRASE"]
+    given = ",".join(f"{name}={value}" for name, value in sorted(chosen_options.items()))
     below = ["-b", base.path, "-F", base.declared_format] if base is not None else []
     chosen = ["-o", given] if given else []
-    return ["qemu-img", "create", "-f", options["format"], *chosen, *below, display(path), str(size)]
+    return ["qemu-img", "create", *secret, "-f", form, *chosen, *below, display(path), str(size)]
 
 
 def _warnings(base: Image | None, pool: StoragePool, options: dict[str, Any], size: int) -> list[str]:
     found = []
+    if options["encryption"] != "none":
+        found.append(gettext("Without the passphrase the data is lost. It is forgotten here when the job starts."))
     given = words(options["format_options"])
     grows = given.get("preallocation") not in {"falloc", "full"}
     if grows and pool.available_bytes is not None and size > pool.available_bytes:

@@ -46,6 +46,7 @@ class Upload(Create):
     verb = "upload"
     rewrites = False
     goes_on = True
+    given_up = "upload_incomplete"
     stages = {"checking": (0, 98), "swapping": (98, 100)}
     unsuccessful = {
         "": Unsuccessful(
@@ -117,7 +118,8 @@ class Upload(Create):
     def must_wait(self, job: Job, *, ask: bool) -> Wait | None:  # noqa: ARG002 (nobody has to be asked)
         if BEGUN in job.kept:
             return None
-        return Wait(waiting_for(job), job.wait_until or timezone.now() + PATIENCE)
+        until = job.wait_until or timezone.now() + PATIENCE
+        return Wait(waiting_for(job), until, parked_for=Job.ParkedFor.BYTES)
 
     def request(self, job: Job) -> dict[str, Any]:
         speed, ready = record.speed_for(job), job.kept.get("ready") or {}

@@ -61,7 +61,7 @@ WAIT_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 #: Jobs that wait for guests.
-PARKED = Q(state=Job.State.QUEUED, parked_at__isnull=False, options__has_key="wait_hours")
+PARKED = Q(state=Job.State.QUEUED, parked_at__isnull=False, parked_for=Job.ParkedFor.GUESTS)
 #: Refusals that a guest's end takes away.
 OF_GUESTS = frozenset({"guest_running", "image_in_use"})
 #: After these failures nothing is started: the image is damaged, or it is not known what stands there.

@@ -58,14 +58,14 @@ def _queue(now: datetime) -> Iterable[Metric]:
     )
     oldest = GaugeMetricFamily(
         "storage_admin_queue_oldest_age_seconds",
-        "Age of the oldest queued job that does not wait for a guest",
+        "Age of the oldest queued job that does not wait for a guest, a file or a passphrase",
         labels=["host", "kind"],
     )
     rows = Job.objects.filter(state__in=Job.ACTIVE).order_by()
     for host, kind, state, count in rows.values_list("host__slug", "kind", "state").annotate(Count("id")):
         active.add_metric([host, kind, state], count)
     queued = rows.filter(state=Job.State.QUEUED)
-    waiting = queued.filter(parked_at__isnull=False)
+    waiting = queued.filter(parked_at__isnull=False, parked_for=Job.ParkedFor.GUESTS)
     for host, kind, count in waiting.values_list("host__slug", "kind").annotate(Count("id")):
         parked.add_metric([host, kind], count)
     free = queued.filter(parked_at__isnull=True)

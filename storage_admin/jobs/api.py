@@ -26,6 +26,7 @@ from storage_admin.jobs.serializers import (
     JobLogSerializer,
     JobSerializer,
     PlanSerializer,
+    SecretsBody,
     UndoBody,
 )
 from storage_admin.rest.fields import Body
@@ -75,6 +76,7 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
     roles: ClassVar[dict[str, Role]] = {
         "cancel": Role.OPERATOR,
         "retry": Role.OPERATOR,
+        "secrets": Role.OPERATOR,
         "undo": Role.OPERATOR,
         "discard_undo": Role.ADMIN,
     }
@@ -103,7 +105,10 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
         if given["dry_run"]:
             plan = services.plan(self.actor, kind.name, target_id, options, look=True)
             return Response(PlanSerializer(plan).data)
-        job = services.submit(self.actor, kind.name, target_id, options, idempotency_key=_idempotency_key(request))
+        job = services.submit(
+            self.actor, kind.name, target_id, options, secrets=given.get("secrets", {}),
+            idempotency_key=_idempotency_key(request),
+        )  # fmt: skip
         return self._accepted(job)
 
     @extend_schema(
@@ -121,6 +126,14 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
     def retry(self, _request: Request, **_where: Any) -> Response:
         self._body(EmptyBody)
         return self._accepted(services.retry(self.actor, self.get_object()))
+
+    @extend_schema(
+        summary=_("Enter the passphrases that a job waits for"), request=SecretsBody, responses={202: JobSerializer}
+    )
+    @action(detail=True, methods=["post"])
+    def secrets(self, _request: Request, **_where: Any) -> Response:
+        given = self._body(SecretsBody)["secrets"]
+        return self._accepted(services.tell_secrets(self.actor, self.get_object(), given))
 
     @extend_schema(summary=_("Undo a job: restore the original"), request=UndoBody, responses={202: JobSerializer})
     @action(detail=True, methods=["post"])

@@ -17,7 +17,7 @@ from storage_admin.agent.protocol import unb64
 from storage_admin.events import services as events
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import display
-from storage_admin.jobs import automation, kinds, routing
+from storage_admin.jobs import automation, kinds, routing, sealed
 from storage_admin.jobs.kinds import JobKind, Wait
 from storage_admin.jobs.models import Job, JobLog, ResourceLock
 
@@ -37,6 +37,7 @@ def tell_end(job_id: int) -> None:
     A job that was called interrupted and turns out to have succeeded is told of twice: what is told last holds.
     """
     job = Job.objects.select_related("host").defer("plan", "commands", "host__capabilities").get(pk=job_id)
+    sealed.forget(job)
     if not kinds.only_looked(job):
         before, after = _change(job)
         # By whom it was asked for; no role is asked for any more.
@@ -117,7 +118,8 @@ def claim(job_id: int, worker: str) -> Job | None:
         return None
     # Outside of the transaction, because a hypervisor may take its time; nobody is asked for a job that has no slot.
     kind = kinds.get(job.kind)
-    wait = kind.must_wait(job, ask=False) or (None if _must_wait(job, worker) else kind.must_wait(job, ask=True))
+    wait = sealed.missing(job, kind) or kind.must_wait(job, ask=False)
+    wait = wait or (None if _must_wait(job, worker) else kind.must_wait(job, ask=True))
     if wait is not None:
         park(job, wait)
         return None
@@ -131,6 +133,9 @@ def claim(job_id: int, worker: str) -> Job | None:
             if waiting_for != job.waiting_for:
                 Job.objects.filter(pk=job.pk, state=Job.State.QUEUED).update(waiting_for=waiting_for)
             return None
+        secrets = sealed.take(job, kind)
+        if secrets is None:
+            return None  # they were kept for too long in this very moment: it is rung again, and then waits for them
         now = timezone.now()
         taken = Job.objects.filter(pk=job.pk, state=Job.State.QUEUED, generation=job.generation).update(
             state=Job.State.RUNNING, generation=job.generation + 1, worker=worker, heartbeat=now, started=now,
@@ -140,6 +145,7 @@ def claim(job_id: int, worker: str) -> Job | None:
             return None
         log(job, f"started by {worker}")
         job.refresh_from_db()
+        job.secrets = secrets
     return job
 
 
@@ -213,7 +219,8 @@ def park(job: Job, wait: Wait) -> bool:
         done = Job.objects.filter(
             pk=job.pk, state=Job.State.QUEUED, generation=job.generation, parked_at=None
         ).update(
-            parked_at=timezone.now(), wait_until=wait.until, waited_guests=guests, waiting_for=wait.reason[:200]
+            parked_at=timezone.now(), wait_until=wait.until, waited_guests=guests, waiting_for=wait.reason[:200],
+            parked_for=wait.parked_for,
         )  # fmt: skip
         if done:
             log(job, f"waits for {wait.reason}")

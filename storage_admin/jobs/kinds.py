@@ -7,7 +7,6 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, ClassVar
 
-import jsonschema
 from django.conf import settings
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext, gettext_noop
@@ -16,19 +15,9 @@ from storage_admin.accounts.models import Actor, Role
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
+from storage_admin.jobs.options import cleaned
 from storage_admin.jobs.plan_and_progress import Plan, Recorder
 from storage_admin.words import Translatable, words
-
-
-def _is_whole(_checker: jsonschema.TypeChecker, value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-#: Where a whole number is wanted, 4.0 is none: JSON Schema alone would take it.
-StrictValidator = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
-    jsonschema.Draft202012Validator,
-    type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_whole),
-)
 
 
 @dataclass(frozen=True)
@@ -57,11 +46,13 @@ class Wait:
         reason: what it is, as in "waits for …".
         until: when the job is given up.
         guests: the guests whose end it waits for: each ``kind``, ``uid``, ``name``.
+        parked_for: whom.
     """
 
     reason: str
     until: datetime
     guests: tuple[dict[str, str], ...] = ()
+    parked_for: str = Job.ParkedFor.GUESTS
 
 
 @dataclass(frozen=True)
@@ -130,6 +121,8 @@ class JobKind(ABC):
     unsuccessful: ClassVar[dict[str, Unsuccessful]] = {
         "": Unsuccessful(gettext_noop("It is not known how far the job came."))
     }
+    #: The code of one that was given up because what it waited for was never brought.
+    given_up: ClassVar[str] = "stale_plan"
     #: It cannot be undone: its page has the name of what it works on typed.
     no_way_back: ClassVar[bool] = False
     #: JSON Schema of each option, with its default.
@@ -165,25 +158,7 @@ class JobKind(ABC):
         Raises:
             InvalidError: an option is unknown or out of range; it names each.
         """
-        checker = StrictValidator(self.options_schema)
-        fields: dict[str, str] = {}
-        for error in checker.iter_errors(options):
-            if error.validator == "additionalProperties":
-                unknown = sorted(set(options) - set(self.properties))
-                known = ", ".join(sorted(self.properties)) or "none"
-                fields |= dict.fromkeys(
-                    unknown,
-                    gettext("{name} has no such option. Its options: {known}.").format(name=self.name, known=known),
-                )
-            elif error.validator == "required":
-                missing = [name for name in error.validator_value if name not in options]
-                fields |= dict.fromkeys(missing, gettext("required."))
-            else:
-                fields[str(error.path[0]) if error.path else "options"] = _sentence(error)
-        if fields:
-            raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
-        defaults = {name: schema["default"] for name, schema in self.properties.items() if "default" in schema}
-        return deepcopy(defaults) | {name: _shortest(value) for name, value in options.items()}
+        return cleaned(self.name, self.options_schema, options)
 
     @abstractmethod
     def resolve(self, target_id: int) -> Target:
@@ -221,6 +196,10 @@ class JobKind(ABC):
     def may_disturb(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (for those that measure)
         """Whether a job that measures and rewriting ones may be at work at the same time, by its options."""
         return False
+
+    def secrets(self, options: dict[str, Any]) -> tuple[str, ...]:  # noqa: ARG002 (for those that need some)
+        """The names of the passphrases that a job with these options needs (:mod:`storage_admin.jobs.sealed`)."""
+        return ()
 
     def only_looks(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (for those where it depends)
         """Whether it changes nothing on its host that outlives it: its end is then no entry of the audit trail."""
@@ -332,24 +311,6 @@ class HostKind(JobKind):
         return Plan(reason=str(self.description), facts_at=self.resolve(target_id).host.last_seen)
 
 
-def _shortest(value: Any) -> Any:
-    """Where any number may be given, 24.0 hours are 24: the same request has one digest."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _sentence(error: jsonschema.ValidationError) -> str:
-    wanted: Any = error.validator_value
-    if error.validator == "enum":
-        return gettext("choose one of {path}.").format(path=", ".join(map(str, wanted)))
-    if error.validator == "minimum":
-        return gettext("at least {wanted}.").format(wanted=wanted)
-    if error.validator == "maximum":
-        return gettext("at most {wanted}.").format(wanted=wanted)
-    if error.validator == "type":
-        return f"must be of type {wanted if isinstance(wanted, str) else ' or '.join(wanted)}."
-    return error.message
-
-
 def leaves_traces(job: Job) -> bool:
     """Whether a job that was cut off may have left files on its host, which a recovery then looks for."""
     return job.rewrites or get(job.kind).measures
@@ -382,6 +343,11 @@ def _table() -> dict[str, JobKind]:
 def every() -> list[JobKind]:
     """All kinds, in the order of the settings."""
     return list(_table().values())
+
+
+def find(name: str) -> JobKind | None:
+    """The kind of that name; ``None`` where there is none any more."""
+    return _table().get(name)
 
 
 def get(name: str) -> JobKind:

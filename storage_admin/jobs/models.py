@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from django.db import models, transaction
@@ -40,6 +42,14 @@ class Job(PartialRows):
         INTERRUPTED = "interrupted"
 
     ACTIVE = (State.QUEUED, State.RUNNING)
+
+    class ParkedFor(models.TextChoices):
+        """Whom a parked job waits for."""
+
+        GUESTS = "guests"
+        #: Whoever sends a file, and whoever knows a passphrase.
+        BYTES = "bytes"
+        SECRETS = "secrets"
 
     class UndoState(models.TextChoices):
         NONE = "none"
@@ -104,6 +114,7 @@ class Job(PartialRows):
     #: Since when a queued job waits for something outside, such as a guest to be shut down. Nobody rings for it then;
     #: who watches what it waits for lets it go on, or gives it up when ``wait_until`` has passed.
     parked_at = models.DateTimeField(null=True)
+    parked_for = models.CharField(max_length=10, choices=ParkedFor, default="guests")
     wait_until = models.DateTimeField(null=True)
     #: The guests that it waited for: each ``kind``, ``uid``, ``name``.
     waited_guests = models.JSONField(default=list)
@@ -116,6 +127,9 @@ class Job(PartialRows):
     repoint_due = models.BooleanField(default=False)
     #: Whether guests may still be locked at their hypervisor on the job's behalf.
     unlock_due = models.BooleanField(default=False)
+
+    #: Of a job that this process has claimed: what it was told in confidence (:mod:`storage_admin.jobs.sealed`).
+    secrets: Mapping[str, str] = MappingProxyType({})
 
     # The job's line of the ledger, written by ``images.rewrite.record`` alone, in the transaction of its result. Bytes.
     #: The pool whose space it changed; of one that was removed the id is left, as of a host. The names are as of then.
@@ -346,3 +360,14 @@ class Automation(models.Model):
 
     def __str__(self) -> str:
         return "paused" if self.paused else "on"
+
+
+class Sealed(models.Model):
+    """The passphrases of a job that has not begun (:mod:`storage_admin.jobs.sealed`)."""
+
+    job = models.OneToOneField(Job, on_delete=models.CASCADE, related_name="sealed")
+    content = models.BinaryField()
+    since = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"of job {self.job_id}"

@@ -6,11 +6,12 @@ from datetime import datetime, timedelta
 from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from storage_admin.accounts.models import SYSTEM
 from storage_admin.agent import protocol
 from storage_admin.hosts.models import StoragePool
-from storage_admin.jobs import claims, kinds, routing, services
+from storage_admin.jobs import claims, kinds, routing, sealed, services
 from storage_admin.jobs.claims import tell_end
 from storage_admin.jobs.models import Job, ResourceLock, Worker
 from storage_admin.jobs.routing import ring_now
@@ -36,6 +37,8 @@ def reap(now: datetime | None = None) -> int:
     lost = Job.objects.filter(state=Job.State.RUNNING).filter(Q(heartbeat__lt=now - claims.LEASE) | Q(heartbeat=None))
     marked = sum(_interrupt(job, "its worker stopped responding") for job in lost.select_related("host"))
     Worker.objects.filter(seen__lt=now - claims.LEASE * 10).delete()
+    sealed.tidy(now)
+    give_up_waiting(now)
     recover_hosts()
     look_again()
     return marked
@@ -82,6 +85,16 @@ def _interrupt(job: Job, why: str) -> int:
             claims.log(job, f"interrupted: {why}", "error")
             tell_end(job.pk)
     return int(marked)
+
+
+def give_up_waiting(now: datetime) -> None:
+    """Ends jobs that have waited too long for what somebody was to bring; those that wait for guests are looked after
+    by who knows these.
+    """
+    parked = Job.objects.filter(state=Job.State.QUEUED, parked_at__isnull=False, wait_until__lt=now)
+    for job in parked.exclude(parked_for=Job.ParkedFor.GUESTS).select_related("host"):
+        told = _("The job gave up. It waited for {what}. Nothing was changed. Submit it again.")
+        claims.give_up(job, kinds.get(job.kind).given_up, told.format(what=job.waiting_for))
 
 
 def look_again() -> None:

@@ -181,6 +181,19 @@ class JobKindSerializer(serializers.Serializer[JobKind]):
         return [role.label for role in Role if role >= kind.role]
 
 
+class Secret(StrictText):
+    """A passphrase as it is typed, spaces at its ends included."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**({"trim_whitespace": False, "allow_blank": True} | options))
+
+
+class SecretsBody(Body):
+    """The passphrases that a job waits for, by name."""
+
+    secrets = serializers.DictField(child=Secret(), write_only=True)
+
+
 class JobBody(Body):
     """A submission: the kind, the one target that it works on, and its options."""
 
@@ -191,6 +204,15 @@ class JobBody(Body):
     guest = StrictInteger(required=False, min_value=1)
     job = StrictInteger(required=False, min_value=1)
     options = serializers.DictField(required=False)
+    secrets = serializers.DictField(
+        child=Secret(),
+        required=False,
+        write_only=True,
+        help_text=_(
+            "Passphrases that the kind needs, by name. They are encrypted, kept for at most 15 minutes, and forgotten "
+            "when the job starts. Without them the job waits for `jobs/{id}/secrets/`."
+        ),
+    )
     dry_run = StrictBoolean(required=False, default=False, help_text=_("Return the plan and do nothing."))
 
 

@@ -3,7 +3,8 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -15,7 +16,7 @@ from storage_admin.accounts.models import SYSTEM, Actor, Role, audit
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host
-from storage_admin.jobs import claims, kinds
+from storage_admin.jobs import claims, kinds, sealed
 from storage_admin.jobs.claims import tell_end
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import IdempotentAnswer, Job, ResourceLock
@@ -49,6 +50,7 @@ def submit(
     target_id: int,
     options: dict[str, Any],
     *,
+    secrets: Mapping[str, str] = MappingProxyType({}),
     idempotency_key: str = "",
     by_hand: bool = True,
     look: bool = True,
@@ -59,6 +61,7 @@ def submit(
     Args:
         target_id: id of the image, host, pool, guest or job that the kind works on.
         options: as the kind's ``options_schema`` says; what is not given has its default.
+        secrets: passphrases that the kind needs; without them the job waits, and asks for them.
         idempotency_key: the same key of the same actor gets the job of the first call again.
         by_hand: whether a user asks for it: a policy may not do what its plan leaves to users.
         look: look at the target again on its host first, for a second at most; whoever has done so leaves that out.
@@ -73,6 +76,7 @@ def submit(
     chosen = kinds.get(kind)
     target = _target(actor, chosen, target_id, chosen.role)
     options = chosen.clean(options)
+    sealed.check(chosen, options, secrets)
     if len(idempotency_key) > LONGEST_KEY or not idempotency_key.isprintable():
         raise InvalidError(
             _("Use at most {longest} printable characters for an Idempotency-Key.").format(longest=LONGEST_KEY)
@@ -98,7 +102,7 @@ def submit(
             if idempotency_key and (first := _first_answer(actor, idempotency_key, request_digest)):
                 return first
             queued = _queued_already(chosen, target) if chosen.single else None
-            job = queued or _create(actor, chosen, target, options, predicted)
+            job = queued or _create(actor, chosen, target, options, predicted, secrets)
             if idempotency_key:
                 IdempotentAnswer.objects.create(
                     actor=actor.name, key=idempotency_key, request_digest=request_digest, job=job
@@ -141,7 +145,9 @@ def _queued_already(kind: JobKind, target: Target) -> Job | None:
     return same.select_related("host").first()
 
 
-def _create(actor: Actor, kind: JobKind, target: Target, options: dict[str, Any], predicted: Plan) -> Job:
+def _create(
+    actor: Actor, kind: JobKind, target: Target, options: dict[str, Any], predicted: Plan, secrets: Mapping[str, str]
+) -> Job:
     kind.admit(target, predicted)
     job = Job.objects.create(
         kind=kind.name, rewrites=kind.rewrites, host=target.host, target_kind=target.kind, target_id=target.id,
@@ -149,6 +155,8 @@ def _create(actor: Actor, kind: JobKind, target: Target, options: dict[str, Any]
     )  # fmt: skip
     _lock(job, kind.locks(target, options))
     kind.submitted(job)
+    if secrets:
+        sealed.keep(job, secrets)
     claims.log(job, f"queued by {actor.name}")
     audit(actor, f"{kind.name} queued", target.label, after={"job": job.pk, "options": options})
     ring(job)
@@ -225,6 +233,16 @@ def withdraw(actor: Actor, job: Job, why: str) -> bool:
         audit(actor, "job cancelled", job, after={"job": job.pk, "why": why})
         tell_end(job.pk)
     return True
+
+
+def tell_secrets(actor: Actor, job: Job, given: Mapping[str, str]) -> Job:
+    """Tells a job that waits for them its passphrases, and lets it go on; raises as :func:`sealed.give`."""
+    job = sealed.give(actor, job, given)
+    if job.parked_at is not None:
+        claims.let_go_on(job, f"its passphrase was entered by {actor.name}")
+    ring(job)
+    job.refresh_from_db()
+    return job
 
 
 def retry(actor: Actor, job: Job) -> Job:

@@ -46,6 +46,10 @@ def write(target: Path, data_dir: Path, database: Path | None, undo_copies: Iter
             copy = Path(folder) / DATABASE
             with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(copy)) as made:
                 source.backup(made)
+                # The keys are in the same file: what waits in confidence for a job is not to be opened by it.
+                made.execute("DELETE FROM jobs_sealed")
+                made.commit()
+                made.execute("VACUUM")
             parts[DATABASE] = copy.read_bytes()
         manifest = {
             "version": storage_admin.__version__,

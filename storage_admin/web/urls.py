@@ -64,6 +64,7 @@ urlpatterns = [
     path("jobs/<int:job_id>/status/", jobs.job_status, name="job_status"),
     path("jobs/<int:job_id>/log/", jobs.job_log, name="job_log"),
     path("jobs/<int:job_id>/cancel/", jobs.job_cancel, name="job_cancel"),
+    path("jobs/<int:job_id>/secrets/", jobs.job_secrets, name="job_secrets"),
     path("jobs/<int:job_id>/retry/", jobs.job_retry, name="job_retry"),
     path("jobs/<int:job_id>/undo/", jobs.job_undo, name="job_undo"),
     path("jobs/<int:job_id>/discard-undo/", jobs.job_discard_undo, name="job_discard_undo"),

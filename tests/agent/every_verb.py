@@ -34,6 +34,8 @@ REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
     "create an overlay": ("create", {}),
     "grow": ("grow", {}),
     "bitmaps": ("bitmaps", {"names": ["stale"]}),
+    "add a passphrase": ("keys", {"secrets": {"passphrase": "a", "new_passphrase": "b"}, "iter_time": 20}),
+    "empty a key slot": ("keys", {"secrets": {"passphrase": "a"}, "slot": 0}),
     "commit": ("commit", {}),
     "shrink": ("shrink", {}),
     "look inside": ("inside", {}),

@@ -85,6 +85,7 @@ CASES = [
     Case("post", "jobs/", VIEWER, 200, {"kind": "analyze", "image": "{image}", "dry_run": True}),
     Case("post", "jobs/{active}/cancel/", OPERATOR, 202),
     Case("post", "jobs/{failed}/retry/", OPERATOR, 202),
+    Case("post", "jobs/{job}/secrets/", OPERATOR, 409, {"secrets": {}}),
     Case("post", "jobs/{job}/undo/", OPERATOR, 202),
     Case("post", "jobs/{job}/undo/", ADMIN, 202, {"force": True}, first=OPERATOR),
     Case("post", "jobs/{job}/discard-undo/", ADMIN, 202),

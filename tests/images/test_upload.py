@@ -213,11 +213,11 @@ def test_a_cancelled_one_takes_no_bytes_and_leaves_none(pool: StoragePool, data:
 def test_one_of_which_nothing_comes_for_a_day_is_given_up(pool: StoragePool, data: bytes) -> None:
     browser, job = client_as(role="operator"), queued(pool, data)
     patch(browser, job, data[:MIB], 0)
-    uploads.tidy()
+    reaper.reap()
     wait_for_guests.look()
     assert reread(job).state == Job.State.QUEUED
     Job.objects.filter(pk=job.pk).update(wait_until=timezone.now() - timedelta(seconds=1))
-    uploads.tidy()
+    reaper.reap()
     assert (reread(job).state, job.error_code) == (Job.State.FAILED, "upload_incomplete")
     assert services.submit(OPERATOR, "upload", pool.pk, {"name": "vm.qcow2", "size": 9}).state == Job.State.QUEUED
 

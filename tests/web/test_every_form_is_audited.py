@@ -110,6 +110,8 @@ NOT_HERE = {
     "rebase": _A_JOB,
     "commit": _A_JOB,
     "bitmaps": _A_JOB,
+    "keys": _A_JOB,
+    "job_secrets": "It takes a job that waits for them: tests/images/test_keys.",
     "host_add": "It takes a host that answers: test_host_add_pages.",
     "host_connection": "It takes a host that answers: tests/hosts/test_proxmox_hosts.",
     "policy_add": "A long form: test_policy_pages; the service is that of REST.",

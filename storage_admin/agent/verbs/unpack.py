@@ -32,7 +32,10 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     Raises:
         RefusedError, HostError, StoppedError: nothing is left of the new file; what is packed is only read.
     """
-    args = Arguments(request.args, (Wish.ARGS - {"virtual_size", "base", "chain"}) | {"source", "member", "sha256"})
+    args = Arguments(
+        request.args,
+        (Wish.ARGS - {"virtual_size", "base", "chain", "secrets", "iter_time"}) | {"source", "member", "sha256"},
+    )
     target = Target.parse(args.take("target", dict))
     place = Arguments(args.take("source", dict), frozenset({"pool_path_b64", "path_b64"}))
     digest = args.maybe("sha256", str) or ""

@@ -1,8 +1,9 @@
 """What is asked of libvirt on a host: states, a start, another file for a guest's disk, limits of its I/O."""
 
+import base64
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -152,6 +153,43 @@ def disk_settings(host: Host, uid: str, disk: str, wanted: dict[str, str], *, wr
     if "contradiction" in answer:
         raise RefusedError("stale_plan", _("Nothing was set: {contradiction}.").format(**answer))
     return DiskSettings(**answer)
+
+
+@dataclass(frozen=True)
+class DiskSecret:
+    """A secret by which libvirt opens an image; ``value`` is ``None`` where it does not tell it."""
+
+    guest: str
+    uuid: str
+    value: str | None = field(repr=False)
+
+
+def secrets(host: Host, path: str, *, set_to: str | None = None, define: bool = False) -> list[DiskSecret]:
+    """The secrets that guests' disks on an image name.
+
+    Args:
+        set_to: a passphrase that they get.
+        define: make one for the image where no guest names any.
+
+    Raises:
+        RefusedError: ``tool_missing``: libvirt there can only be read.
+        HostError: libvirt does not answer, or refuses it.
+    """
+    refuse_to_write(host)
+    given = None if set_to is None else base64.b64encode(set_to.encode()).decode("ascii")
+    sent = json.dumps({"path": path, "set": given, "define": define}).encode()
+    answer = _run(host, ["disk_secrets"], DEFINE_TIMEOUT, sent)
+    return [
+        DiskSecret(one["guest"], one["uuid"], _text(one["value"])) for one in answer["secrets"]
+    ]  # fmt: skip
+
+
+def _text(value: str | None) -> str | None:
+    """A secret's value; none that is no text, as no passphrase can be."""
+    try:
+        return None if value is None else base64.b64decode(value).decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _tune(host: Host, request: dict[str, Any]) -> dict[str, Any]:

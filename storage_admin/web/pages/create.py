@@ -1,5 +1,6 @@
 """Creating an image in a pool: options with what each means here, the plan, and the button that starts it."""
 
+import json
 from decimal import Decimal, InvalidOperation
 from typing import Any
 from uuid import uuid4
@@ -38,7 +39,7 @@ CHOICES = {
 }
 #: Images that the form proposes as a base; others are named by their numbers.
 MOST_PROPOSED = 300
-FIELDS = ("name", "format", "size_gib", "base", "more_options", *CHOICES)
+FIELDS = ("name", "format", "size_gib", "base", "more_options", "encryption", "libvirt_secret", *CHOICES)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -103,6 +104,10 @@ def _options(form: QueryDict) -> dict[str, Any]:
             options["virtual_size"] = -(-int(wanted) // SECTOR) * SECTOR
         except InvalidOperation:
             wrong["size_gib"] = _("Enter a number above 0.")
+    if text["encryption"]:
+        options["encryption"] = text["encryption"]
+    if text["libvirt_secret"] in {"true", "false"}:
+        options["libvirt_secret"] = json.loads(text["libvirt_secret"])
     if text["base"]:
         if not text["base"].isascii() or not text["base"].isdigit() or len(text["base"]) > 18:
             wrong["base"] = _("Enter the number of an image.")

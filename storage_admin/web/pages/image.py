@@ -125,7 +125,12 @@ def _is_for(request: PageRequest, image: Image, kind: str) -> bool:
 
 def _lacks(image: Image, kind: str) -> bool:
     """Whether the image has nothing of what the kind is for, so that it is not worth a word."""
-    lacks = {"bitmaps": not image.bitmaps, "commit": image.backing_id is None, "relink": not is_lost(image)}
+    lacks = {
+        "bitmaps": not image.bitmaps,
+        "keys": not image.encrypted,
+        "commit": image.backing_id is None,
+        "relink": not is_lost(image),
+    }
     lacks["inside"] = not image.pool.look_inside
     return lacks.get(kind, False)
 

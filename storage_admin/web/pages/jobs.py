@@ -4,6 +4,7 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
+from django.contrib import messages
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
@@ -18,14 +19,16 @@ from images.models import Image
 from storage_admin.accounts.models import Role
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.agent import protocol
+from storage_admin.agent.protocol import RefusedError
 from storage_admin.csv_export import Columns, csv_answer
-from storage_admin.errors import NotFoundError
+from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.selectors import hosts_for
-from storage_admin.jobs import kinds, services
+from storage_admin.jobs import kinds, sealed, services
 from storage_admin.jobs.filters import JobListFilters
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.selectors import jobs_for
 from storage_admin.web import forms
+from storage_admin.web.forms import refusal_message
 from storage_admin.web.lists import Filtered, as_choices, columns, filtered
 from storage_admin.web.page import (
     PageRequest,
@@ -41,6 +44,7 @@ from storage_admin.web.page import (
 )
 from storage_admin.web.sidebar import active_jobs
 from storage_admin.web.templatetags.job_words import replaces
+from storage_admin.words import words
 
 PER_PAGE = 50
 LOG_LINES = 500
@@ -213,14 +217,15 @@ def job(request: PageRequest, job_id: int) -> HttpResponseBase:
     return _shown(request, _job(request, job_id))
 
 
-def _shown(request: PageRequest, row: Job) -> HttpResponseBase:
+def _shown(request: PageRequest, row: Job, error: InvalidError | None = None) -> HttpResponseBase:
     context = status_of(row)
     url, every = reverse("job_status", args=[row.pk]), "1s" if row.active else ""
     body, version = live_body(request, "jobs/status.html", context)
     lines = row.log_lines.order_by("-id")
     shown = list(lines if "all" in request.GET else lines[:LOG_LINES])[::-1]
     context |= {"section": "jobs", "lines": shown, "earlier": lines.count() - len(shown)}
-    context |= {"last": shown[-1].pk if shown else 0, "awaits_file": uploads.awaits(row)}
+    context |= {"last": shown[-1].pk if shown else 0, "awaits_file": uploads.awaits(row), "error": error}
+    context |= {"awaits_secrets": [(name, words(name).capitalize()) for name in sealed.awaited(row)]}
     context |= live_context(body, version, url=url, every=every)
     return render(request, "jobs/job.html", context, status=forms.status_of(request))
 
@@ -249,6 +254,28 @@ def job_log(request: PageRequest, job_id: int) -> HttpResponseBase:
     # One more look after the end: the last lines are written together with it.
     context |= {"more": row.active or bool(lines)}
     return render(request, "jobs/job.html#log", context)
+
+
+@require_POST
+@page(Role.OPERATOR)
+def job_secrets(request: PageRequest, job_id: int) -> HttpResponseBase:
+    """Takes the passphrases that a job waits for; a new one has to be typed twice."""
+    row = _job(request, job_id)
+    given = {name: request.POST.get(name, "") for name in sealed.awaited(row)}
+    try:
+        again = {f"{name}_again": _("It differs from the first one.") for name in given if _differs(request, name)}
+        if again:
+            raise InvalidError(_("Enter the passphrase twice."), again)
+        services.tell_secrets(request.actor, row, given)
+    except InvalidError as error:
+        return _shown(request, row, error)
+    except RefusedError as error:
+        messages.error(request, refusal_message(error))
+    return redirect("job", row.pk)
+
+
+def _differs(request: PageRequest, name: str) -> bool:
+    return name.startswith("new_") and request.POST.get(f"{name}_again") != request.POST.get(name)
 
 
 @require_POST

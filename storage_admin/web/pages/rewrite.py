@@ -107,6 +107,10 @@ SWITCHES: dict[str, tuple[Translatable, dict[str, Translatable]]] = {
         _("If nothing proves that it is the file"),
         {"false": _("refuse"), "true": _("take it all the same (admin)")},
     ),
+    "libvirt_secret": (
+        _("Secret of libvirt that a guest opens it with"),
+        {"true": _("give it the new passphrase"), "false": _("leave unchanged")},
+    ),
     "repoint_guest": (
         _("libvirt guests that use it"),
         {"false": _("leave unchanged"), "true": _("switch to the new file")},
@@ -151,7 +155,8 @@ def _read(kind: JobKind, form: QueryDict) -> tuple[dict[str, Any], dict[str, str
     numbers: list[tuple[str, str, Callable[[str], float]]] = [
         ("bandwidth_mib", "bandwidth_bytes_sec", lambda text: _finite(text, MIB)),
         ("undo_hours", "undo_hours", _finite), ("wait_hours", "wait_hours", _finite),
-        ("down_to", "down_to", int), ("target_pool", "target_pool", int), ("size_gib", "size_bytes", _sectors),
+        ("down_to", "down_to", int), ("target_pool", "target_pool", int), ("slot", "slot", int),
+        ("size_gib", "size_bytes", _sectors),
     ]  # fmt: skip
     for name, wanted, read in numbers:
         text = form.get(name, "").strip()
@@ -246,6 +251,13 @@ def _fields(kind: Rewriting, image: Image, options: dict[str, Any]) -> list[Fiel
             for base in bases
         ]
         fields.append(Field("down_to", gettext("Flatten down to"), choices))
+    if "slot" in kind.properties:
+        held = image.from_header("key_slots") or ()
+        choices = [("", gettext("add a passphrase"), options["slot"] is None)]
+        choices += [
+            (str(one), gettext("empty key slot {slot}").format(slot=one), one == options["slot"]) for one in held
+        ]
+        fields.append(Field("slot", gettext("Change"), choices))
     for name, (word, words) in SWITCHES.items():
         if name in kind.properties:
             values = [(value, str(shown_as), (value == "true") == options[name]) for value, shown_as in words.items()]

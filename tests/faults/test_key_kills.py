@@ -1,0 +1,48 @@
+"""Agents that change the passphrases of an image die at any step: it is encrypted as before, or as it should be."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.agent.harness import ask, leftovers, recover_args
+from tests.agent.test_keys import FIRST, SECOND, args_for, content, fill, made, opens
+from tests.faults.test_full_disk import disk
+from tests.faults.test_full_disk import fill as fill_disk
+from tests.faults.test_kills import run_to_death
+from tests.faults.trials import WHEN, steps
+
+__all__ = ["disk"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.qemu]
+BOTH = {"passphrase": FIRST, "new_passphrase": SECOND}
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_whatever_step_it_dies_at_the_image_opens(tmp_path: Path, when: str) -> None:
+    outcomes = set()
+    for at in steps():
+        pool = tmp_path / str(at) / "pool"
+        pool.mkdir(parents=True)
+        path = made(pool, "qcow2")
+        fill(path, "qcow2", FIRST)
+        before = content(path, "qcow2", FIRST)
+        died = run_to_death("keys", args_for(path, "qcow2", secrets=BOTH, undo_hours=0), "j1", at, when)
+        if died is None:
+            break
+        ask("recover", recover_args(pool), job="r1")
+        outcomes.add(opens(path, "qcow2", SECOND))
+        assert content(path, "qcow2", FIRST) == before, died
+        assert leftovers(pool) == set()
+    else:
+        raise AssertionError("no run came to its end")
+    assert False in outcomes
+
+
+def test_a_full_disk_changes_nothing(disk: Path) -> None:
+    (disk / "here" / "pool").mkdir(parents=True)
+    path = made(disk / "here" / "pool", "qcow2")
+    before = path.read_bytes()
+    ballast = fill_disk(disk, 1 << 20)
+    assert ask("keys", args_for(path, "qcow2", secrets=BOTH))["code"] == "not_enough_space"
+    ballast.unlink()
+    assert (path.read_bytes() == before, leftovers(path.parent)) == (True, set())

@@ -1,0 +1,110 @@
+"""The secret by which a real libvirt opens an encrypted disk: defined with the image, changed with its passphrases."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import libvirt
+import pytest
+
+from images.models import Image
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs import services
+from storage_admin.jobs.models import Job
+from tests.harness.guests import Disk, Domains
+from tests.harness.libvirtd import URI
+from tests.working import OPERATOR, image_at, run, said, scan, this_machine
+
+pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet", "libvirtd", "no_reserve")]
+FIRST, SECOND = "first, with a comma", "second"
+
+
+@pytest.fixture
+def connection() -> Iterator[libvirt.virConnect]:
+    """What is defined in it is gone afterwards."""
+    opened = libvirt.open(URI)
+    yield opened
+    for secret in opened.listAllSecrets():
+        secret.undefine()
+    opened.close()
+
+
+@pytest.fixture
+def folder(shared_folder: Path) -> Path:
+    pool = shared_folder / "pool"
+    pool.mkdir(mode=0o755)
+    return pool
+
+
+def created(folder: Path) -> Job:
+    scan(this_machine(folder))
+    options = {
+        "name": "vm.qcow2",
+        "virtual_size": 8 << 20,
+        "encryption": "luks",
+        "iter_time": 20,
+        "libvirt_secret": True,
+    }
+    job = services.submit(
+        OPERATOR, "create", StoragePool.objects.get().pk, options, secrets={"new_passphrase": FIRST}
+    )  # fmt: skip
+    assert run(job).state == Job.State.SUCCEEDED, (job.error_detail, said(job))
+    return job
+
+
+def of_a_guest(domains: Domains, connection: libvirt.virConnect, path: Path, uuid: str) -> libvirt.virDomain:
+    """A guest whose disk is the image, opened by that secret."""
+    path.chmod(0o666)
+    xml = domains.define([Disk(path)]).XMLDesc()
+    opened = f"<encryption format='luks'><secret type='passphrase' uuid='{uuid}'/></encryption>"
+    return connection.defineXML(re.sub(r"(<source file='[^']*vm.qcow2'[^/>]*)/>", rf"\1>{opened}</source>", xml))
+
+
+def keys(image: Image, secrets: dict[str, str], **options: int) -> Job:
+    scan(image.host)
+    return run(
+        services.submit(OPERATOR, "keys", image.pk, {"iter_time": 20, "undo_hours": 0} | options, secrets=secrets)
+    )
+
+
+def test_a_guest_starts_with_the_secret_before_and_after_its_passphrase_is_changed(
+    domains: Domains, connection: libvirt.virConnect, folder: Path
+) -> None:
+    job, path = created(folder), folder / "vm.qcow2"
+    (secret,) = connection.listAllSecrets()
+    assert (secret.usageID(), secret.value()) == (str(path), FIRST.encode())
+    assert any(secret.UUIDString() in line for line in said(job))
+    domain = of_a_guest(domains, connection, path, secret.UUIDString())
+    domain.create()
+    domain.destroy()
+    scan(Host.objects.get())
+    image = image_at(path)
+    assert [disk.guest.name for disk in image.disks] == [domain.name()]
+
+    added = keys(image, {"passphrase": FIRST, "new_passphrase": SECOND})
+    assert added.state == Job.State.SUCCEEDED, (added.error_detail, said(added))
+    assert secret.value() == SECOND.encode()
+    refused = keys(image, {"passphrase": FIRST}, slot=1)  # the one that the guest needs by now
+    assert (refused.state, refused.error_code) == (Job.State.FAILED, "wrong_passphrase")
+    emptied = keys(image, {"passphrase": SECOND}, slot=0)
+    assert emptied.state == Job.State.SUCCEEDED, (emptied.error_detail, said(emptied))
+    path.chmod(0o666)
+    domain.create()
+    with contextlib.suppress(libvirt.libvirtError):
+        domain.destroy()
+    for one in (added, emptied, job):
+        assert not any(word in line for word in (FIRST, SECOND) for line in said(one))
+
+
+def test_a_secret_of_a_guest_is_left_where_that_is_asked_for(
+    domains: Domains, connection: libvirt.virConnect, folder: Path
+) -> None:
+    created(folder)
+    (secret,) = connection.listAllSecrets()
+    of_a_guest(domains, connection, folder / "vm.qcow2", secret.UUIDString())
+    scan(Host.objects.get())
+    image = image_at(folder / "vm.qcow2")
+    both = {"passphrase": FIRST, "new_passphrase": SECOND}
+    assert keys(image, both, libvirt_secret=False).state == Job.State.SUCCEEDED
+    assert secret.value() == FIRST.encode()
