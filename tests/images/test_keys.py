@@ -113,6 +113,7 @@ def test_a_job_without_its_passphrase_waits_and_asks_for_it(pool: StoragePool, f
     assert not is_anywhere(FIRST)
 
 
+@pytest.mark.sql
 def test_after_a_quarter_of_an_hour_it_is_forgotten_and_asked_for_again(pool: StoragePool) -> None:
     job = services.submit(OPERATOR, "create", pool.pk, NEW, secrets={"new_passphrase": FIRST})
     Sealed.objects.update(since=timezone.now() - sealed.KEEP - timedelta(seconds=1))
@@ -133,6 +134,7 @@ def test_after_a_quarter_of_an_hour_it_is_forgotten_and_asked_for_again(pool: St
     assert (again.status_code, again.json()["code"]) == (409, "stale_plan")
 
 
+@pytest.mark.sql
 def test_a_job_that_is_never_told_gives_up_after_a_day(pool: StoragePool) -> None:
     job = run(services.submit(OPERATOR, "create", pool.pk, NEW))
     Job.objects.filter(pk=job.pk).update(wait_until=timezone.now() - timedelta(seconds=1))

@@ -109,6 +109,7 @@ def test_it_goes_on_where_the_connection_broke(pool: StoragePool, data: bytes) -
     assert (Path(pool.path) / "vm.qcow2").read_bytes() == data
 
 
+@pytest.mark.sql
 def test_what_does_not_follow_is_a_conflict_and_counts_for_nothing(pool: StoragePool, data: bytes) -> None:
     browser, job = client_as(role="operator"), queued(pool, data)
     assert patch(browser, job, data[:MIB], 0).status_code == 204
@@ -197,6 +198,7 @@ def test_no_more_at_once_than_the_server_has_places_for(pool: StoragePool, data:
     assert patch(browser, job, data, 0).status_code == 204
 
 
+@pytest.mark.sql
 def test_a_cancelled_one_takes_no_bytes_and_leaves_none(pool: StoragePool, data: bytes) -> None:
     browser, job = client_as(role="operator"), queued(pool, data)
     patch(browser, job, data[:MIB], 0)
@@ -210,6 +212,7 @@ def test_a_cancelled_one_takes_no_bytes_and_leaves_none(pool: StoragePool, data:
     assert (files(pool), reread(job).kept) == (set(), {})
 
 
+@pytest.mark.sql
 def test_one_of_which_nothing_comes_for_a_day_is_given_up(pool: StoragePool, data: bytes) -> None:
     browser, job = client_as(role="operator"), queued(pool, data)
     patch(browser, job, data[:MIB], 0)
