@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -199,3 +200,15 @@ def test_hostile_names_are_no_arguments(pool: Path) -> None:
     result = ask("create", create_args(path, "qcow2") | {"secrets": {"passphrase": FIRST}, "iter_time": 20})
     assert result.get("format") == "qcow2", result
     assert os.listdir(pool) == [path.name]  # noqa: PTH208
+
+
+@pytest.mark.parametrize("how", ["namespaces", "nothing"])
+def test_hosts_that_confine_otherwise_encrypt_as_well(pool: Path, how: str) -> None:
+    agent = [sys.executable, "-m", "tests.agent.other_confinement", how]
+    path, before = pool / "vm.qcow2", set(os.listdir("/run"))  # noqa: PTH208
+    asked = create_args(path, "qcow2") | {"secrets": {"passphrase": FIRST}, "iter_time": 20}
+    assert ask("create", asked, command=agent).get("format") == "qcow2"
+    both = {"passphrase": FIRST, "new_passphrase": SECOND}
+    assert ask("keys", args_for(path, "qcow2", secrets=both), job="j2", command=agent).get("key_slots") == [0, 1]
+    assert opens(path, "qcow2", SECOND)
+    assert not {name for name in os.listdir("/run") if name.startswith("storage-admin-")} - before  # noqa: PTH208

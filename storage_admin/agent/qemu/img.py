@@ -109,14 +109,14 @@ def _create(io: AgentIO, image: Node, target: Conversion, effort: Effort) -> too
     size = str(target.virtual_size)
 
     def run() -> tools.Finished:
-        with target.keys.handed() as (objects, pipes):
+        with target.keys.handed() as handed:
             return tools.run(
-                ["qemu-img", asked[0], *objects, *asked[1:], image.path_by_descriptor(), size],
+                ["qemu-img", asked[0], *handed.objects, *asked[1:], image.path_by_descriptor(), size],
                 io,
                 limits=SLOW_QUERY,
                 idle_io=effort.idle_io,
-                files=Files(written=[image.fd]),
-                pass_fds=pipes,
+                files=handed.with_files(Files(written=[image.fd])),
+                pass_fds=handed.pipes,
                 watch=effort.watch,
                 shown=["qemu-img", *map(text, asked), display(target.shown), size],
             )

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.programs import tools
+from storage_admin.agent.programs import confined, tools
+from storage_admin.agent.programs.confined import Files
 from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, display
 from storage_admin.agent.qemu.node import SLOW_QUERY, Node, fail
 
 #: Bytes of a passphrase. All of it has to fit into a pipe before anybody reads that.
 LONGEST = 512
+#: Where files are that no disk holds.
+_MEMORY = "/run"
 #: What qemu says of a passphrase that opens no slot.
 _WRONG = b"cannot unlock any keyslot"
 _UNTIMED, _TRIES = b"accurate CPU usage", 10
@@ -41,23 +45,55 @@ class Keys:
         return cls(by_id)
 
     @contextlib.contextmanager
-    def handed(self) -> Iterator[tuple[list[tools.Argument], list[int]]]:
-        """Arguments that name the passphrases, and descriptors that the one tool which gets them reads each from."""
+    def handed(self) -> Iterator[Handed]:
+        """How the one tool that gets the passphrases is told of them.
+
+        Each comes by a pipe. A tool that is shut into a file system of its own has none: there each is a file of the
+        memory's file system, root's alone, and gone with the tool.
+        """
+        shut_in = confined.means() == confined.NAMESPACES
         arguments: list[tools.Argument] = []
-        pipes: list[int] = []
-        try:
+        fds: list[int] = []
+        with contextlib.ExitStack() as stack:
             for name, passphrase in self.by_id.items():
-                out, into = os.pipe()
-                pipes.append(out)
-                try:
-                    os.write(into, passphrase.encode("utf-8"))
-                finally:
-                    os.close(into)
-                arguments += ["--object", f"secret,id={name},file=/proc/self/fd/{out}"]
-            yield arguments, pipes
+                fd = stack.enter_context(_file(passphrase) if shut_in else _pipe(passphrase))
+                fds.append(fd)
+                arguments += ["--object", f"secret,id={name},file=/proc/self/fd/{fd}"]
+            yield Handed(arguments, [] if shut_in else fds, fds if shut_in else [])
+
+
+@dataclass(frozen=True)
+class Handed:
+    """Arguments that name passphrases, and descriptors by which a tool reads them, as pipes or as files."""
+
+    objects: list[tools.Argument]
+    pipes: list[int]
+    read: list[int]
+
+    def with_files(self, files: Files) -> Files:
+        """These files, and those."""
+        return Files([*files.read, *self.read], files.written)
+
+
+@contextlib.contextmanager
+def _pipe(passphrase: str) -> Iterator[int]:
+    out, into = os.pipe()
+    try:
+        try:
+            os.write(into, passphrase.encode("utf-8"))
         finally:
-            for one in pipes:
-                os.close(one)
+            os.close(into)
+        yield out
+    finally:
+        os.close(out)
+
+
+@contextlib.contextmanager
+def _file(passphrase: str) -> Iterator[int]:
+    with tempfile.NamedTemporaryFile(prefix="storage-admin-", dir=_MEMORY) as file:
+        file.write(passphrase.encode("utf-8"))
+        file.flush()
+        yield file.fileno()
 
 
 @dataclass(frozen=True)
@@ -106,13 +142,13 @@ def opens(io: AgentIO, node: Node, passphrase: str) -> bool:
         HostError: it could not be tried.
     """
     locked = LockedNode.of(node, "sa0")
-    with Keys({"sa0": passphrase}).handed() as (objects, pipes):
+    with Keys({"sa0": passphrase}).handed() as handed:
         answer = tools.run(
-            ["qemu-img", "check", *objects, "-U", "--output=json", locked.argument()],
+            ["qemu-img", "check", *handed.objects, "-U", "--output=json", locked.argument()],
             io,
             limits=SLOW_QUERY,
-            files=locked.files(),
-            pass_fds=pipes,
+            files=handed.with_files(locked.files()),
+            pass_fds=handed.pipes,
             shown=["qemu-img", "check", "--object", "secret,…", "-U", display(node.path)],
         )
     if answer.exit_code in {0, 2, 3, _NO_CHECK}:
@@ -138,13 +174,13 @@ def amend(io: AgentIO, node: Node, keys: Keys, opened_by: str, options: dict[str
     shown = ["qemu-img", "amend", "--object", "secret,…", "-o", given, display(node.path)]
 
     def run() -> tools.Finished:
-        with keys.handed() as (objects, pipes):
+        with keys.handed() as handed:
             return tools.run(
-                ["qemu-img", "amend", *objects, "-q", "-o", given, locked.written()],
+                ["qemu-img", "amend", *handed.objects, "-q", "-o", given, locked.written()],
                 io,
                 limits=SLOW_QUERY,
-                files=locked.files(written=True),
-                pass_fds=pipes,
+                files=handed.with_files(locked.files(written=True)),
+                pass_fds=handed.pipes,
                 shown=shown,
             )
 
