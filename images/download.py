@@ -3,7 +3,7 @@
 import base64
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from django.http import HttpResponse, StreamingHttpResponse
@@ -60,9 +60,15 @@ def answer(
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     status, kind = 200 if span is None else 206, "application/octet-stream"
     if not body:
-        Sending(actor, image, start, start, told=False).close()  # what speaks against it does so here, too
+        _sending(actor, image, start, start, told=False).close()  # what speaks against it does so here, too
         return HttpResponse(status=status, headers=headers, content_type=kind)
-    return StreamingHttpResponse(Sending(actor, image, start, end), status=status, headers=headers, content_type=kind)
+    return StreamingHttpResponse(_sending(actor, image, start, end), status=status, headers=headers, content_type=kind)
+
+
+def _sending(actor: Actor, image: Image, start: int, end: int, *, told: bool = True) -> "Sending":
+    asked = facts(image) | {"virtual_size": image.virtual_size or 0, "offset": start, "length": end - start}
+    about = {"from": start, "bytes": end - start}
+    return Sending(actor, image, asking.told(image.host, "send", asked), "image downloaded" if told else "", about)
 
 
 def _against(image: Image) -> list[Refusal]:
@@ -97,21 +103,27 @@ class Sending:
     """The bytes, as the agent sends them. It is closed by the web server, also where the client goes away.
 
     Args:
-        start, end: which bytes of the file.
-        told: whether the trail tells of it.
+        events: of the agent; closing it stops that.
+        what: the entry of the trail when it begins; the end is told of as well. None where it is empty.
+        about: what of it the trail has.
 
     Raises:
         RefusedError: before the first byte; later it, or a HostError, cuts the answer off, which is shorter than
             announced.
     """
 
-    def __init__(self, actor: Actor, image: Image, start: int, end: int, *, told: bool = True) -> None:
+    def __init__(
+        self,
+        actor: Actor,
+        image: Image,
+        events: Generator[dict[str, Any], None, None],
+        what: str,
+        about: dict[str, Any],
+    ) -> None:
         take_place()
-        self._actor, self._image, self._open, self._told = actor, image, True, told
-        self._sent = 0
+        self._actor, self._image, self._open, self._what = actor, image, True, what
+        self._sent, self._events, self._about = 0, events, about
         self._end: dict[str, Any] = {}
-        asked = facts(image) | {"virtual_size": image.virtual_size or 0, "offset": start, "length": end - start}
-        self._events = asking.told(image.host, "send", asked)
         try:
             self._first = self._next()  # what speaks against it is an answer of its own
         except HostError as error:
@@ -120,8 +132,8 @@ class Sending:
         except BaseException:
             self.close()
             raise
-        if told:
-            audit(actor, "image downloaded", image.name, after={"image": image.pk, "from": start, "bytes": end - start})
+        if what:
+            audit(actor, what, image.name, after={"image": image.pk, **about})
 
     def __iter__(self) -> Iterator[bytes]:
         try:
@@ -152,6 +164,7 @@ class Sending:
         self._open = False
         give_place()
         self._events.close()
-        if self._told and (self._sent or self._end):
+        if self._what and (self._sent or self._end):
             ended = {"bytes": self._sent, "sha256": self._end.get("sha256")}
-            audit(self._actor, "image download ended", self._image.name, after={"image": self._image.pk, **ended})
+            ended |= {"image": self._image.pk, **{name: self._about[name] for name in ("path",) if name in self._about}}
+            audit(self._actor, "image download ended", self._image.name, after=ended)

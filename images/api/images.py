@@ -5,16 +5,18 @@ from typing import Any, ClassVar
 
 from django.db.models import QuerySet
 from django.http.response import HttpResponseBase
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import extend_schema, extend_schema_view
+from drf_spectacular.utils import OpenApiParameter, extend_schema, extend_schema_view
 from rest_framework import mixins, status
 from rest_framework.decorators import action
+from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from images import download
-from images.api.shapes import ChainSerializer, OneImageSerializer
+from images import download, files
+from images.api.shapes import ChainSerializer, FilesSerializer, OneImageSerializer
 from images.filters import ImageFilters
 from images.models import Image
 from images.scan import vanished
@@ -25,6 +27,7 @@ from storage_admin.accounts.models import Role
 from storage_admin.jobs import services
 from storage_admin.jobs.serializers import EmptyBody, JobSerializer
 from storage_admin.rest.pagination import PAGE, page_of
+from storage_admin.rest.schema import ASKS_HOST
 from storage_admin.rest.views import EndpointSet
 
 
@@ -42,8 +45,14 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         "set_aside": Role.ADMIN,
         "restore": Role.ADMIN,
         "content": Role.ADMIN,
+        "files": Role.ADMIN,
+        "file_content": Role.ADMIN,
     }
-    parameters: ClassVar[dict[str, frozenset[str]]] = {"history": frozenset({"limit", "offset"})}
+    parameters: ClassVar[dict[str, frozenset[str]]] = {
+        "history": frozenset({"limit", "offset"}),
+        "files": frozenset({"device", "path"}),
+        "file_content": frozenset({"device", "path"}),
+    }
 
     def get_queryset(self) -> QuerySet[Any]:
         rows = images_for(self.actor)
@@ -116,6 +125,46 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         asked, since = request.headers.get("Range", ""), request.headers.get("If-Range", "")
         body = request.method != "HEAD"
         return download.answer(self.actor, self.get_object(), wanted=asked, unless_changed=since, body=body)
+
+    @extend_schema(
+        summary=_("Filesystems and operating systems on the image, or what is in a folder (admin)"),
+        description="Without parameters, the filesystems and operating systems are listed; with `device` and `path`, "
+        "the entries of a folder. A small virtual machine starts for each request, which takes seconds, on hosts "
+        "without KVM ten and more. An admin has to allow it for the pool (`look_inside`). Each path is in the trail.",
+        parameters=[
+            OpenApiParameter("device", OpenApiTypes.STR, description=_("As named by the answer without parameters.")),
+            OpenApiParameter("path", OpenApiTypes.STR, description=_("Full path on that filesystem.")),
+        ],
+        responses=FilesSerializer,
+        extensions={ASKS_HOST: True},
+    )
+    @action(detail=True, methods=["get"], filter_backends=[], pagination_class=None)
+    def files(self, request: Request, **_where: Any) -> Response:
+        device, path = request.query_params.get("device"), request.query_params.get("path")
+        if device:
+            told = files.listing(self.actor, self.get_object(), device, path or "/")
+        else:
+            told = files.look(self.actor, self.get_object())
+        return Response(FilesSerializer(told).data)
+
+    @extend_schema(
+        summary=_("A file of the guest (admin)"),
+        parameters=[
+            OpenApiParameter("device", OpenApiTypes.STR, required=True, description=_("As named by `files`.")),
+            OpenApiParameter("path", OpenApiTypes.STR, required=True, description=_("Full path on that filesystem.")),
+        ],
+        responses={(200, "application/octet-stream"): OpenApiTypes.BINARY},
+    )
+    @action(
+        detail=True, methods=["get"], filter_backends=[], pagination_class=None, url_path="files/content",
+        url_name="file-content",
+    )  # fmt: skip
+    def file_content(self, request: Request, **_where: Any) -> HttpResponseBase:
+        given = {name: request.query_params.get(name, "") for name in ("device", "path")}
+        image = self.get_object()
+        if missing := {name: gettext("Required.") for name, value in given.items() if not value}:
+            raise ValidationError(missing)
+        return files.content(self.actor, image, given["device"], given["path"])
 
     def _submitted(self, kind: str, options: dict[str, Any]) -> Response:
         job = services.submit(self.actor, kind, self.get_object().pk, options)

@@ -246,3 +246,44 @@ class OneImageSerializer(ImageSerializer):
             return None
         names: Iterable[str] = HeaderSerializer().get_fields()
         return {name: image.from_header(name) for name in names} | {"bitmaps": image.bitmaps}
+
+
+class GuestFilesystemSerializer(serializers.Serializer[Any]):
+    """A filesystem on an image, as its own words have it."""
+
+    device = serializers.CharField(help_text=_("Name in the virtual machine that looks, for `device`."))
+    type = serializers.CharField()
+    size = serializers.IntegerField(allow_null=True, help_text=_("Bytes; null if it cannot be mounted."))
+    free = serializers.IntegerField(allow_null=True)
+
+
+class GuestSystemSerializer(serializers.Serializer[Any]):
+    """An operating system on an image."""
+
+    filesystem = serializers.CharField(source="root", help_text=_("The filesystem that it is on."))
+    type = serializers.CharField()
+    product = serializers.CharField()
+    distribution = serializers.CharField()
+    architecture = serializers.CharField()
+    hostname = serializers.CharField()
+
+
+class GuestFileSerializer(serializers.Serializer[Any]):
+    """An entry of a folder."""
+
+    name = serializers.CharField()
+    kind = serializers.CharField(help_text="file, folder, link, device, pipe, socket or other")
+    mode = serializers.CharField(help_text=_("Permissions in octal."))
+    size = serializers.IntegerField()
+    mtime = serializers.DateTimeField(allow_null=True)
+    uid = serializers.IntegerField()
+    gid = serializers.IntegerField()
+
+
+class FilesSerializer(serializers.Serializer[Any]):
+    """Filesystems and systems, or the entries of a folder; the others are left out."""
+
+    filesystems = GuestFilesystemSerializer(many=True, required=False)
+    systems = GuestSystemSerializer(many=True, required=False)
+    entries = GuestFileSerializer(many=True, required=False, help_text=_("The first 5000, by name."))
+    count = serializers.IntegerField(required=False, help_text=_("How many entries the folder has."))

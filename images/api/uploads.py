@@ -31,10 +31,16 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
 class BytesParser(BaseParser):
     """Bytes as they are, which whoever wants them reads."""
 
-    media_type = "application/offset+octet-stream"
+    media_type = "application/octet-stream"
 
     def parse(self, stream: Any, *_about: Any, **_more: Any) -> Any:
         return stream
+
+
+class TusParser(BytesParser):
+    """The same, as tus calls them."""
+
+    media_type = "application/offset+octet-stream"
 
 
 class UploadSerializer(serializers.Serializer[Job]):
@@ -55,7 +61,7 @@ class UploadEndpoints(EndpointSet):
 
     queryset = Job.objects.none()
     serializer_class = UploadSerializer
-    parser_classes = (BytesParser,)
+    parser_classes = (BytesParser, TusParser)
     roles: ClassVar[dict[str, Role]] = {"partial_update": Role.OPERATOR}
 
     def get_queryset(self) -> QuerySet[Any]:

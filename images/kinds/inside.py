@@ -35,13 +35,13 @@ class Inside(ImageKind):
             reason=gettext("Reads the partition table and filesystem headers of {image}.").format(image=image.name),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
-            refusals=tuple(_against(image)),
+            refusals=tuple(against(image)),
         )
 
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
-        if against := _against(image):
-            raise RefusedError(against[0].code, against[0].detail)
+        if refused := against(image):
+            raise RefusedError(refused[0].code, refused[0].detail)
         own, *below = links_of([image, *ancestors(image)])
         job.ours().update(kept={"fingerprint": bytes(image.fingerprint).hex()})
         return own | {"virtual_size": image.virtual_size, "chain": below, "children_known": True}
@@ -51,7 +51,8 @@ class Inside(ImageKind):
         return result | {"fingerprint": job.kept.get("fingerprint", "")}
 
 
-def _against(image: Image) -> list[Refusal]:
+def against(image: Image) -> list[Refusal]:
+    """What stands against a look at what is on an image."""
     if not image.pool.look_inside:
         told = gettext("An admin has not allowed to look inside images of {pool}. The pool's settings have the switch.")
         return [Refusal("inside_off", told.format(pool=image.pool.name))]

@@ -148,6 +148,7 @@ VERBS = {
     "relink": ("flatten", "relink"),
     "bitmaps": ("bitmaps", "run"),
     "commit": ("commit", "run"),
+    "files": ("files", "run"),
     "keys": ("keys", "run"),
     "receive": ("receive", "run"),
     "upload": ("receive", "finish"),

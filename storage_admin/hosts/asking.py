@@ -16,6 +16,8 @@ from storage_admin.hosts.transport import agent_bundle, agent_command
 
 #: Seconds for the answer. A path on a disk that answers no more would hold whoever waits, and a web process, for good.
 ANSWER_TIMEOUT = 60.0
+#: The same where the agent has to start a machine of its own first, which may be a slow one.
+APPLIANCE_TIMEOUT = 200.0
 
 
 def ask(
@@ -51,19 +53,26 @@ def ask(
 
 
 def told(
-    host: Host, verb: str, args: dict[str, Any], *, job: str = "", more: Callable[[], bytes] | None = None
+    host: Host,
+    verb: str,
+    args: dict[str, Any],
+    *,
+    job: str = "",
+    more: Callable[[], bytes] | None = None,
+    seconds: float = ANSWER_TIMEOUT,
 ) -> Generator[dict[str, Any], None, None]:
     """All that the agent says, as it comes; the last event is its result. Closing it stops the agent.
 
     Args:
         job: the id that files on the host are named after; another one each time where it is not given.
         more: gives the next bytes of the file that the agent takes, none at its end; what it raises stops the agent.
+        seconds: after which it is given up if it says nothing.
 
     Raises:
         RefusedError, HostError: as :func:`ask`, also in the middle; no answer in time is one in which it says nothing.
     """
     request = Request(verb=verb, job=job or uuid.uuid4().hex[:16], generation=1, args=args, roots=host.roots())
-    return _said(host, request, "", ANSWER_TIMEOUT, in_all=False, more=more)
+    return _said(host, request, "", seconds, in_all=False, more=more)
 
 
 def _said(

@@ -24,6 +24,8 @@ _ALWAYS = {
 _CHANGES = {"409": "Refused. `code` names the reason, `detail` says what to do."}
 #: Of answers that are a file, read on its host just now.
 _FILE = "application/octet-stream"
+#: An extension that marks what a host is asked for just now, so that it may be refused as a change may.
+ASKS_HOST = "x-asks-host"
 _ONE = {"404": "Not found, or no access."}
 
 
@@ -54,7 +56,7 @@ def finish(result: dict[str, Any], **_about: Any) -> dict[str, Any]:
                 _name_descending(parameter["schema"])
             file = operation["responses"].get("200", {}).get("content", {}).get(_FILE)
             if operation.get("security"):
-                changes = method in {"post", "patch", "delete"} or file is not None
+                changes = method in {"post", "patch", "delete"} or file is not None or operation.pop(ASKS_HOST, False)
                 _add_errors(operation, changes=changes, one="{" in path or method == "post")
             if file is not None:
                 part = {"description": "The range that was asked for.", "content": {_FILE: file}}

@@ -8,6 +8,7 @@ from storage_admin.web.pages import (
     alerts,
     audit,
     create,
+    files,
     guest,
     guest_io,
     guests,
@@ -43,6 +44,8 @@ urlpatterns = [
     path("images/<int:image_id>/", image.image, name="image"),
     path("images/<int:image_id>/analyze/", image.image_analyze, name="analyze"),
     path("images/<int:image_id>/inside/", image.image_inside, name="inside"),
+    path("images/<int:image_id>/files/", files.image_files, name="image_files"),
+    path("images/<int:image_id>/files/content/", files.image_file, name="image_file"),
     path("images/<int:image_id>/format/", image.image_format, name="image_format"),
     path("images/<int:image_id>/forget/", image.image_forget, name="image_forget"),
     *(

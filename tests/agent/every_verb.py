@@ -39,6 +39,7 @@ REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
     "commit": ("commit", {}),
     "shrink": ("shrink", {}),
     "look inside": ("inside", {}),
+    "look at files": ("files", {}),
     "send": ("send", {}),
     "relink": ("relink", {}),
     "check none": ("check", {"repair": "none"}),

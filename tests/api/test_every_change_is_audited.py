@@ -96,6 +96,11 @@ CHANGES: list[tuple[str, str, dict[str, Any], str, dict[str, Any] | None, dict[s
 #: What of the roles' table is not among them, and why.
 NOT_HERE = {
     ("post", "hosts/"): "It takes a host that answers: test_hosts_over_rest adds one, and looks for “host added”.",
+    (
+        "patch",
+        "uploads/{upload}/",
+    ): "Its job was audited, and so is that one's end: tests/images/test_upload.",
+    ("post", "jobs/{job}/secrets/"): "It takes a job that waits for them: tests/images/test_keys looks for its entry.",
     ("post", "policies/preview/"): "It tells what a policy would do, and changes nothing.",
 }
 

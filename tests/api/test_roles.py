@@ -72,6 +72,8 @@ CASES = [
     Case("delete", "images/{vanished}/", ADMIN, 204),
     Case("get", "images/{image}/chain/", VIEWER),
     Case("get", "images/{image}/content/", ADMIN, 409),
+    Case("get", "images/{image}/files/", ADMIN, 409),
+    Case("get", "images/{image}/files/content/?device=/dev/sda1&path=/x", ADMIN, 409),
     Case("post", "images/{lonely}/set-aside/", ADMIN, 202, {"grace_days": 7}),
     Case("post", "images/{parked}/restore/", ADMIN, 202),
     Case("get", "images/{image}/history/", VIEWER),

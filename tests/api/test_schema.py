@@ -22,7 +22,6 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
 from benchmarks.models import Benchmark, Watch
-from images.api.uploads import BytesParser
 from images.models import Image, Policy, PolicyRun
 from storage_admin.accounts.models import SavedView, Token, User
 from storage_admin.agent.protocol import HostError
@@ -116,10 +115,6 @@ def api(one_connection: None, no_network: None) -> Any:
     run = PolicyPickFactory.create(image=image, job=job, state="failed", code="tool_failed", reason="It broke.").run
     PolicyPickFactory.create(run=run, image=base, state="skipped", code="guests_unknown", reason="Nobody knows.")
     return served()
-
-
-# Bytes of an upload are sent as any bytes are.
-schemathesis.serializer.alias(BytesParser.media_type, "application/octet-stream")
 
 
 @cache

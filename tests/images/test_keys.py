@@ -108,6 +108,7 @@ def test_a_job_without_its_passphrase_waits_and_asks_for_it(pool: StoragePool, f
     told = {"new_passphrase": FIRST, "new_passphrase_again": FIRST}
     assert browser.post(f"/jobs/{job.pk}/secrets/", told).status_code == 302
     assert (reread(job).parked_at, sealed.awaited(job)) == (None, ())
+    assert AuditEntry.objects.get(what="job given its passphrase").after == {"job": job.pk}
     assert run(job).state == Job.State.SUCCEEDED
     assert opens(folder / "vm.qcow2", "qcow2", FIRST)
     assert not is_anywhere(FIRST)

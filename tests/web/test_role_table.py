@@ -73,6 +73,8 @@ PAGES = [
     Page("post", "rebase", OPERATOR, 409, first=VIEWER),
     Page("get", "commit", VIEWER),
     Page("post", "commit", OPERATOR, 409, first=VIEWER),
+    Page("get", "image_files", ADMIN),
+    Page("get", "image_file", ADMIN, 302),
     Page("get", "bitmaps", VIEWER),
     Page("post", "bitmaps", OPERATOR, 409, first=VIEWER),
     Page("get", "keys", VIEWER),

@@ -157,7 +157,7 @@ def run_all(
                 while waiting and len(at_work) < at_once:
                     number, argv = waiting.popleft()
                     at_work.append(
-                        _Tool(number, _start(argv, limits, idle_io, files, pass_fds, stdin), limits, selector)
+                        _Tool(number, start(argv, limits, idle_io, files, pass_fds, stdin), limits, selector)
                     )
                 for key, _ in selector.select(POLL_INTERVAL):
                     tool: _Tool = key.data
@@ -277,7 +277,7 @@ class _Tool:
                 pipe.close()
 
 
-def _start(
+def start(
     argv: Sequence[Argument],
     limits: Limits | None,
     idle_io: bool,
@@ -285,6 +285,7 @@ def _start(
     pass_fds: Sequence[int],
     stdin: int | None,
 ) -> subprocess.Popen[bytes]:
+    """A tool at work, in a session of its own, for who looks after it; arguments and errors as of :func:`run_all`."""
     programs = [find("setpriv")]
     command: list[Argument] = [programs[0], "--pdeathsig", "KILL", "--"]
     if limits is not None:

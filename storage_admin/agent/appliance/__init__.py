@@ -1,0 +1,1 @@
+"""A guest's filesystems, as libguestfs' appliance mounts them."""

@@ -1,0 +1,145 @@
+"""What runs beside the appliance: libguestfs' own process, as a user who owns nothing, and without network.
+
+It is no module of the agent: the system's Python runs its text, since libguestfs' binding belongs to that. It reads a
+request a line from standard input and answers each with a line of JSON; bytes of a file come behind the line that
+tells their number.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Callable
+
+import guestfs  # type: ignore[import-not-found]
+
+#: Entries of one folder, and bytes of a file that are read at once: a message of libguestfs holds 4 MiB.
+MOST_ENTRIES, PIECE = 5000, 2 << 20
+#: What is no filesystem that could be mounted.
+_NONE = frozenset({"swap", "unknown", "crypto_LUKS", "LVM2_member", "linux_raid_member"})
+
+
+def text(said: object) -> str:
+    """A name or a sentence that a guest's disk has chosen."""
+    return str(said)[:500]
+
+
+class Appliance:
+    """The disk in its appliance."""
+
+    def __init__(self, socket: str, memory: int, writable: bool) -> None:
+        self._guest = guestfs.GuestFS(python_return_dict=True)
+        self._guest.set_network(False)
+        self._guest.set_memsize(memory)
+        server = [f"unix:{socket}"]
+        more = {"discard": "enable"} if writable else {}
+        self._guest.add_drive_opts("disk", format="raw", readonly=not writable, protocol="nbd", server=server, **more)
+        self._guest.launch()
+        self._mounted = ""
+
+    def look(self) -> dict[str, Any]:
+        """The filesystems with how full they are, and the operating systems."""
+        found = []
+        for device, kind in sorted(self._guest.list_filesystems().items()):
+            told: dict[str, Any] = {"device": text(device), "type": text(kind), "size": None, "free": None}
+            if kind not in _NONE:
+                told.update(self._sizes(device))
+            found.append(told)
+        self._unmount()
+        return {"filesystems": found, "systems": [self._system(root) for root in self._guest.inspect_os()]}
+
+    def _sizes(self, device: str) -> dict[str, Any]:
+        try:
+            self._mount(device)
+            told = self._guest.statvfs("/")
+        except RuntimeError as error:
+            return {"why": text(error)}
+        return {"size": told["blocks"] * told["frsize"], "free": told["bfree"] * told["frsize"]}
+
+    def _system(self, root: str) -> dict[str, Any]:
+        asked: dict[str, Callable[[str], Any]] = {
+            "type": self._guest.inspect_get_type,
+            "product": self._guest.inspect_get_product_name,
+            "distribution": self._guest.inspect_get_distro,
+            "architecture": self._guest.inspect_get_arch,
+            "hostname": self._guest.inspect_get_hostname,
+        }
+        told = {"root": text(root)}
+        for name, ask in asked.items():
+            try:
+                told[name] = text(ask(root))
+            except RuntimeError:
+                told[name] = "unknown"
+        return told
+
+    def _mount(self, device: str) -> None:
+        if self._mounted == device:
+            return
+        self._unmount()
+        self._guest.mount_ro(device, "/")
+        self._mounted = device
+
+    def _unmount(self) -> None:
+        if self._mounted:
+            self._guest.umount_all()
+            self._mounted = ""
+
+    def list(self, device: str, path: str) -> dict[str, Any]:
+        """What is in a folder."""
+        self._mount(device)
+        names = [entry["name"] for entry in self._guest.readdir(path) if entry["name"] not in {".", ".."}]
+        shown = sorted(names)[:MOST_ENTRIES]
+        entries = []
+        for name, status in zip(shown, self._guest.lstatnslist(path, shown)):
+            entries.append(
+                {
+                    "name": name, "mode": status["st_mode"], "size": status["st_size"], "mtime": status["st_mtime_sec"],
+                    "uid": status["st_uid"], "gid": status["st_gid"],
+                }
+            )  # fmt: skip
+        return {"entries": entries, "count": len(names)}
+
+    def read(self, device: str, path: str) -> None:
+        """The bytes of a file."""
+        self._mount(device)
+        status = self._guest.statns(path)
+        if status["st_mode"] & 0o170000 != 0o100000:
+            raise RuntimeError("it is no regular file")
+        answer({"size": status["st_size"]})
+        at = 0
+        while piece := self._guest.pread(path, PIECE, at):
+            answer({"bytes": len(piece)})
+            sys.stdout.buffer.write(piece)
+            at += len(piece)
+        answer({"bytes": 0})
+
+
+def answer(told: dict[str, Any]) -> None:
+    """One line."""
+    sys.stdout.buffer.write(json.dumps(told).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main() -> None:
+    """Answer requests until standard input ends."""
+    appliance = None
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            if asked["do"] == "begin":
+                appliance = Appliance(asked["socket"], asked["memory"], asked["writable"])
+                answer({})
+            elif appliance is None:
+                raise RuntimeError("the appliance does not run")
+            elif asked["do"] == "look":
+                answer(appliance.look())
+            elif asked["do"] == "list":
+                answer(appliance.list(asked["device"], asked["path"]))
+            elif asked["do"] == "read":
+                appliance.read(asked["device"], asked["path"])
+        except (RuntimeError, UnicodeError) as error:
+            answer({"error": text(error)})
+        sys.stdout.flush()
+
+
+main()

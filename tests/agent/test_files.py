@@ -1,0 +1,162 @@
+"""Files of a guest are looked at in an appliance, which sees nothing but the disk and can do nothing to it."""
+
+import hashlib
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from storage_admin.agent import protocol
+from storage_admin.agent.appliance import appliance
+from storage_admin.agent.protocol import unb64
+from tests.agent.harness import Agent, ask, qemu_img, reclaim_args
+
+pytestmark = pytest.mark.qemu
+MIB = 1 << 20
+#: What the appliance's command line names, and nothing else does.
+CHANNEL = "name=org.libguestfs.channel.0"
+SECRET = b"a tenant's own words\n" * 1000
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A disk with two partitions: a small Debian, as far as libguestfs looks at it, and an XFS."""
+    folder = tmp_path_factory.mktemp("disk")
+    root, whole = folder / "root", folder / "disk.raw"
+    for name in ("etc", "bin", "home/odd \n name", "usr", "var", "boot"):
+        (root / name).mkdir(parents=True)
+    (root / "etc/os-release").write_text('ID=debian\nVERSION_ID="12"\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n')
+    (root / "etc/debian_version").write_text("12.1\n")
+    (root / "etc/hostname").write_text("guest-1\n")
+    (root / "etc/fstab").write_text("/dev/sda1 / ext4 defaults 0 1\n")
+    (root / "bin/sh").write_bytes(Path("/bin/sh").read_bytes())
+    (root / "home/words").write_bytes(SECRET)
+    (root / "home/large").write_bytes(os.urandom(5 * MIB + 3))
+    (root / "home/link").symlink_to("/etc/hostname")
+    (root / "home/out").symlink_to("/../../../../etc/shadow")
+    with whole.open("wb") as file:
+        file.truncate(440 * MIB)
+    subprocess.run(["sfdisk", "-q", whole], input=b"2048 200000\n204800 640000 L\n", check=True)
+    first, second = folder / "first", folder / "second"
+    for path, size in ((first, 200_000), (second, 640_000)):
+        with path.open("wb") as file:
+            file.truncate(size * 512)
+    subprocess.run(["mkfs.ext4", "-q", "-d", root, first], check=True)
+    subprocess.run(["mkfs.xfs", "-q", second], check=True)
+    for path, sector in ((first, 2048), (second, 204_800)):
+        command = ["dd", f"if={path}", f"of={whole}", "bs=512", f"seek={sector}", "conv=notrunc,sparse"]
+        subprocess.run(command, check=True, capture_output=True)
+    return whole
+
+
+@pytest.fixture
+def image(pool: Path, disk: Path) -> Path:
+    """An overlay, so that the whole chain has to be there."""
+    qemu_img("convert", "-O", "qcow2", disk, pool / "base.qcow2")
+    qemu_img("create", "-q", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2", pool / "vm.qcow2")
+    return pool / "vm.qcow2"
+
+
+def args_for(image: Path, do: str = "look", **where: str) -> dict[str, Any]:
+    args = reclaim_args(image, image.parent / "base.qcow2") | {"do": do, **where}
+    del args["method"]
+    return args
+
+
+def left() -> list[str]:
+    """What an appliance has left on this machine."""
+    processes = [one.name() for one in psutil.process_iter() if one.name().startswith(("qemu-system", "qemu-storage"))]
+    return [*processes, *(name for name in os.listdir(appliance._PLACE) if name.startswith(appliance._MARK))]  # noqa: PTH208
+
+
+def test_the_system_its_filesystems_and_its_files_are_told_and_nothing_is_changed(image: Path) -> None:
+    before = {path.name: hashlib.sha256(path.read_bytes()).digest() for path in image.parent.iterdir()}
+    with Agent() as agent:
+        agent.request("files", args_for(image))
+        looked = agent.answer()
+    assert [(one["device"], one["type"]) for one in looked["filesystems"]] == [
+        ("/dev/sda1", "ext4"), ("/dev/sda2", "xfs")
+    ]  # fmt: skip
+    assert all(0 < one["free"] < one["size"] for one in looked["filesystems"])
+    (system,) = looked["systems"]
+    assert (system["distribution"], system["hostname"], system["root"]) == ("debian", "guest-1", "/dev/sda1")
+    listed = ask("files", args_for(image, "list", device="/dev/sda1", path="/home"))
+    entries = {one["name"]: one for one in listed["entries"]}
+    assert entries.keys() == {"odd \n name", "words", "large", "link", "out"}
+    assert (entries["words"]["size"], oct(entries["link"]["mode"])) == (len(SECRET), "0o120777")
+    assert {path.name: hashlib.sha256(path.read_bytes()).digest() for path in image.parent.iterdir()} == before
+    assert left() == []
+
+
+def test_a_file_comes_whole_and_a_link_leads_nowhere_else(image: Path) -> None:
+    with Agent() as agent:
+        agent.request("files", args_for(image, "read", device="/dev/sda1", path="/home/words"))
+        result = agent.answer()
+        sent = b"".join(unb64(event["b64"]) for event in agent.events if event["event"] == protocol.DATA)
+    assert (sent == SECRET, result) == (True, {"bytes": len(SECRET), "sha256": hashlib.sha256(SECRET).hexdigest()})
+    out = ask("files", args_for(image, "read", device="/dev/sda1", path="/home/out"))
+    assert out["code"] == "unreadable_inside", "there is no such file in the guest"
+    for where in ({"device": "/dev/sda9", "path": "/"}, {"device": "/etc/passwd", "path": "/"}):
+        assert ask("files", args_for(image, "list", **where))["code"] == "unreadable_inside", where
+    assert left() == []
+
+
+def test_what_makes_no_sense_is_refused_before_anything_starts(image: Path) -> None:
+    for where in ({}, {"device": "/dev/sda1"}, {"device": "/dev/sda1", "path": "x"}, {"device": "a\0", "path": "/"}):
+        began = time.monotonic()
+        assert ask("files", args_for(image, "list", **where))["code"] == "invalid", where
+        assert time.monotonic() < began + 5
+    assert ask("files", args_for(image) | {"do": "remove"})["code"] == "invalid"
+
+
+def test_the_appliance_has_no_network_and_no_rights_and_ends_with_its_agent(image: Path) -> None:
+    here = Path("/proc/self/ns/net").readlink()
+    with Agent() as agent:
+        agent.request("files", args_for(image))
+        agent.until("progress", stage="starting")
+        deadline = time.monotonic() + 60
+        while not (found := [one for one in psutil.process_iter(["cmdline"]) if CHANNEL in str(one.info["cmdline"])]):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        (machine,) = found
+        assert machine.uids().real in appliance._USERS
+        assert Path(f"/proc/{machine.pid}/ns/net").readlink() != here
+        status = Path(f"/proc/{machine.pid}/status").read_text()
+        assert "CapEff:\t0000000000000000" in status
+        assert "NoNewPrivs:\t1" in status
+        opened = [str(path.readlink()) for path in Path(f"/proc/{machine.pid}/fd").iterdir()]
+        assert not any(str(image.parent) in path for path in opened)
+        agent.process.kill()
+    deadline = time.monotonic() + 20
+    while any(name.startswith("qemu") for name in left()):
+        assert time.monotonic() < deadline, left()
+        time.sleep(0.2)
+    assert "filesystems" in ask("files", args_for(image))
+    assert left() == [], "the next one clears what a killed one left"
+
+
+def test_a_guest_that_starts_meanwhile_is_not_kept_from_it_and_ends_the_look(image: Path) -> None:
+    with Agent() as agent:
+        agent.request("files", args_for(image))
+        agent.until("progress", stage="starting")
+        time.sleep(1)
+        guest = subprocess.Popen(["qemu-io", "-f", "qcow2", image], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        try:
+            assert agent.answer()["code"] == "image_in_use"
+            assert guest.poll() is None
+        finally:
+            guest.communicate(b"quit\n")
+    assert left() == []
+
+
+def test_a_filesystem_that_is_damaged_is_told_as_one(image: Path) -> None:
+    base = image.parent / "base.qcow2"
+    commands = [f"write -q -P 0xff {2048 * 512 + 1024} 4096", f"write -q -P 0 {204_800 * 512} 1M"]
+    subprocess.run(["qemu-io", "-f", "qcow2", *(word for one in commands for word in ("-c", one)), base], check=True)
+    looked = ask("files", args_for(image))
+    assert all(one["size"] is None for one in looked["filesystems"]), looked
+    assert looked["systems"] == []
