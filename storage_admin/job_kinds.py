@@ -18,6 +18,7 @@ JOB_KINDS = [
     "images.kinds.upload.Upload",
     "images.kinds.grow.Grow",
     "images.kinds.shrink.Shrink",
+    "images.kinds.sparsify.Sparsify",
     "images.kinds.bitmaps.RemoveBitmaps",
     "images.kinds.keys.Keys",
     "images.kinds.undo.Undo",

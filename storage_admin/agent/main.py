@@ -149,6 +149,7 @@ VERBS = {
     "bitmaps": ("bitmaps", "run"),
     "commit": ("commit", "run"),
     "files": ("files", "run"),
+    "sparsify": ("sparsify", "run"),
     "keys": ("keys", "run"),
     "receive": ("receive", "run"),
     "upload": ("receive", "finish"),

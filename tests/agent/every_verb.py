@@ -40,6 +40,7 @@ REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
     "shrink": ("shrink", {}),
     "look inside": ("inside", {}),
     "look at files": ("files", {}),
+    "sparsify": ("sparsify", {}),
     "send": ("send", {}),
     "relink": ("relink", {}),
     "check none": ("check", {"repair": "none"}),

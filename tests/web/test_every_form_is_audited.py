@@ -110,6 +110,7 @@ NOT_HERE = {
     "rebase": _A_JOB,
     "commit": _A_JOB,
     "bitmaps": _A_JOB,
+    "sparsify": _A_JOB,
     "keys": _A_JOB,
     "job_secrets": "It takes a job that waits for them: tests/images/test_keys.",
     "host_add": "It takes a host that answers: test_host_add_pages.",

@@ -46,8 +46,8 @@ def test_only_a_copy_that_is_compared_as_a_whole_is_promised_to_be_identical() -
             if kind.promise("copy", options) != same:
                 found.add((kind.name, options["repair"]))
             assert kind.promise("in_place", options)
-    assert found == {("shrink", None), ("relink", None), ("commit", None), ("check", "none"), ("check", "all"),
-                     ("convert", None)}  # fmt: skip
+    assert found == {("shrink", None), ("relink", None), ("commit", None), ("sparsify", None), ("check", "none"),
+                     ("check", "all"), ("convert", None)}  # fmt: skip
 
 
 def test_only_options_that_say_something_are_shown() -> None:

@@ -77,6 +77,8 @@ PAGES = [
     Page("get", "image_file", ADMIN, 302),
     Page("get", "bitmaps", VIEWER),
     Page("post", "bitmaps", OPERATOR, 409, first=VIEWER),
+    Page("get", "sparsify", VIEWER),
+    Page("post", "sparsify", OPERATOR, 409, first=VIEWER),
     Page("get", "keys", VIEWER),
     Page("post", "keys", OPERATOR, 409, first=VIEWER),
     Page("get", "check", VIEWER),

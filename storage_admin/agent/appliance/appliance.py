@@ -118,7 +118,9 @@ class Appliance:
 
 
 @contextlib.contextmanager
-def on(io: AgentIO, node: Node, watch: Callable[[], None], *, writable: bool = False) -> Iterator[Appliance]:
+def on(
+    io: AgentIO, node: Node, watch: Callable[[], None], *, writable: bool = False, long: bool = False
+) -> Iterator[Appliance]:
     """An appliance that has a disk, for as long as the context lasts.
 
     Args:
@@ -126,6 +128,7 @@ def on(io: AgentIO, node: Node, watch: Callable[[], None], *, writable: bool = F
         watch: called now and then; what it raises ends the appliance.
         writable: whether the appliance may write to it; else what it writes, as when it replays a journal, is thrown
             away.
+        long: whether its work may take as long as it takes.
 
     Raises:
         RefusedError: ``tool_missing``.
@@ -145,7 +148,7 @@ def on(io: AgentIO, node: Node, watch: Callable[[], None], *, writable: bool = F
         os.chown(folder, user, user)  # from now on others of that user may change what is in it
         listening.listen(4)
         stack.enter_context(_started(_export(io, node, listening.fileno(), writable=writable)))
-        yield _begun(stack, io, watch, built, (folder, path, user), writable=writable)
+        yield _begun(stack, io, watch, built, (folder, path, user), writable=writable, long=long)
 
 
 def _begun(
@@ -156,6 +159,7 @@ def _begun(
     place: tuple[str, str, int],
     *,
     writable: bool,
+    long: bool,
 ) -> Appliance:
     """The appliance, started by KVM where that works: there are machines whose /dev/kvm starts nothing."""
     folder, path, user = place
@@ -164,7 +168,7 @@ def _begun(
         if kvm and (not os.path.exists("/dev/kvm") or _read(known) == this_boot):
             continue
         io.progress("starting", 0, None, "starting the appliance that mounts the filesystems")
-        process = stack.enter_context(_started(_program(io, built, folder, user, kvm=kvm)))
+        process = stack.enter_context(_started(_program(io, built, folder, user, kvm=kvm, long=long)))
         appliance = Appliance(process, io, watch)
         try:
             appliance.ask("begin", _START if kvm else _PATIENCE, socket=path, memory=_MEMORY, writable=writable)
@@ -211,9 +215,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _export(io: AgentIO, node: Node, listening: int, *, writable: bool) -> subprocess.Popen[bytes]:
     """qemu-storage-daemon with the disk, confined; it makes no socket, but has one that listens already."""
     options = json.loads((node.written() if writable else node.shared()).partition(":")[2])
-    more = {"discard": "unmap", "detect-zeroes": "unmap"} if writable else {}
+    options["node-name"] = "disk"
+    if writable:
+        options["discard"] = options["file"]["discard"] = "unmap"
     argv = [
-        "qemu-storage-daemon", "--blockdev", json.dumps({**options, **more, "node-name": "disk"}),
+        "qemu-storage-daemon", "--blockdev", json.dumps(options),
         "--nbd-server", f"addr.type=fd,addr.str={listening}",
         "--export", f"type=nbd,id=export,node-name=disk,name=disk,writable={'on' if writable else 'off'}",
     ]  # fmt: skip
@@ -221,14 +227,15 @@ def _export(io: AgentIO, node: Node, listening: int, *, writable: bool) -> subpr
     return tools.start(argv, None, idle_io=False, files=node.files(written=writable), pass_fds=[listening], stdin=None)
 
 
-def _program(io: AgentIO, built: str, folder: str, user: int, *, kvm: bool) -> subprocess.Popen[bytes]:
+def _program(io: AgentIO, built: str, folder: str, user: int, *, kvm: bool, long: bool) -> subprocess.Popen[bytes]:
     """libguestfs, as that user, without network; whatever it starts ends with it."""
     text = pkgutil.get_data("storage_admin.agent.appliance", "program.py") or b""
     groups = f"--groups={os.stat('/dev/kvm').st_gid}" if kvm else "--clear-groups"
     argv = [
         *("unshare", "--net", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc", "--"),
         *("setpriv", f"--reuid={user}", f"--regid={user}", groups, "--no-new-privs", "--pdeathsig", "KILL", "--"),
-        *("prlimit", f"--as={_SPACE}", f"--cpu={_CPU}", f"--fsize={_FILE}", "--core=0", "--nproc=200", "--"),
+        *("prlimit", f"--as={_SPACE}", "--cpu=unlimited" if long else f"--cpu={_CPU}", f"--fsize={_FILE}"),
+        *("--core=0", "--nproc=200", "--"),
         *("/usr/bin/python3", "-I", "-c", text.decode()),
     ]
     io.command(["python3", "(libguestfs)"], None)

@@ -7,8 +7,10 @@ tells their number.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
+import tempfile
 from typing import Any, Callable
 
 import guestfs  # type: ignore[import-not-found]
@@ -17,6 +19,12 @@ import guestfs  # type: ignore[import-not-found]
 MOST_ENTRIES, PIECE = 5000, 2 << 20
 #: What is no filesystem that could be mounted.
 _NONE = frozenset({"swap", "unknown", "crypto_LUKS", "LVM2_member", "linux_raid_member"})
+
+#: What the kernel gives free space back of, and how all of such a filesystem is mounted.
+_TRIMMED = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "vfat"})
+_WHOLE = {"btrfs": "noatime,subvolid=5"}
+#: Where the superblock of a btrfs is; its magic is at byte 64 of it, the tree of what was written last at 96.
+_BTRFS = 65536
 
 
 def text(said: object) -> str:
@@ -84,7 +92,7 @@ class Appliance:
             self._guest.umount_all()
             self._mounted = ""
 
-    def list(self, device: str, path: str) -> dict[str, Any]:
+    def folder(self, device: str, path: str) -> dict[str, Any]:
         """What is in a folder."""
         self._mount(device)
         names = [entry["name"] for entry in self._guest.readdir(path) if entry["name"] not in {".", ".."}]
@@ -98,6 +106,80 @@ class Appliance:
                 }
             )  # fmt: skip
         return {"entries": entries, "count": len(names)}
+
+    def unclean(self) -> dict[str, Any]:
+        """Filesystems that were not unmounted, and systems that only sleep: nothing may be written there."""
+        # Before the others are listed: for that, libguestfs mounts each btrfs, which writes what its log holds.
+        known = [*self._guest.list_devices(), *self._guest.list_partitions(), *self._guest.lvs()]
+        found = [
+            {"device": text(device), "type": "btrfs", "why": "it was not unmounted"}
+            for device in known
+            if self._has_log(device)
+        ]
+        for device, kind in [] if found else self._devices():
+            try:
+                why = self._unclean(device, kind)
+            except RuntimeError as error:
+                why = text(error)
+            if why:
+                found.append({"device": text(device), "type": text(kind), "why": why})
+        return {"unclean": found}
+
+    def _devices(self) -> list[tuple[str, str]]:
+        """Each filesystem once: those of btrfs are also listed by subvolume."""
+        known = self._guest.list_filesystems().items()
+        return sorted((device, kind) for device, kind in known if not device.startswith("btrfsvol:"))
+
+    def _unclean(self, device: str, kind: str) -> str:
+        if kind == "swsuspend":
+            return "a hibernated system"
+        if kind in {"ext2", "ext3", "ext4"}:
+            told = self._guest.tune2fs_l(device)
+            if told.get("Filesystem state") != "clean" or "needs_recovery" in told.get("Filesystem features", ""):
+                return "it was not unmounted"
+        if kind == "xfs" and self._guest.xfs_repair(device, nomodify=True):
+            return "it was not unmounted, or is damaged"
+        return ""
+
+    def _has_log(self, device: str) -> bool:
+        """Whether it is a btrfs whose last writes are in its log alone."""
+        if self._guest.blockdev_getsize64(device) < _BTRFS + 4096:
+            return False
+        block = self._guest.pread_device(device, 4096, _BTRFS)
+        return bool(block[64:72] == b"_BHRfS_M" and any(block[96:104]))
+
+    def trim(self) -> dict[str, Any]:
+        """Gives free space of each filesystem back to the disk."""
+        trimmed, left = [], []
+        for device, kind in self._devices():
+            if kind not in _TRIMMED:
+                left.append({"device": text(device), "type": text(kind)})
+                continue
+            self._unmount()
+            self._guest.mount_options(_WHOLE.get(kind, "noatime"), device, "/")
+            self._mounted = device
+            self._guest.fstrim("/")
+            trimmed.append({"device": text(device), "type": text(kind)})
+        self._unmount()
+        self._guest.sync()
+        self._guest.shutdown()
+        return {"trimmed": trimmed, "left": left}
+
+    def sums(self) -> dict[str, Any]:
+        """One digest of the names and contents of all files, for each filesystem that is trimmed."""
+        found = []
+        for device, kind in self._devices():
+            if kind not in _TRIMMED:
+                continue
+            self._unmount()
+            self._guest.mount_options("ro" + _WHOLE.get(kind, "noatime").replace("noatime", ",noatime"), device, "/")
+            self._mounted = device
+            with tempfile.NamedTemporaryFile() as file:
+                self._guest.checksums_out("sha256", "/", file.name)
+                lines = sorted(file.read().split(b"\n"))
+            found.append([text(device), len(lines), hashlib.sha256(b"\n".join(lines)).hexdigest()])
+        self._unmount()
+        return {"sums": found}
 
     def read(self, device: str, path: str) -> None:
         """The bytes of a file."""
@@ -134,9 +216,11 @@ def main() -> None:
             elif asked["do"] == "look":
                 answer(appliance.look())
             elif asked["do"] == "list":
-                answer(appliance.list(asked["device"], asked["path"]))
+                answer(appliance.folder(asked["device"], asked["path"]))
             elif asked["do"] == "read":
                 appliance.read(asked["device"], asked["path"])
+            elif asked["do"] in {"unclean", "trim", "sums"}:
+                answer(getattr(appliance, asked["do"])())
         except (RuntimeError, UnicodeError) as error:
             answer({"error": text(error)})
         sys.stdout.flush()
