@@ -60,7 +60,7 @@ def against(image: Image) -> list[Refusal]:
 
 
 def deleted_bytes(image: Image, parts: list[dict[str, Any]]) -> int | None:
-    """About how much of an image's own data belongs to no file any more, so that a zero fill in the guest would free it.
+    """About how much of an image's own data belongs to no file any more, so that a zero fill would free it.
 
     Args:
         parts: what the job found.

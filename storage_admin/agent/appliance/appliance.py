@@ -255,7 +255,8 @@ def _built(io: AgentIO) -> str:
     parts = sorted(glob.glob("/usr/lib*/guestfs/supermin.d") + glob.glob("/usr/lib/*/guestfs/supermin.d"))
     if not parts:
         raise RefusedError("tool_missing", _MISSING)
-    os.makedirs(CACHE, mode=0o755, exist_ok=True)
+    os.makedirs(CACHE, exist_ok=True)
+    os.chmod(os.path.dirname(CACHE), 0o755)  # noqa: S103 (for whom the appliance runs as)
     lock = os.open(f"{CACHE}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -263,11 +264,12 @@ def _built(io: AgentIO) -> str:
         done = tools.run([*argv, parts[-1], "-o", f"{CACHE}/built"], io, limits=None)
         if done.exit_code:
             raise HostError(f"the appliance could not be built, {done.words()}")
-        for name in ("kernel", "initrd", "root"):
-            os.chown(f"{CACHE}/built/{name}", 0, 0)
-            os.chmod(f"{CACHE}/built/{name}", 0o644)
         with open(f"{CACHE}/built/README.fixed", "w", encoding="ascii") as file:
             file.write("Made by supermin for Storage Admin. libguestfs takes this folder as it is.\n")
+        # Whatever this process leaves to others of what it makes, and whoever had the kernel before.
+        for name in ("..", "../built", "kernel", "initrd", "root", "README.fixed"):
+            os.chown(f"{CACHE}/built/{name}", 0, 0)
+            os.chmod(f"{CACHE}/built/{name}", 0o755 if name.startswith(".") else 0o644)
     finally:
         os.close(lock)
     return f"{CACHE}/built"
