@@ -16,6 +16,7 @@ JOB_KINDS = [
     "images.kinds.create.Create",
     "images.kinds.unpack.Unpack",
     "images.kinds.upload.Upload",
+    "images.kinds.from_device.FromDevice",
     "images.kinds.grow.Grow",
     "images.kinds.shrink.Shrink",
     "images.kinds.sparsify.Sparsify",

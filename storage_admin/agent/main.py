@@ -148,6 +148,7 @@ VERBS = {
     "relink": ("flatten", "relink"),
     "bitmaps": ("bitmaps", "run"),
     "commit": ("commit", "run"),
+    "from_device": ("from_device", "run"),
     "files": ("files", "run"),
     "sparsify": ("sparsify", "run"),
     "keys": ("keys", "run"),

@@ -58,7 +58,7 @@ NEVER_DONE = frozenset({"discard_undo"})
 POOLS = frozenset({"scan", "look", "sample", "recover", "folder"})
 #: Verbs that read nothing of an image, or only what they made.
 NO_IMAGES = frozenset(
-    {"pve", "benchmark", "users", "beneath", "occupied", "unpack", "receive", "upload", "forget_upload"}
+    {"pve", "benchmark", "users", "beneath", "occupied", "unpack", "from_device", "receive", "upload", "forget_upload"}
 )
 #: Verbs that change an image's name and take nothing from its content.
 NAMES = frozenset({"set_aside", "restore_aside", "delete_aside", "drop"})

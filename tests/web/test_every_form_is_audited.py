@@ -102,6 +102,7 @@ NOT_HERE = {
     "benchmark_start": _A_JOB,
     "create": _A_JOB,
     "unpack": _A_JOB,
+    "from_device": _A_JOB,
     "upload": _A_JOB,
     "grow": _A_JOB,
     "shrink": _A_JOB,

@@ -86,7 +86,10 @@ def addresses(filled: Filled) -> list[str]:
     JobFactory.create(kind="inside", target=filled.base, state="succeeded", result=found | {"fingerprint": ""})
     kinds = [kind.name for kind in planning.rewriting_kinds()]
     plans = [f"/images/{image}/{kind}/" for image in (filled.image.pk, lost.pk) for kind in kinds]
-    new = [f"/images/{lost.pk}/", *(f"/pools/{filled.pool.pk}/{verb}/" for verb in ("create", "unpack", "upload"))]
+    new = [
+        f"/images/{lost.pk}/",
+        *(f"/pools/{filled.pool.pk}/{verb}/" for verb in ("create", "unpack", "upload", "from-device")),
+    ]
     return filled.pages() + plans + new + ADMIN_PAGES
 
 

@@ -125,6 +125,8 @@ PAGES = [
     Page("post", "create", OPERATOR, first=VIEWER),
     Page("get", "unpack", VIEWER),
     Page("post", "unpack", OPERATOR, first=VIEWER),
+    Page("get", "from_device", ADMIN),
+    Page("post", "from_device", ADMIN),
     Page("get", "upload", VIEWER),
     Page("post", "upload", OPERATOR, first=VIEWER),
     Page("get", "guests", VIEWER),

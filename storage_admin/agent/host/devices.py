@@ -1,0 +1,91 @@
+"""Block devices of this machine, as logical volumes are: opened by path, and only while nobody else uses them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+
+from storage_admin.agent.host.in_use import loop_devices, process_name
+from storage_admin.agent.host.locking import file_id
+from storage_admin.agent.protocol import INVALID, RefusedError, display
+
+
+@dataclass(frozen=True)
+class Device:
+    """A block device that is open, for nobody else to mount or to open alone. Close it in the end.
+
+    Args:
+        number: of the device, as ``st_rdev`` has it.
+        size: in bytes.
+    """
+
+    fd: int
+    path: bytes
+    number: int
+    size: int
+
+    @classmethod
+    def open(cls, path: bytes) -> Device:
+        """The device of that path below ``/dev``, to read.
+
+        Raises:
+            RefusedError: ``invalid``: it is none; ``device_in_use``; ``stale_plan``: it does not exist.
+        """
+        shown = display(path)
+        if not path.startswith(b"/dev/") or b".." in path.split(b"/"):
+            raise RefusedError(INVALID, f"{shown} is no path below /dev")
+        try:
+            if not stat.S_ISBLK(os.stat(path).st_mode):
+                raise RefusedError(INVALID, f"{shown} is no block device")
+            # Here O_EXCL means: nothing has it mounted, in an array or as swap, and nothing may from now on.
+            fd = os.open(path, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise RefusedError("stale_plan", f"{shown} does not exist; activate the volume first") from None
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            raise RefusedError("device_in_use", f"{shown} is mounted, or part of something that uses it") from error
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISBLK(status.st_mode):
+                raise RefusedError(INVALID, f"{shown} is no block device")
+            device = cls(fd, path, status.st_rdev, os.lseek(fd, 0, os.SEEK_END))
+            device.refuse_used()
+        except BaseException:
+            os.close(fd)
+            raise
+        return device
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self.fd)
+
+    def refuse_used(self) -> None:
+        """Refuse one that another process has open, as the QEMU of a guest, or that something stands on."""
+        if who := self._opener():
+            raise RefusedError("device_in_use", f"{display(self.path)} is open in {who}; shut the guest down first")
+
+    def _opener(self) -> str:
+        place = f"/sys/dev/block/{os.major(self.number)}:{os.minor(self.number)}/holders"
+        if os.path.isdir(place) and (held := os.listdir(place)):
+            return ", ".join(sorted(held))
+        own = file_id(self.fd)
+        if above := next((name for name, file in loop_devices() if file == own), ""):
+            return above
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            if int(pid) == os.getpid():
+                continue
+            try:
+                for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                    link = f"/proc/{pid}/fd/{descriptor}"
+                    # Only what lies below /dev is asked further: a file of a silent server would make one wait.
+                    if os.readlink(link).startswith("/dev/") and self._is(os.stat(link)):
+                        return f"{process_name(pid)} ({pid})"
+            except OSError:
+                continue  # it has ended, or closed that
+        return ""
+
+    def _is(self, status: os.stat_result) -> bool:
+        return stat.S_ISBLK(status.st_mode) and status.st_rdev == self.number

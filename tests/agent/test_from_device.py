@@ -1,0 +1,125 @@
+"""A block device becomes an image while nothing uses it, and is never written to."""
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_admin.agent.protocol import b64
+from tests.agent.harness import NO_RESERVE, Agent, ask, image_info, leftovers, qemu_img
+
+pytestmark = pytest.mark.qemu
+MIB = 1 << 20
+
+
+@pytest.fixture
+def behind(tmp_path: Path) -> Path:
+    """What is on the device: data, zeros, data."""
+    path = tmp_path / "behind"
+    path.write_bytes(os.urandom(3 * MIB) + bytes(40 * MIB) + os.urandom(2 * MIB + 512))
+    return path
+
+
+@pytest.fixture
+def device(behind: Path) -> Iterator[Path]:
+    """A loop device: as any other one to whoever opens it."""
+    name = subprocess.run(["losetup", "--find", "--show", behind], check=True, capture_output=True, text=True).stdout
+    yield Path(name.strip())
+    subprocess.run(["losetup", "--detach", name.strip()], check=True)
+
+
+def args_for(device: Path | bytes, pool: Path, name: str = "new.qcow2", **more: Any) -> dict[str, Any]:
+    where = {"pool_path_b64": b64(bytes(pool)), "path_b64": b64(bytes(pool / name))}
+    return {
+        "device_b64": b64(os.fsencode(device)), "target": {**where, "format": name.rpartition(".")[2]},
+        "reserve": NO_RESERVE, **more,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["qcow2", "raw", "vmdk"])
+def test_the_image_reads_as_the_device_and_takes_no_space_for_zeros(
+    pool: Path, behind: Path, device: Path, form: str
+) -> None:
+    before = hashlib.sha256(behind.read_bytes()).digest()
+    result = ask("from_device", args_for(device, pool, f"new.{form}"))
+    assert (result.get("device_bytes"), result.get("virtual_size")) == (behind.stat().st_size,) * 2, result
+    made = pool / f"new.{form}"
+    assert image_info(made, form)["virtual-size"] == behind.stat().st_size
+    assert qemu_img("compare", "-f", "raw", "-F", form, behind, made)
+    assert made.stat().st_blocks * 512 == result["after_bytes"] < 10 * MIB
+    assert (hashlib.sha256(behind.read_bytes()).digest(), leftovers(pool)) == (before, set())
+
+
+@pytest.mark.parametrize("how", ["mounted", "swap", "open", "a guest", "a device above"])
+def test_a_device_that_something_uses_is_refused(
+    pool: Path, behind: Path, device: Path, tmp_path: Path, how: str
+) -> None:
+    undo: list[list[str]] = []
+    if how == "mounted":
+        subprocess.run(["mkfs.ext4", "-q", "-F", device], check=True)
+        (tmp_path / "mounted").mkdir()
+        subprocess.run(["mount", device, tmp_path / "mounted"], check=True)
+        undo = [["umount", str(tmp_path / "mounted")]]
+    elif how == "swap":
+        subprocess.run(["mkswap", "-q", device], check=True, capture_output=True)
+        subprocess.run(["swapon", device], check=True, capture_output=True)
+        undo = [["swapoff", str(device)]]
+    elif how == "a device above":
+        name = subprocess.run(["losetup", "-f", "--show", device], check=True, capture_output=True, text=True).stdout
+        undo = [["losetup", "-d", name.strip()]]
+    before = behind.read_bytes()
+    command = ["qemu-io", "-f", "raw", str(device)] if how == "a guest" else ["sh", "-c", f"exec 3<{device}; cat"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        if how in {"open", "a guest"}:
+            assert other.stdin is not None
+            assert other.stdout is not None
+            other.stdin.write(b"read 0 512\n")
+            other.stdin.flush()
+            other.stdout.readline()
+        else:
+            other.kill()
+            other.wait()
+        try:
+            answer = ask("from_device", args_for(device, pool))
+            assert answer.get("code") == "device_in_use", answer
+        finally:
+            other.kill()
+            for one in undo:
+                subprocess.run(one, check=True)
+    # Whoever has mounted it may write to it.
+    assert how == "mounted" or behind.read_bytes() == before
+    assert list(pool.iterdir()) == []
+
+
+def test_one_that_is_opened_before_the_name_is_given_gets_none(pool: Path, device: Path) -> None:
+    with Agent() as agent:
+        agent.request("from_device", args_for(device, pool))
+        agent.until("ready")
+        with device.open("rb"):
+            agent.say("go", generation=1)
+            assert agent.answer(go=False)["code"] == "device_in_use"
+    assert list(pool.iterdir()) == []
+
+
+def test_what_is_no_device_is_refused(pool: Path, behind: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/dev/null")
+    wrong = {
+        behind: "invalid", Path("/dev/null"): "invalid", Path("/dev/../etc/passwd"): "invalid",
+        Path("/dev/nothing-here"): "stale_plan", tmp_path / "link": "invalid", Path("/dev"): "invalid",
+    }  # fmt: skip
+    for path, code in wrong.items():
+        assert ask("from_device", args_for(path, pool))["code"] == code, path
+    assert list(pool.iterdir()) == []
+
+
+def test_a_name_that_is_taken_stays_and_the_device_needs_room(pool: Path, device: Path) -> None:
+    (pool / "new.qcow2").write_bytes(b"somebody's")
+    assert ask("from_device", args_for(device, pool))["code"] == "target_exists"
+    assert (pool / "new.qcow2").read_bytes() == b"somebody's"
+    full = args_for(device, pool, "other.qcow2") | {"reserve": {"percent": 0, "bytes": 1 << 60}}
+    assert ask("from_device", full)["code"] == "not_enough_space"
+    assert {path.name for path in pool.iterdir()} == {"new.qcow2"}
