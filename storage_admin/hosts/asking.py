@@ -59,20 +59,20 @@ def told(
     *,
     job: str = "",
     more: Callable[[], bytes] | None = None,
-    seconds: float = ANSWER_TIMEOUT,
+    seconds: float | None = None,
 ) -> Generator[dict[str, Any], None, None]:
     """All that the agent says, as it comes; the last event is its result. Closing it stops the agent.
 
     Args:
         job: the id that files on the host are named after; another one each time where it is not given.
         more: gives the next bytes of the file that the agent takes, none at its end; what it raises stops the agent.
-        seconds: after which it is given up if it says nothing.
+        seconds: after which it is given up if it says nothing; without them ``ANSWER_TIMEOUT``.
 
     Raises:
         RefusedError, HostError: as :func:`ask`, also in the middle; no answer in time is one in which it says nothing.
     """
     request = Request(verb=verb, job=job or uuid.uuid4().hex[:16], generation=1, args=args, roots=host.roots())
-    return _said(host, request, "", seconds, in_all=False, more=more)
+    return _said(host, request, "", ANSWER_TIMEOUT if seconds is None else seconds, in_all=False, more=more)
 
 
 def _said(

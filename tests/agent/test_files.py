@@ -1,9 +1,11 @@
 """Files of a guest are looked at in an appliance, which sees nothing but the disk and can do nothing to it."""
 
+import contextlib
 import hashlib
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,44 +69,60 @@ def args_for(image: Path, do: str = "look", **where: str) -> dict[str, Any]:
     return args
 
 
-def left() -> list[str]:
-    """What an appliance has left on this machine."""
-    processes = [one.name() for one in psutil.process_iter() if one.name().startswith(("qemu-system", "qemu-storage"))]
-    return [*processes, *(name for name in os.listdir(appliance._PLACE) if name.startswith(appliance._MARK))]  # noqa: PTH208
+def left(image: Path, agent: int) -> list[str]:
+    """What the appliance of an agent, by its process id, has left on this machine."""
+    folder = f"{appliance._MARK}{agent}-"
+    found = [name for name in os.listdir(appliance._PLACE) if name.startswith(folder)]  # noqa: PTH208
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):
+            opened = [str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
+            serves = process.name().startswith("qemu-storage") and any(str(image.parent) in path for path in opened)
+            if serves or folder in " ".join(process.cmdline()):
+                found.append(f"{process.name()} ({process.pid})")
+    return found
+
+
+def is_machine(process: psutil.Process, folder: str) -> bool:
+    """Whether it is the appliance's VM, and not one of the QEMUs that libguestfs asks for their abilities."""
+    line = " ".join(process.info["cmdline"] or ())
+    return CHANNEL in line and folder in line
+
+
+def answered(image: Path, args: dict[str, Any], command: Sequence[str] = AGENT) -> tuple[dict[str, Any], bytes]:
+    """What an agent answers, and the bytes that it sends; nothing of its appliance is left then."""
+    with Agent(command) as agent:
+        agent.request("files", args)
+        told = agent.answer()
+        sent = b"".join(unb64(event["b64"]) for event in agent.events if event["event"] == protocol.DATA)
+    assert left(image, agent.process.pid) == []
+    return told, sent
 
 
 def test_the_system_its_filesystems_and_its_files_are_told_and_nothing_is_changed(image: Path) -> None:
     before = {path.name: hashlib.sha256(path.read_bytes()).digest() for path in image.parent.iterdir()}
     for kept in Path(appliance.CACHE).glob("built/README.fixed"):
         kept.unlink()  # as when the appliance is made anew, by an agent that leaves nothing to others
-    with Agent(["sh", "-c", 'umask 077; exec "$@"', "sh", *AGENT]) as agent:
-        agent.request("files", args_for(image))
-        looked = agent.answer()
+    looked, _ = answered(image, args_for(image), ["sh", "-c", 'umask 077; exec "$@"', "sh", *AGENT])
     assert [(one["device"], one["type"]) for one in looked["filesystems"]] == [
         ("/dev/sda1", "ext4"), ("/dev/sda2", "xfs")
     ]  # fmt: skip
     assert all(0 < one["free"] < one["size"] for one in looked["filesystems"])
     (system,) = looked["systems"]
     assert (system["distribution"], system["hostname"], system["root"]) == ("debian", "guest-1", "/dev/sda1")
-    listed = ask("files", args_for(image, "list", device="/dev/sda1", path="/home"))
+    listed, _ = answered(image, args_for(image, "list", device="/dev/sda1", path="/home"))
     entries = {one["name"]: one for one in listed["entries"]}
     assert entries.keys() == {"odd \n name", "words", "large", "link", "out"}
     assert (entries["words"]["size"], oct(entries["link"]["mode"])) == (len(SECRET), "0o120777")
     assert {path.name: hashlib.sha256(path.read_bytes()).digest() for path in image.parent.iterdir()} == before
-    assert left() == []
 
 
 def test_a_file_comes_whole_and_a_link_leads_nowhere_else(image: Path) -> None:
-    with Agent() as agent:
-        agent.request("files", args_for(image, "read", device="/dev/sda1", path="/home/words"))
-        result = agent.answer()
-        sent = b"".join(unb64(event["b64"]) for event in agent.events if event["event"] == protocol.DATA)
+    result, sent = answered(image, args_for(image, "read", device="/dev/sda1", path="/home/words"))
     assert (sent == SECRET, result) == (True, {"bytes": len(SECRET), "sha256": hashlib.sha256(SECRET).hexdigest()})
-    out = ask("files", args_for(image, "read", device="/dev/sda1", path="/home/out"))
+    out, _ = answered(image, args_for(image, "read", device="/dev/sda1", path="/home/out"))
     assert out["code"] == "unreadable_inside", "there is no such file in the guest"
     for where in ({"device": "/dev/sda9", "path": "/"}, {"device": "/etc/passwd", "path": "/"}):
-        assert ask("files", args_for(image, "list", **where))["code"] == "unreadable_inside", where
-    assert left() == []
+        assert answered(image, args_for(image, "list", **where))[0]["code"] == "unreadable_inside", where
 
 
 def test_what_makes_no_sense_is_refused_before_anything_starts(image: Path) -> None:
@@ -121,7 +139,8 @@ def test_the_appliance_has_no_network_and_no_rights_and_ends_with_its_agent(imag
         agent.request("files", args_for(image))
         agent.until("progress", stage="starting")
         deadline = time.monotonic() + 60
-        while not (found := [one for one in psutil.process_iter(["cmdline"]) if CHANNEL in str(one.info["cmdline"])]):
+        own = f"{appliance._MARK}{agent.process.pid}-"
+        while not (found := [one for one in psutil.process_iter(["cmdline"]) if is_machine(one, own)]):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         (machine,) = found
@@ -134,11 +153,11 @@ def test_the_appliance_has_no_network_and_no_rights_and_ends_with_its_agent(imag
         assert not any(str(image.parent) in path for path in opened)
         agent.process.kill()
     deadline = time.monotonic() + 20
-    while any(name.startswith("qemu") for name in left()):
-        assert time.monotonic() < deadline, left()
+    while any(name.startswith("qemu") for name in left(image, agent.process.pid)):
+        assert time.monotonic() < deadline, left(image, agent.process.pid)
         time.sleep(0.2)
-    assert "filesystems" in ask("files", args_for(image))
-    assert left() == [], "the next one clears what a killed one left"
+    assert "filesystems" in answered(image, args_for(image))[0]
+    assert left(image, agent.process.pid) == [], "the next one clears what a killed one left"
 
 
 def test_a_guest_that_starts_meanwhile_is_not_kept_from_it_and_ends_the_look(image: Path) -> None:
@@ -152,7 +171,7 @@ def test_a_guest_that_starts_meanwhile_is_not_kept_from_it_and_ends_the_look(ima
             assert guest.poll() is None
         finally:
             guest.communicate(b"quit\n")
-    assert left() == []
+    assert left(image, agent.process.pid) == []
 
 
 def test_a_filesystem_that_is_damaged_is_told_as_one(image: Path) -> None:
