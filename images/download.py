@@ -126,14 +126,14 @@ class Sending:
         self._end: dict[str, Any] = {}
         try:
             self._first = self._next()  # what speaks against it is an answer of its own
+            if what:
+                audit(actor, what, image.name, after={"image": image.pk, **about})
         except HostError as error:
             self.close()
             raise RefusedError("host_unreachable", error.detail) from error
         except BaseException:
             self.close()
             raise
-        if what:
-            audit(actor, what, image.name, after={"image": image.pk, **about})
 
     def __iter__(self) -> Iterator[bytes]:
         try:

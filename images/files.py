@@ -80,11 +80,11 @@ def content(actor: Actor, image: Image, device: str, path: str) -> HttpResponseB
         ForbiddenError, RefusedError: as :func:`look`.
     """
     where = {"device": device, "path": path}
+    plain = "".join(one if one.isprintable() else "_" for one in path.rpartition("/")[2]) or "file"
+    headers = {"Content-Disposition": content_disposition_header(as_attachment=True, filename=plain) or "attachment"}
     args = _request(actor, image, READ, where)
     events = asking.told(image.host, "files", args, seconds=asking.APPLIANCE_TIMEOUT)
     sending = download.Sending(actor, image, events, "file of a guest downloaded", where)
-    name = content_disposition_header(as_attachment=True, filename=path.rpartition("/")[2] or "file")
-    headers = {"Content-Disposition": name or "attachment"}
     return StreamingHttpResponse(sending, headers=headers, content_type="application/octet-stream")
 
 

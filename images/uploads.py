@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from images import download
-from images.kinds.upload import PATIENCE, RECEIVED, WHOLE, Upload, waiting_for, where
+from images.kinds.upload import PATIENCE, RECEIVED, TURN, WHOLE, Upload, waiting_for, where
 from images.rewrite import refusals, space
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent import protocol
@@ -50,7 +50,8 @@ def received(job: Job) -> int:
     """
     if job.kind != Upload.name:
         raise NotFoundError(_("Job {job} is no upload.").format(job=job.pk))
-    return int(job.options["size"] if BEGUN in job.kept or not job.active else job.kept.get(RECEIVED, 0))
+    whole = BEGUN in job.kept or job.state == Job.State.SUCCEEDED
+    return int(job.options["size"] if whole else job.kept.get(RECEIVED, 0) if job.active else 0)
 
 
 def awaits(job: Job) -> bool:
@@ -88,7 +89,7 @@ def take(
             ``host_unreachable``; what the agent refuses.
     """
     actor.require(Role.OPERATOR, job.host.slug)
-    there = received(job)
+    received(job)  # it is an upload
     _refuse_other(job, offset)
     if offset + length > job.options["size"]:
         raise InvalidError(_("The file has {size:,} bytes.").format(size=job.options["size"]))
@@ -96,26 +97,39 @@ def take(
         most = _("Send at most {most:,} bytes with a digest.").format(most=MOST_DIGESTED)
         raise InvalidError(most)
     if not length:
-        return there
+        return offset
     download.take_place()
     try:
-        if whole_sha256 is not None and offset + length == job.options["size"]:
-            Job.objects.filter(pk=job.pk, kept__received=there).update(kept=job.kept | {WHOLE: whole_sha256})
-        return _take(job, offset, _reader(job, length, stream), sha256)
+        whole = whole_sha256 if offset + length == job.options["size"] else None
+        turn = _turn(job, offset, whole)
+        return _take(job, offset, _reader(job, turn, length, stream), turn, sha256)
     except HostError as error:
         raise RefusedError("host_unreachable", error.detail) from error
     finally:
         download.give_place()
 
 
-def _reader(job: Job, length: int, stream: Stream) -> Callable[[], bytes]:
-    left, looked = length, time.monotonic()
+def _turn(job: Job, offset: int, whole_sha256: str | None) -> int:
+    """The number of a request that sends bytes. Those of one with a lower number count no more from now on."""
+    with transaction.atomic():
+        row = Job.objects.select_for_update().get(pk=job.pk)
+        _refuse_other(row, offset)
+        row.kept[TURN] = int(row.kept.get(TURN, 0)) + 1
+        if whole_sha256 is not None:
+            row.kept[WHOLE] = whole_sha256
+        row.save(update_fields=["kept"])
+    return int(row.kept[TURN])
+
+
+def _reader(job: Job, turn: int, length: int, stream: Stream) -> Callable[[], bytes]:
+    left, looked = length, 0.0
 
     def read() -> bytes:
         nonlocal left, looked
+        # Before the first byte, too: the agent may have waited for the end of an earlier request.
         if time.monotonic() - looked > _LOOK:
             looked = time.monotonic()
-            _refuse_ended(job)
+            _refuse_other(Job.objects.get(pk=job.pk), None, turn)
         piece = stream.read(min(_PIECE, left)) if left else b""
         if left and not piece:
             raise InvalidError(_("The connection ended before all announced bytes had come."))
@@ -125,7 +139,7 @@ def _reader(job: Job, length: int, stream: Stream) -> Callable[[], bytes]:
     return read
 
 
-def _take(job: Job, offset: int, more: Callable[[], bytes], sha256: str | None) -> int:
+def _take(job: Job, offset: int, more: Callable[[], bytes], turn: int, sha256: str | None) -> int:
     asked = {
         "target": where(job), "size": job.options["size"], "offset": offset, "sha256": sha256,
         "reserve": {"percent": float(refusals.RESERVE_PERCENT), "bytes": refusals.RESERVE_BYTES},
@@ -136,45 +150,44 @@ def _take(job: Job, offset: int, more: Callable[[], bytes], sha256: str | None) 
     try:
         for event in events:
             if event["event"] == protocol.KEPT:
-                there = _note(job, there, event["offset"])
+                there = _note(job, there, event["offset"], turn)
             elif event["event"] == protocol.RESULT:
-                return _note(job, there, event["data"]["offset"])
+                return _note(job, there, event["data"]["offset"], turn)
     finally:
         events.close()
     raise HostError(_("The agent ended without an answer."), protocol.INTERRUPTED)
 
 
-def _note(job: Job, before: int, now: int) -> int:
+def _note(job: Job, before: int, now: int, turn: int) -> int:
     """So many bytes are on the disk; with the last of them the job begins."""
     with transaction.atomic():
         row = Job.objects.select_for_update().get(pk=job.pk)
-        _refuse_other(row, before)
+        _refuse_other(row, before, turn)
         row.kept[RECEIVED] = now
+        row.done_bytes, row.wait_until = now, timezone.now() + PATIENCE
         whole = now == row.options["size"]
         if whole:
+            # In one transaction: what waits no more must not look as if it did.
             row.kept[BEGUN] = True
-        row.done_bytes, row.wait_until = now, timezone.now() + PATIENCE
-        if row.waiting_for:
+            row.parked_at, row.waiting_for, row.rung = None, "", timezone.now()
+            claims.log(row, "all bytes have arrived")
+        elif row.waiting_for:
             row.waiting_for = waiting_for(row)[:200]
-        row.save(update_fields=["kept", "done_bytes", "wait_until", "waiting_for"])
+        row.save(update_fields=["kept", "done_bytes", "wait_until", "waiting_for", "parked_at", "rung"])
     if whole:
-        if row.parked_at is not None:
-            claims.let_go_on(row, "all bytes have arrived")
         ring_now(row.pk)
     return now
 
 
-def _refuse_ended(job: Job) -> None:
-    _refuse_other(Job.objects.get(pk=job.pk), None)
-
-
-def _refuse_other(job: Job, offset: int | None) -> None:
-    """Refuse bytes that the job does not wait for."""
+def _refuse_other(job: Job, offset: int | None, turn: int | None = None) -> None:
+    """Refuse bytes that the job does not wait for, and those of a request that another one has come after."""
     if not awaits(job):
         raise RefusedError("stale_plan", _("Job {job} does not wait for any bytes.").format(job=job.pk))
     there = job.kept.get(RECEIVED, 0)
     if offset is not None and offset != there:
         raise RefusedError("stale_plan", _("{there:,} bytes have arrived; send the next ones.").format(there=there))
+    if turn is not None and turn != job.kept.get(TURN):
+        raise RefusedError("stale_plan", _("Another request has begun to send the rest of this file."))
 
 
 def tidy() -> None:

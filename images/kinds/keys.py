@@ -98,13 +98,16 @@ class Keys(Rewriting):
         if "new_passphrase" in job.secrets and job.options["libvirt_secret"] and succeeded(job):
             image = find(job.target_id)
             if image.disks:
-                passphrases.tell(job, image.path, job.secrets["new_passphrase"], define=False)
+                passphrases.tell(
+                    job, image.path, job.secrets["new_passphrase"], was=job.secrets["passphrase"], define=False
+                )
         super().ended(job)
 
 
 def _warnings(image: Image, options: dict[str, Any]) -> list[str]:
     if options["slot"] is None:
-        return []
+        told = gettext("If this job is undone, give the guest's secret of libvirt the old passphrase again.")
+        return [told] if image.disks and options["libvirt_secret"] and options["undo_hours"] else []
     found = []
     if options["undo_hours"]:
         found.append(

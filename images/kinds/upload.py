@@ -32,6 +32,10 @@ PATIENCE = timedelta(hours=24)
 RECEIVED = "received"
 #: What it keeps besides: the SHA-256 that whoever sent the last bytes says the whole file has.
 WHOLE = "whole_sha256"
+#: And the number of the last request that began to send bytes.
+TURN = "turn"
+#: How a read-back may end that says nothing of the file.
+_PASSING = frozenset({"interrupted", "tool_failed", "host_unreachable", "busy", "pool_silent"})
 
 
 class Upload(Create):
@@ -120,6 +124,9 @@ class Upload(Create):
             return None
         until = job.wait_until or timezone.now() + PATIENCE
         return Wait(waiting_for(job), until, parked_for=Job.ParkedFor.BYTES)
+
+    def passes(self, job: Job, code: str) -> bool:
+        return code in _PASSING and (job.wait_until is None or timezone.now() < job.wait_until)
 
     def request(self, job: Job) -> dict[str, Any]:
         speed, ready = record.speed_for(job), job.kept.get("ready") or {}

@@ -25,10 +25,11 @@ def of_guests(host: Host, path: str) -> list[str]:
     return [one.value for one in found if one.value is not None]
 
 
-def tell(job: Job, path: str, passphrase: str, *, define: bool) -> None:
+def tell(job: Job, path: str, passphrase: str, *, was: str | None = None, define: bool) -> None:
     """Gives the secrets of guests on an image another passphrase, which opens it by now. What came of it is logged.
 
     Args:
+        was: the one that a secret has to have for that; others are left.
         define: make one where no guest names any.
     """
     if why := why_read_only(job.host):
@@ -36,11 +37,14 @@ def tell(job: Job, path: str, passphrase: str, *, define: bool) -> None:
             claims.log(job, why, JobLog.Level.WARNING)
         return
     try:
-        told = control.secrets(job.host, path, set_to=passphrase, define=define)
+        told = control.secrets(job.host, path, set_to=passphrase, was=was, define=define)
     except HostError as error:
         failed = _("The passphrase was not given to libvirt: {why}").format(why=error.detail)
         claims.log(job, failed, JobLog.Level.WARNING)
         return
     for one in told:
         who = f" of guest {one.guest}" if one.guest else ""
-        claims.log(job, f"libvirt's secret {one.uuid}{who} has the new passphrase")
+        if one.left:
+            claims.log(job, f"libvirt's secret {one.uuid}{who} was left: {one.left}", JobLog.Level.WARNING)
+        else:
+            claims.log(job, f"libvirt's secret {one.uuid}{who} has the new passphrase")

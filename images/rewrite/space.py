@@ -324,12 +324,17 @@ def _load(pool: StoragePool) -> _Filesystem:
     rows = (
         _jobs_on(pool)
         .filter(state__in=Job.ACTIVE)
-        .values_list("host_id", "host__max_jobs", "state", "rewrites", "plan__scratch_bytes", "plan__lasting_bytes")
-    )
+        .values_list(
+            "host_id", "host__max_jobs", "state", "rewrites", "plan__scratch_bytes", "plan__lasting_bytes",
+            "kept__received",
+        )
+    )  # fmt: skip
     there, running = _Filesystem([], {}), Counter[int]()
-    for host_id, max_jobs, state, rewrites, scratch, lasting in rows:
+    for host_id, max_jobs, state, rewrites, wanted, lasting, arrived in rows:
+        # What has arrived of an upload is missing from what is free already.
+        scratch = max((wanted or 0) - (arrived or 0), 0)
         # What has no slot, as a benchmark, may be at work beside all that have one.
-        there.needs.append(Need(host_id, scratch or 0, (lasting if rewrites else scratch) or 0))
+        there.needs.append(Need(host_id, scratch, (lasting if rewrites else scratch) or 0))
         # An admin may have lowered the limit since they were started.
         running[host_id] += rewrites and state == Job.State.RUNNING
         there.slots[host_id] = max(max_jobs, running[host_id], 1)

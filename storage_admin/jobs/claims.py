@@ -239,7 +239,9 @@ def let_go_on(job: Job, why: str) -> bool:
         ``False`` when it does not wait any more.
     """
     with transaction.atomic():
-        if parked(job).update(parked_at=None, waiting_for="", rung=timezone.now()) != 1:
+        # How long it waits for a guest after that, it has not begun to count.
+        until = None if job.parked_for == Job.ParkedFor.SECRETS else job.wait_until
+        if parked(job).update(parked_at=None, waiting_for="", rung=timezone.now(), wait_until=until) != 1:
             return False
         log(job, why)
     return True

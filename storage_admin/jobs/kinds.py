@@ -197,6 +197,10 @@ class JobKind(ABC):
         """Whether a job that measures and rewriting ones may be at work at the same time, by its options."""
         return False
 
+    def passes(self, job: Job, code: str) -> bool:  # noqa: ARG002 (for those that go on)
+        """Whether a failure with that code says nothing of work that goes on, so that the next worker tries again."""
+        return False
+
     def secrets(self, options: dict[str, Any]) -> tuple[str, ...]:  # noqa: ARG002 (for those that need some)
         """The names of the passphrases that a job with these options needs (:mod:`storage_admin.jobs.sealed`)."""
         return ()

@@ -92,7 +92,11 @@ def give_up_waiting(now: datetime) -> None:
     by who knows these.
     """
     parked = Job.objects.filter(state=Job.State.QUEUED, parked_at__isnull=False, wait_until__lt=now)
-    for job in parked.exclude(parked_for=Job.ParkedFor.GUESTS).select_related("host"):
+    whole = Job.objects.filter(state=Job.State.QUEUED, parked_at__isnull=False, kept__has_key=kinds.BEGUN)
+    for job in whole.filter(parked_for=Job.ParkedFor.BYTES):  # parked in the very moment in which the last ones came
+        if claims.let_go_on(job, "all bytes have arrived"):
+            ring_now(job.pk)
+    for job in parked.exclude(parked_for=Job.ParkedFor.GUESTS).exclude(kept__has_key=kinds.BEGUN):
         told = _("The job gave up. It waited for {what}. Nothing was changed. Submit it again.")
         claims.give_up(job, kinds.get(job.kind).given_up, told.format(what=job.waiting_for))
 

@@ -75,8 +75,9 @@ def run(job_id: int) -> None:
             _hand_over(job, recorder, str(left))
             return
         except (RefusedError, HostError, StoppedError) as error:
-            if kinds.goes_on(job) and stopping.is_set() and not recorder.cancel_requested:
-                _hand_over(job, recorder, "the worker is stopped")
+            passing = stopping.is_set() or kind.passes(job, error.code)
+            if kinds.goes_on(job) and passing and not recorder.cancel_requested:
+                _hand_over(job, recorder, "the worker is stopped" if stopping.is_set() else error.detail)
                 return
             _end_badly(job, recorder, error.code, error.detail)
         except DATABASE_AWAY as error:

@@ -181,3 +181,13 @@ def test_a_filesystem_that_is_damaged_is_told_as_one(image: Path) -> None:
     looked = ask("files", args_for(image))
     assert all(one["size"] is None for one in looked["filesystems"]), looked
     assert looked["systems"] == []
+
+
+def test_a_program_that_ended_long_ago_is_not_killed_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda pid, _signal: killed.append(pid))
+    with subprocess.Popen(["true"], start_new_session=True) as process:
+        process.wait()
+        appliance._end(process)
+        appliance._end(process, gently=True)
+    assert killed == []

@@ -211,4 +211,4 @@ def test_hosts_that_confine_otherwise_encrypt_as_well(pool: Path, how: str) -> N
     both = {"passphrase": FIRST, "new_passphrase": SECOND}
     assert ask("keys", args_for(path, "qcow2", secrets=both), job="j2", command=agent).get("key_slots") == [0, 1]
     assert opens(path, "qcow2", SECOND)
-    assert not {name for name in os.listdir("/run") if name.startswith("storage-admin-")} - before  # noqa: PTH208
+    assert not {name for name in os.listdir("/run") if name.startswith("storage-admin-key-")} - before  # noqa: PTH208

@@ -108,3 +108,30 @@ def test_a_secret_of_a_guest_is_left_where_that_is_asked_for(
     both = {"passphrase": FIRST, "new_passphrase": SECOND}
     assert keys(image, both, libvirt_secret=False).state == Job.State.SUCCEEDED
     assert secret.value() == FIRST.encode()
+
+
+def test_a_secret_that_opens_something_else_as_well_is_never_set(
+    domains: Domains, connection: libvirt.virConnect, folder: Path
+) -> None:
+    created(folder)
+    (secret,) = connection.listAllSecrets()
+    of_a_guest(domains, connection, folder / "vm.qcow2", secret.UUIDString())
+    (folder / "other").mkdir()
+    other = folder / "other/vm.qcow2"
+    other.write_bytes((folder / "vm.qcow2").read_bytes())
+    of_a_guest(domains, connection, other, secret.UUIDString())
+    scan(Host.objects.get())
+    both = {"passphrase": FIRST, "new_passphrase": SECOND}
+    job = keys(image_at(folder / "vm.qcow2"), both)
+    assert (job.state, secret.value()) == (Job.State.SUCCEEDED, FIRST.encode())
+    assert any(str(other) in line for line in said(job))
+
+
+def test_a_secret_that_is_there_under_an_images_name_stays_as_it_is(
+    connection: libvirt.virConnect, folder: Path
+) -> None:
+    usage = f"<usage type='volume'><volume>{folder}/vm.qcow2</volume></usage>"
+    there = connection.secretDefineXML(f"<secret ephemeral='no' private='no'>{usage}</secret>")
+    there.setValue(b"of an image that was moved")
+    created(folder)
+    assert there.value() == b"of an image that was moved"

@@ -104,7 +104,11 @@ def test_a_file_is_sent_and_told_of(image: Image, asked: list[dict[str, Any]]) -
         assert answer["Content-Disposition"] == 'attachment; filename="a b"'
         entry = AuditEntry.objects.filter(what="image download ended").latest("pk")
         assert entry.after == {"image": image.pk, "path": "/etc/a b", "bytes": 5, "sha256": "0" * 64}
-    assert AuditEntry.objects.filter(what="file of a guest downloaded").count() == 2
+    odd: Any = client_as(role="admin").get(
+        f"/images/{image.pk}/files/content/", {"device": "/dev/sda1", "path": "/x\n"}
+    )
+    assert (b"".join(odd.streaming_content), odd["Content-Disposition"]) == (b"hello", 'attachment; filename="x_"')
+    assert AuditEntry.objects.filter(what="file of a guest downloaded").count() == 3
     for query in ({}, {"device": "/dev/sda1"}, {"device": "/dev/sda1", "path": "/\0"}):
         assert client_as(role="admin").get(f"/api/v1/images/{image.pk}/files/content/", query).status_code == 400
 

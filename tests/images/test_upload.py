@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import io
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from django.test import Client
 from django.utils import timezone
 
 from images import download, uploads
+from images.kinds.upload import TURN
 from images.models import Image
-from images.rewrite import wait_for_guests
+from images.rewrite import space, wait_for_guests
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent import protocol
-from storage_admin.agent.protocol import StoppedError
+from storage_admin.agent.protocol import HostError, RefusedError, StoppedError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import claims, reaper, runner, services
 from storage_admin.jobs.models import Job
@@ -253,3 +255,78 @@ def test_a_cancel_that_comes_while_it_is_read_back_ends_it(pool: StoragePool, da
     Job.objects.update(finished=timezone.now() - timedelta(hours=1))
     uploads.tidy()
     assert files(pool) == set()
+
+
+def test_a_request_that_another_one_came_after_counts_no_more(pool: StoragePool, data: bytes) -> None:
+    browser, job = client_as(role="operator"), queued(pool, data)
+
+    class Overtaken:
+        """Its client has given it up, and another request begins before it goes on."""
+
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def read(self, size: int, /) -> bytes:
+            self.asked += 1
+            if self.asked == 2:
+                Job.objects.filter(pk=job.pk).update(kept=reread(job).kept | {TURN: reread(job).kept[TURN] + 1})
+            return b"B" * size
+
+    with pytest.raises(RefusedError) as refused:
+        uploads.take(OPERATOR, job, 0, 2 * MIB, Overtaken())
+    assert refused.value.code == "stale_plan"
+    assert offset_of(browser, job)[0] == "0"
+    assert patch(browser, job, data, 0).status_code == 204
+    assert run(job).state == Job.State.SUCCEEDED
+    assert (Path(pool.path) / "vm.qcow2").read_bytes() == data
+
+
+def test_one_that_comes_late_to_the_lock_cuts_nothing_off(pool: StoragePool, data: bytes) -> None:
+    """It was let in before an earlier request had ended, which then sent everything."""
+    browser, job = client_as(role="operator"), queued(pool, data)
+    turn = uploads._turn(job, 0, None)
+    assert patch(browser, job, data[:MIB], 0).status_code == 204
+    with pytest.raises(RefusedError):
+        uploads._take(job, 0, uploads._reader(job, turn, MIB, io.BytesIO(b"B" * MIB)), turn, None)
+    assert (Path(pool.path) / f".sa-{job.uid}.part").read_bytes() == data[:MIB]
+    assert patch(browser, job, data[MIB:], MIB).status_code == 204
+    assert run(job).state == Job.State.SUCCEEDED
+
+
+def test_the_last_bytes_are_told_of_once(pool: StoragePool) -> None:
+    whole = bytes(32 * MIB)
+    job = run(services.submit(OPERATOR, "upload", pool.pk, {"name": "zeros.raw", "size": len(whole)}))
+    assert patch(client_as(role="operator"), job, whole, 0).status_code == 204
+    assert run(job).state == Job.State.SUCCEEDED
+
+
+def test_a_whole_file_outlives_a_host_that_is_away_and_a_job_that_was_parked_too_late(
+    pool: StoragePool, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = queued(pool, data)
+    patch(client_as(role="operator"), job, data, 0)
+    assert reread(job).parked_at is None
+    Job.objects.filter(pk=job.pk).update(parked_at=timezone.now())  # as by a claim that had read the row before
+    reaper.reap()
+    assert reread(job).parked_at is None
+
+    def away(*_: object) -> None:
+        raise HostError("the line broke", "host_unreachable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "_work", away)
+        assert run(job).state == Job.State.QUEUED
+    assert run(job).state == Job.State.SUCCEEDED
+
+
+def test_what_has_arrived_is_not_set_aside_a_second_time(pool: StoragePool, data: bytes) -> None:
+    job = queued(pool, data)
+    Job.objects.filter(pk=job.pk).update(kept={"received": len(data) - 5})
+    assert [need.scratch for need in space._load(pool).needs] == [5]
+
+
+def test_one_that_was_given_up_does_not_look_as_if_all_had_arrived(pool: StoragePool, data: bytes) -> None:
+    browser, job = client_as(role="operator"), queued(pool, data)
+    patch(browser, job, data[:MIB], 0)
+    services.cancel(OPERATOR, reread(job))
+    assert offset_of(browser, job) == ("0", str(len(data)))

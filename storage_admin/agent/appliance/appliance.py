@@ -36,6 +36,8 @@ _USERS = range(65_520, 65_533)
 _MEMORY, _SPACE, _CPU, _FILE = 512, 4 << 30, 900, 256 << 20
 #: Seconds for an answer: without KVM the appliance takes about 11 to start.
 _PATIENCE = 180.0
+#: Seconds in which an image that was written to has to be closed.
+_CLOSING = 120.0
 #: Seconds that it has to start by KVM, which takes about four.
 _START = 30.0
 #: Where each appliance has a folder of its own, under a name that is its own as well.
@@ -147,7 +149,7 @@ def on(
         os.chmod(path, 0o600)
         os.chown(folder, user, user)  # from now on others of that user may change what is in it
         listening.listen(4)
-        stack.enter_context(_started(_export(io, node, listening.fileno(), writable=writable)))
+        stack.enter_context(_started(_export(io, node, listening.fileno(), writable=writable), gently=writable))
         yield _begun(stack, io, watch, built, (folder, path, user), writable=writable, long=long)
 
 
@@ -165,7 +167,7 @@ def _begun(
     folder, path, user = place
     known, this_boot = f"{CACHE}/kvm-does-not-work", Moment.now().boot_id
     for kvm in (True, False):
-        if kvm and (not os.path.exists("/dev/kvm") or _read(known) == this_boot):
+        if kvm and (_kvm_groups() is None or _read(known) == this_boot):
             continue
         io.progress("starting", 0, None, "starting the appliance that mounts the filesystems")
         process = stack.enter_context(_started(_program(io, built, folder, user, kvm=kvm, long=long)))
@@ -193,23 +195,41 @@ def _read(path: str) -> str:
 
 
 @contextlib.contextmanager
-def _started(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def _started(process: subprocess.Popen[bytes], *, gently: bool = False) -> Iterator[subprocess.Popen[bytes]]:
     tools.running.add(process.pid)
     try:
         yield process
     finally:
-        _end(process)
-        tools.running.discard(process.pid)
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        try:
+            _end(process, gently=gently)
+        finally:
+            tools.running.discard(process.pid)
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _end(process: subprocess.Popen[bytes], *, gently: bool = False) -> None:
+    """End a program with all of its session; one that has an image open to write is let close it first.
+
+    Raises:
+        HostError: it did not.
+    """
+    late = False
+    if gently and process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_CLOSING)
+        except subprocess.TimeoutExpired:
+            late = True
+    # Of one that was waited for already, the number may be another process's by now.
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if late:
+        raise HostError(f"the program that serves the disk did not close it within {_CLOSING:.0f} s")
 
 
 def _export(io: AgentIO, node: Node, listening: int, *, writable: bool) -> subprocess.Popen[bytes]:
@@ -230,7 +250,7 @@ def _export(io: AgentIO, node: Node, listening: int, *, writable: bool) -> subpr
 def _program(io: AgentIO, built: str, folder: str, user: int, *, kvm: bool, long: bool) -> subprocess.Popen[bytes]:
     """libguestfs, as that user, without network; whatever it starts ends with it."""
     text = pkgutil.get_data("storage_admin.agent.appliance", "program.py") or b""
-    groups = f"--groups={os.stat('/dev/kvm').st_gid}" if kvm else "--clear-groups"
+    groups = (_kvm_groups() if kvm else None) or "--clear-groups"
     argv = [
         *("unshare", "--net", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc", "--"),
         *("setpriv", f"--reuid={user}", f"--regid={user}", groups, "--no-new-privs", "--pdeathsig", "KILL", "--"),
@@ -248,6 +268,17 @@ def _program(io: AgentIO, built: str, folder: str, user: int, *, kvm: bool, long
             "LIBGUESTFS_BACKEND": "direct", **places, **({} if kvm else {"LIBGUESTFS_BACKEND_SETTINGS": "force_tcg"}),
         },
     )  # fmt: skip
+
+
+def _kvm_groups() -> str | None:
+    """By which groups a user without rights may use KVM, as an option of setpriv; ``None`` where none may be given."""
+    try:
+        status = os.stat("/dev/kvm")
+    except FileNotFoundError:
+        return None
+    if status.st_mode & 0o006 == 0o006:
+        return "--clear-groups"
+    return f"--groups={status.st_gid}" if status.st_gid and status.st_mode & 0o060 == 0o060 else None
 
 
 def _built(io: AgentIO) -> str:

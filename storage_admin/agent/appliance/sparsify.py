@@ -68,4 +68,5 @@ class Sparsify(FileCopy):
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
         """The header as it was."""
-        return changed(work.chain.image.facts, made)
+        wrong = changed(work.chain.image.facts, made)
+        return wrong if work.chain.image.facts.bitmaps == made.bitmaps else [*wrong, "bitmaps"]

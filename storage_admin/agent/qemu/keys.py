@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from storage_admin.agent.qemu.node import SLOW_QUERY, Node, fail
 #: Bytes of a passphrase. All of it has to fit into a pipe before anybody reads that.
 LONGEST = 512
 #: Where files are that no disk holds.
-_MEMORY = "/run"
+_MEMORY, _PREFIX = "/run", "storage-admin-key-"
 #: What qemu says of a passphrase that opens no slot.
 _WRONG = b"cannot unlock any keyslot"
 _UNTIMED, _TRIES = b"accurate CPU usage", 10
@@ -90,7 +91,11 @@ def _pipe(passphrase: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _file(passphrase: str) -> Iterator[int]:
-    with tempfile.NamedTemporaryFile(prefix="storage-admin-", dir=_MEMORY) as file:
+    for left in glob.glob(f"{_MEMORY}/{_PREFIX}*"):
+        # An agent that was killed removes nothing.
+        if not os.path.exists(f"/proc/{os.path.basename(left)[len(_PREFIX) :].partition('-')[0]}"):
+            os.unlink(left)
+    with tempfile.NamedTemporaryFile(prefix=f"{_PREFIX}{os.getpid()}-", dir=_MEMORY) as file:
         file.write(passphrase.encode("utf-8"))
         file.flush()
         yield file.fileno()

@@ -50,11 +50,13 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     with host_errors(), Incoming(args.take("target", dict), request, io, create=at == 0) as part:
         if os.fstat(part.fd).st_size < at:
             raise RefusedError("stale_plan", "a part of what was uploaded so far is gone; upload the file again")
-        os.ftruncate(part.fd, at)
         with space.SpaceClaim(request.job, part.folder) as claim:
             claim.take(size - at, reserve, others)
             digest, kept, looked = hashlib.sha256(), at, time.monotonic()
-            while piece := io.take_data():
+            # By that the controller says that this request is still the newest: only then something is cut off.
+            piece = io.take_data()
+            os.ftruncate(part.fd, at)
+            while piece:
                 if at + len(piece) > size:
                     raise RefusedError(INVALID, f"the file has {size} bytes, and more came")
                 digest.update(piece)
@@ -64,10 +66,11 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
                     looked = time.monotonic()
                     space.watch(part.folder, reserve)
                     claim.left(size - at)
-                if expected is None and at - kept >= _SYNCED:
+                if expected is None and at - kept >= _SYNCED and at < size:
                     part.keep(at)
                     kept = at
                     io.emit(KEPT, offset=at)
+                piece = io.take_data()
             if expected is not None and digest.hexdigest() != expected.lower():
                 raise RefusedError("wrong_digest", f"the SHA-256 of what came is {digest.hexdigest()}; send it again")
             part.keep(at)

@@ -157,18 +157,26 @@ def disk_settings(host: Host, uid: str, disk: str, wanted: dict[str, str], *, wr
 
 @dataclass(frozen=True)
 class DiskSecret:
-    """A secret by which libvirt opens an image; ``value`` is ``None`` where it does not tell it."""
+    """A secret by which libvirt opens an image; ``value`` is ``None`` where it does not tell it.
+
+    Args:
+        left: why it was not given another value, where that was asked for.
+    """
 
     guest: str
     uuid: str
     value: str | None = field(repr=False)
+    left: str = ""
 
 
-def secrets(host: Host, path: str, *, set_to: str | None = None, define: bool = False) -> list[DiskSecret]:
+def secrets(
+    host: Host, path: str, *, set_to: str | None = None, was: str | None = None, define: bool = False
+) -> list[DiskSecret]:
     """The secrets that guests' disks on an image name.
 
     Args:
-        set_to: a passphrase that they get.
+        set_to: a passphrase that they get, unless another disk names them as well.
+        was: the one that they have to have for that.
         define: make one for the image where no guest names any.
 
     Raises:
@@ -176,12 +184,15 @@ def secrets(host: Host, path: str, *, set_to: str | None = None, define: bool = 
         HostError: libvirt does not answer, or refuses it.
     """
     refuse_to_write(host)
-    given = None if set_to is None else base64.b64encode(set_to.encode()).decode("ascii")
-    sent = json.dumps({"path": path, "set": given, "define": define}).encode()
+    sent = json.dumps({"path": path, "set": _coded(set_to), "was": _coded(was), "define": define}).encode()
     answer = _run(host, ["disk_secrets"], DEFINE_TIMEOUT, sent)
     return [
-        DiskSecret(one["guest"], one["uuid"], _text(one["value"])) for one in answer["secrets"]
+        DiskSecret(one["guest"], one["uuid"], _text(one["value"]), one["left"]) for one in answer["secrets"]
     ]  # fmt: skip
+
+
+def _coded(passphrase: str | None) -> str | None:
+    return None if passphrase is None else base64.b64encode(passphrase.encode()).decode("ascii")
 
 
 def _text(value: str | None) -> str | None:

@@ -1,8 +1,9 @@
 """The secrets by which libvirt opens encrypted disks: ``disk_secrets URI``, with the request as JSON on standard input.
 
-The request: ``path`` of an image, ``set`` (a passphrase as base64; null to read) and ``define`` (make a secret where no
-guest's disk names one). The answer: ``secrets``, each with ``guest`` (empty for one that no guest names), ``uuid`` and
-``value`` (base64; null where libvirt does not tell it).
+The request: ``path`` of an image, ``set`` (a passphrase as base64; null to read), ``was`` (the one that a secret has to
+have for that, null for any) and ``define`` (make a secret where no guest's disk names one). The answer: ``secrets``,
+each with ``guest`` (empty for one that no guest names), ``uuid``, ``value`` (base64; null where libvirt does not tell
+it) and ``left``: why it was not set. A secret that another disk names as well is never set.
 
 Format: libvirt, formatsecret and formatstorageencryption.
 """
@@ -11,6 +12,7 @@ import base64
 import json
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -29,51 +31,71 @@ def main(uri: str) -> None:
 
 
 def _answer(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
-    path = str(request["path"])
-    found = dict(_named(connection, path))
-    if not found and request["define"]:
-        found = {_for_path(connection, path): ""}
+    path, new, was = str(request["path"]), _raw(request["set"]), _raw(request["was"])
+    named = list(_named(connection))
+    found = {uuid: guest for uuid, source, guest in named if source == path}
+    if not found and request["define"] and new is not None:
+        made = _for_path(connection, path)
+        made.setValue(new)
+        return {"secrets": [_told(made, "", "")]}
     told = []
     for uuid, guest in found.items():
-        secret = connection.secretLookupByUUIDString(uuid)
-        if request["set"] is not None:
-            secret.setValue(base64.b64decode(request["set"]))
-        told.append({"guest": guest, "uuid": uuid, "value": _value(secret)})
+        secret, left = connection.secretLookupByUUIDString(uuid), ""
+        others = {source for one, source, _ in named if one == uuid and source != path}
+        value = _value(secret)
+        if others:
+            left = f"it also opens {', '.join(sorted(others))[:200]}"
+        elif new is not None and value is not None and was is not None and value != was:
+            left = "its value is another one than the passphrase that was entered"
+        elif new is not None:
+            secret.setValue(new)
+        told.append(_told(secret, guest, left))
     return {"secrets": told}
 
 
-def _named(connection: Any, path: str) -> list[tuple[str, str]]:
-    """The secrets that guests' disks on that image name, each with its guest."""
-    found = []
+def _raw(given: str | None) -> bytes | None:
+    return None if given is None else base64.b64decode(given)
+
+
+def _told(secret: Any, guest: str, left: str) -> dict[str, Any]:
+    value = _value(secret)
+    encoded = None if value is None else base64.b64encode(value).decode("ascii")
+    return {"guest": guest, "uuid": secret.UUIDString(), "value": encoded, "left": left}
+
+
+def _named(connection: Any) -> Iterator[tuple[str, str, str]]:
+    """The secrets that guests' disks name: uuid, the disk's source, the guest."""
     for domain in connection.listAllDomains():
-        xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
-        for disk in ET.fromstring(xml).iterfind("devices/disk"):  # noqa: S314 (libvirt wrote it)
-            source = disk.find("source")
-            if source is None or source.get("file") != path:
-                continue
-            # Either place is allowed.
-            for secret in (*disk.iterfind("encryption/secret"), *source.iterfind("encryption/secret")):
-                uuid = secret.get("uuid")
-                if uuid is None:
-                    by_usage = connection.secretLookupByUsage(libvirt.VIR_SECRET_USAGE_TYPE_VOLUME, secret.get("usage"))
-                    uuid = by_usage.UUIDString()
-                found.append((uuid, domain.name()))
-    return found
+        for xml in {domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE), domain.XMLDesc()}:
+            for disk in ET.fromstring(xml).iterfind("devices/disk"):  # noqa: S314 (libvirt wrote it)
+                source = disk.find("source")
+                if source is None:
+                    continue
+                place = source.get("file") or source.get("dev") or source.get("name") or source.get("volume") or ""
+                # Either place is allowed.
+                for secret in (*disk.iterfind("encryption/secret"), *source.iterfind("encryption/secret")):
+                    if uuid := secret.get("uuid") or _by_usage(connection, secret.get("usage") or ""):
+                        yield uuid, place, domain.name()
 
 
-def _for_path(connection: Any, path: str) -> str:
+def _by_usage(connection: Any, usage: str) -> str:
+    """The uuid of the secret for that; empty where there is none."""
     try:
-        secret = connection.secretLookupByUsage(libvirt.VIR_SECRET_USAGE_TYPE_VOLUME, path)
+        return str(connection.secretLookupByUsage(libvirt.VIR_SECRET_USAGE_TYPE_VOLUME, usage).UUIDString())
     except libvirt.libvirtError as error:
         if error.get_error_code() != libvirt.VIR_ERR_NO_SECRET:
             raise
-        secret = connection.secretDefineXML(_NEW.format(path=escape(path)))
-    return str(secret.UUIDString())
+        return ""
 
 
-def _value(secret: Any) -> str | None:
+def _for_path(connection: Any, path: str) -> Any:
+    """A new secret for an image. One that is there already opens something else, and stays as it is."""
+    return connection.secretDefineXML(_NEW.format(path=escape(path)))
+
+
+def _value(secret: Any) -> bytes | None:
     try:
-        return base64.b64encode(secret.value()).decode("ascii")
+        return bytes(secret.value())
     except libvirt.libvirtError:  # it is private, or has none
         return None
 
