@@ -13,7 +13,7 @@ from storage_admin.agent.appliance import appliance, sparsify
 from storage_admin.agent.protocol import HostError, unb64
 from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite.file_copies import FileCopy
-from tests.agent.harness import Agent, ask, leftovers, qemu_img, reclaim_args, undo_args
+from tests.agent.harness import Agent, ask, image_info, leftovers, qemu_img, reclaim_args, undo_args
 
 pytestmark = pytest.mark.qemu
 MIB = 1 << 20
@@ -70,6 +70,16 @@ def test_deleted_data_takes_no_space_and_every_file_is_as_it_was(pool: Path, fil
     assert (path.read_bytes() == content, leftovers(pool)) == (True, set())
 
 
+def test_a_bitmap_stays_closed_and_lazy_refcounts_do_not_look_damaged(pool: Path, filesystem: Path) -> None:
+    path = pool / "vm.qcow2"
+    qemu_img("convert", "-O", "qcow2", "-o", "lazy_refcounts=on", filesystem, path)
+    qemu_img("bitmap", "--add", path, "backup-1")
+    result = ask("sparsify", args_for(path, "qcow2", undo_hours=0))
+    assert result.get("swapped") is True, result
+    (bitmap,) = image_info(path)["format-specific"]["data"]["bitmaps"]
+    assert (bitmap["name"], bitmap["flags"]) == ("backup-1", ["auto"])
+
+
 def test_a_copy_that_is_not_smaller_is_given_up(pool: Path, filesystem: Path) -> None:
     path = disk_of(pool, filesystem, "qcow2")
     assert ask("sparsify", args_for(path, "qcow2", undo_hours=0))["swapped"] is True
@@ -84,6 +94,14 @@ def spoilt(path: Path, how: str) -> None:
         subprocess.run(["debugfs", "-w", "-R", "feature needs_recovery", path], check=True, capture_output=True)
     elif how == "marked":
         subprocess.run(["debugfs", "-w", "-R", "ssv state 0", path], check=True, capture_output=True)
+    elif how == "half of an array":
+        header = bytearray(256)
+        header[:8] = (0xA92B4EFC).to_bytes(4, "little") + (1).to_bytes(4, "little")
+        header[16:32] = os.urandom(16)
+        header[144:152] = (8).to_bytes(8, "little")  # where it is, in sectors
+        with path.open("r+b") as file:
+            file.write(bytes(4096))
+            file.write(header)
     elif how == "hibernated":
         subprocess.run(["mkswap", "-q", path], check=True, capture_output=True)
         with path.open("r+b") as file:
@@ -109,7 +127,7 @@ def crc32c(data: bytes) -> int:
     return value ^ 0xFFFFFFFF
 
 
-@pytest.mark.parametrize("how", ["not unmounted", "marked", "hibernated", "log of btrfs"])
+@pytest.mark.parametrize("how", ["not unmounted", "marked", "hibernated", "log of btrfs", "half of an array"])
 def test_a_disk_that_was_not_left_properly_is_not_written_to(pool: Path, filesystem: Path, how: str) -> None:
     path = disk_of(pool, filesystem, "raw")
     spoilt(path, how)

@@ -117,10 +117,10 @@ class Appliance:
             if self._has_log(device)
         ]
         # libguestfs starts an array also without its other half, which would then be taken for failed.
-        arrays = [(device, "array") for device in self._guest.list_md_devices()]
-        members = [(one, kind) for one, kind in self._guest.list_filesystems().items() if "raid_member" in kind]
-        for device, kind in [*arrays, *members]:
-            found.append({"device": text(device), "type": text(kind), "why": "it is part of a software RAID"})
+        arrays = list(self._guest.list_md_devices())
+        arrays += [one for one in known if "raid_member" in self._guest.vfs_type(one)]
+        why = "it is part of a software RAID"
+        found += [{"device": text(device), "type": "array", "why": why} for device in arrays]
         for device, kind in [] if found else self._devices():
             try:
                 why = self._unclean(device, kind)
