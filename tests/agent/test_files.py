@@ -38,6 +38,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "bin/sh").write_bytes(Path("/bin/sh").read_bytes())
     (root / "home/words").write_bytes(SECRET)
     (root / "home/large").write_bytes(os.urandom(5 * MIB + 3))
+    (root / os.fsdecode(b"home/odd-\xff")).write_bytes(b"x")
     (root / "home/link").symlink_to("/etc/hostname")
     (root / "home/out").symlink_to("/../../../../etc/shadow")
     with whole.open("wb") as file:
@@ -111,7 +112,7 @@ def test_the_system_its_filesystems_and_its_files_are_told_and_nothing_is_change
     assert (system["distribution"], system["hostname"], system["root"]) == ("debian", "guest-1", "/dev/sda1")
     listed, _ = answered(image, args_for(image, "list", device="/dev/sda1", path="/home"))
     entries = {one["name"]: one for one in listed["entries"]}
-    assert entries.keys() == {"odd \n name", "words", "large", "link", "out"}
+    assert entries.keys() == {"odd \n name", "words", "large", "link", "out", "odd-\\xff"}
     assert (entries["words"]["size"], oct(entries["link"]["mode"])) == (len(SECRET), "0o120777")
     assert {path.name: hashlib.sha256(path.read_bytes()).digest() for path in image.parent.iterdir()} == before
 

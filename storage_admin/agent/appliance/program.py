@@ -95,17 +95,27 @@ class Appliance:
     def folder(self, device: str, path: str) -> dict[str, Any]:
         """What is in a folder."""
         self._mount(device)
-        names = [entry["name"] for entry in self._guest.readdir(path) if entry["name"] not in {".", ".."}]
-        shown = sorted(names)[:MOST_ENTRIES]
+        with tempfile.NamedTemporaryFile() as file:
+            self._guest.ls0(path, file.name)
+            raw = [one for one in file.read().split(b"\0") if one]
+        names: list[str] = []
+        odd: list[str] = []
+        for one in sorted(raw)[:MOST_ENTRIES]:
+            try:
+                names.append(one.decode())
+            except UnicodeDecodeError:
+                odd.append(one.decode("utf-8", "backslashreplace"))
         entries = []
-        for name, status in zip(shown, self._guest.lstatnslist(path, shown)):
+        for name, status in zip(names, self._guest.lstatnslist(path, names)):
             entries.append(
                 {
                     "name": name, "mode": status["st_mode"], "size": status["st_size"], "mtime": status["st_mtime_sec"],
                     "uid": status["st_uid"], "gid": status["st_gid"],
                 }
             )  # fmt: skip
-        return {"entries": entries, "count": len(names)}
+        # libguestfs' binding takes no other names: they are told, and that is all.
+        nothing = dict.fromkeys(("mode", "size", "mtime", "uid", "gid"), 0)
+        return {"entries": [*entries, *({"name": name, **nothing} for name in odd)], "count": len(raw)}
 
     def unclean(self) -> dict[str, Any]:
         """Filesystems that were not unmounted, and systems that only sleep: nothing may be written there."""
