@@ -40,10 +40,10 @@ def test_an_admin_allows_it_looks_inside_browses_and_downloads_a_file(
     seen.open(image)
     page.get_by_role("link", name="Browse files…").click()
     expect(page.get_by_text("Starting a small virtual machine")).to_be_visible()
-    expect(page.get_by_role("link", name="/dev/sda")).to_be_visible(timeout=50_000)
+    expect(page.get_by_role("link", name="/dev/sda")).to_be_visible(timeout=240_000)
     seen.assert_accessible()
     seen.open(f"{page.url.removeprefix(seen.base)}?device=/dev/sda&path=/home/ann")
-    with page.expect_download(timeout=240_000) as waiting:
-        page.get_by_role("link", name="words & more.bin").click(timeout=120_000)
+    with page.expect_download(timeout=300_000) as waiting:
+        page.get_by_role("link", name="words & more.bin").click(timeout=240_000)
     assert Path(waiting.value.path()).read_bytes() == words
     seen.assert_accessible()
