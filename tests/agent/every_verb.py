@@ -32,20 +32,12 @@ REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
     "convert": ("convert", {}),
     "convert and replace": ("convert", {"replaces": True}),
     "create an overlay": ("create", {}),
-    "grow": ("grow", {}),
     "bitmaps": ("bitmaps", {"names": ["stale"]}),
     "add a passphrase": ("keys", {"secrets": {"passphrase": "a", "new_passphrase": "b"}, "iter_time": 20}),
     "empty a key slot": ("keys", {"secrets": {"passphrase": "a"}, "slot": 0}),
-    "commit": ("commit", {}),
-    "shrink": ("shrink", {}),
     "look inside": ("inside", {}),
-    "look at files": ("files", {}),
-    "sparsify": ("sparsify", {}),
-    "send": ("send", {}),
-    "relink": ("relink", {}),
-    "check none": ("check", {"repair": "none"}),
-    "check leaks": ("check", {"repair": "leaks"}),
-    "check all": ("check", {"repair": "all"}),
+    **{verb: (verb, {}) for verb in ("grow", "commit", "shrink", "send", "relink")},
+    **{f"check {level}": ("check", {"repair": level}) for level in ("none", "leaks", "all")},
 }
 READS: dict[str, dict[str, Any]] = {
     "analyze sample": {"mode": "sample", "seconds": 0.2},
@@ -56,10 +48,20 @@ UNDOES = {"undo": "undo", "discard_undo": "discard_undo", "discard by force": "d
 NEVER_DONE = frozenset({"discard_undo"})
 #: Verbs that look at a whole pool, or at many images.
 POOLS = frozenset({"scan", "look", "sample", "recover", "folder"})
-#: Verbs that read nothing of an image, or only what they made.
-NO_IMAGES = frozenset(
-    {"pve", "benchmark", "users", "beneath", "occupied", "unpack", "from_device", "receive", "upload", "forget_upload"}
+#: Verbs that read nothing of an image, or only what they made; or start a machine for a checked one.
+_MADE = (
+    "pve",
+    "benchmark",
+    "users",
+    "beneath",
+    "occupied",
+    "unpack",
+    "from_device",
+    "receive",
+    "upload",
+    "forget_upload",
 )
+NO_IMAGES = frozenset((*_MADE, "files", "sparsify"))
 #: Verbs that change an image's name and take nothing from its content.
 NAMES = frozenset({"set_aside", "restore_aside", "delete_aside", "drop"})
 #: How work may end that is neither a bug nor a result.
