@@ -49,19 +49,9 @@ NEVER_DONE = frozenset({"discard_undo"})
 #: Verbs that look at a whole pool, or at many images.
 POOLS = frozenset({"scan", "look", "sample", "recover", "folder"})
 #: Verbs that read nothing of an image, or only what they made; or start a machine for a checked one.
-_MADE = (
-    "pve",
-    "benchmark",
-    "users",
-    "beneath",
-    "occupied",
-    "unpack",
-    "from_device",
-    "receive",
-    "upload",
-    "forget_upload",
-)
-NO_IMAGES = frozenset((*_MADE, "files", "sparsify"))
+_MADE = ("pve", "benchmark", "users", "beneath", "occupied", "unpack")
+_NEW = ("from_device", "receive", "upload", "forget_upload")
+NO_IMAGES = frozenset((*_MADE, *_NEW, "files", "sparsify"))
 #: Verbs that change an image's name and take nothing from its content.
 NAMES = frozenset({"set_aside", "restore_aside", "delete_aside", "drop"})
 #: How work may end that is neither a bug nor a result.
