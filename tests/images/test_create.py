@@ -222,3 +222,9 @@ def test_a_base_on_a_storage_that_does_not_answer_is_refused(pool: StoragePool, 
     base = based_on(folder)
     StoragePool.objects.filter(pk=base.pool_id).update(state=StoragePool.SILENT)
     assert "pool_silent" in codes(pool, name="over.qcow2", base=base.pk)
+
+
+@pytest.mark.parametrize(("form", "field"), [("create", "name"), ("upload", "file"), ("unpack", "source")])
+def test_a_form_that_is_sent_empty_names_the_field_that_is_missing(pool: StoragePool, form: str, field: str) -> None:
+    shown = client_as().post(f"/pools/{pool.pk}/{form}/", {"show": "1"})
+    assert field in shown.context["error"].fields

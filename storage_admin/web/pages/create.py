@@ -1,6 +1,7 @@
 """Creating an image in a pool: options with what each means here, the plan, and the button that starts it."""
 
 import json
+from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import Any
 from uuid import uuid4
@@ -17,7 +18,6 @@ from benchmarks import selectors as benchmarks
 from benchmarks.models import BenchmarkKind
 from images.kinds.create import SECTOR, Create
 from images.models import Image
-from storage_admin.accounts.models import Role
 from storage_admin.agent.measure.new_image import room
 from storage_admin.agent.rewrite.conversion import OPTIONS
 from storage_admin.errors import InvalidError
@@ -45,39 +45,70 @@ FIELDS = ("name", "format", "size_gib", "base", "more_options", "encryption", "l
 @require_http_methods(["GET", "HEAD", "POST"])
 @page()
 def create(request: PageRequest, pool_id: int) -> HttpResponseBase:
-    """The form and the plan. POST starts what the page had shown; with ``show``, or where it had shown another plan, it
-    is the plan again.
-    """
     pool = pool_of(request, pool_id)
     given = request.POST if request.method == "POST" else request.GET
-    error, plan, options = None, None, dict[str, Any]()
-    try:
-        options = _options(given)
-        if request.method == "POST" and "show" not in given:
-            request.actor.require(Role.OPERATOR, pool.host.slug)
-            if was_planned(request, options):
-                return start(request, Create.name, pool, options)
-        if "name" in options:
-            plan = services.plan(request.actor, Create.name, pool.pk, options)
-    except InvalidError as invalid:
-        error = InvalidError(invalid.detail, {_FIELD.get(name, name): text for name, text in invalid.fields.items()})
     measured = _measured(pool)
     values = {name: given.get(name, "") for name in FIELDS}
     if request.method != "POST" and "cluster_size" not in given:
         values |= {name: measured["best"].get(name, "") for name in ("cluster_size", "extended_l2")}
     bases = Image.objects.filter(host=pool.host_id, declared_format__in=OPTIONS, state=Image.State.OK)
-    context = {
-        "section": "hosts", "pool": pool, "title": Create.title, "plan": plan, "error": error, "on": pool.name,
-        "back": reverse("pool", args=[pool.pk]), "address": reverse("create", args=[pool.pk]), "key": uuid4().hex,
-        "planned": plan_digest(options), "values": values, "formats": list(OPTIONS), "measured": measured,
-        "choices": [(name, words, values[name]) for name, words in CHOICES.items()],
-        "bases": bases.order_by("name", "pk").values_list("pk", "name")[:MOST_PROPOSED],
+    return form_and_plan(
+        request, pool, Create(), values, lambda: _options(given), _in_the_form,
+        measured=measured, choices=[(name, words, values[name]) for name, words in CHOICES.items()],
+        bases=bases.order_by("name", "pk").values_list("pk", "name")[:MOST_PROPOSED],
+    )  # fmt: skip
+
+
+def form_and_plan(
+    request: PageRequest,
+    pool: StoragePool,
+    kind: Create,
+    values: dict[str, str],
+    options: Callable[[], dict[str, Any]] | None = None,
+    in_the_form: Callable[[InvalidError], InvalidError] | None = None,
+    **context: Any,
+) -> HttpResponseBase:
+    """The form of a job that makes a file in a pool, and its plan. POST starts what the page had shown; with ``show``,
+    or where it had shown another plan, it is the plan again.
+
+    Args:
+        values: what the form holds.
+        options: the job's options of that, where they are not the values that are given; may raise InvalidError.
+        in_the_form: an error in the words and by the fields of the form, where those are not the options.
+        context: what the template needs besides.
+    """
+    chosen: dict[str, Any] = {name: text for name, text in values.items() if text} if options is None else {}
+    error, plan = None, None
+    try:
+        chosen = options() if options is not None else chosen
+        if request.method == "POST" and "show" not in request.POST:
+            request.actor.require(kind.role, pool.host.slug)
+            if was_planned(request, chosen):
+                return _start(request, kind.name, pool, chosen)
+        if request.method == "POST" or chosen.keys() & set(kind.options_schema["required"]):
+            plan = services.plan(request.actor, kind.name, pool.pk, chosen)
+    except InvalidError as invalid:
+        error = in_the_form(invalid) if in_the_form is not None else invalid
+    shown = {
+        "section": "hosts", "pool": pool, "title": kind.title, "plan": plan, "error": error, "on": pool.name,
+        "back": reverse("pool", args=[pool.pk]), "address": reverse(kind.name, args=[pool.pk]), "key": uuid4().hex,
+        "planned": plan_digest(chosen), "values": values, "formats": list(OPTIONS),
     }  # fmt: skip
-    return render(request, "hosts/pool/create.html", context)
+    return render(request, f"hosts/pool/{kind.name}.html", shown | context)
+
+
+def values_of(request: PageRequest, fields: tuple[str, ...]) -> dict[str, str]:
+    """What a form holds, without spaces around it."""
+    given = request.POST if request.method == "POST" else request.GET
+    return {name: str(given.get(name, "")).strip() for name in fields}
 
 
 #: Options that have another name in the form.
 _FIELD = {"virtual_size": "size_gib", "format_options": "more_options"}
+
+
+def _in_the_form(invalid: InvalidError) -> InvalidError:
+    return InvalidError(invalid.detail, {_FIELD.get(name, name): text for name, text in invalid.fields.items()})
 
 
 def _options(form: QueryDict) -> dict[str, Any]:
@@ -131,10 +162,8 @@ def _measured(pool: StoragePool) -> dict[str, Any]:
     return {"sentences": sentences, "best": best, "takes": takes}
 
 
-def start(request: PageRequest, kind: str, pool: StoragePool, options: dict[str, Any]) -> HttpResponseBase:
+def _start(request: PageRequest, kind: str, pool: StoragePool, options: dict[str, Any]) -> HttpResponseBase:
     """Starts a job on a pool, whose page it leads to; back to the pool where it is refused."""
     key = "".join(filter(str.isalnum, request.POST.get("key", "")))[:40]
-    job = attempt(
-        request, lambda: services.submit(request.actor, kind, pool.pk, options, idempotency_key=key)
-    )  # fmt: skip
+    job = attempt(request, lambda: services.submit(request.actor, kind, pool.pk, options, idempotency_key=key))
     return redirect("pool", pool.pk) if job is None else redirect("job", job.pk)
