@@ -16,7 +16,7 @@ from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.bench import boot as agent
 from storage_admin.agent.bench import memory
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.errors import InvalidError
+from storage_admin.errors import InvalidError, of_fields
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.kinds import Lock
 from storage_admin.jobs.options import StrictValidator
@@ -102,7 +102,7 @@ def clean(kind: Any, given: Any) -> dict[str, Any] | None:
         name = ".".join(["boot", *(str(part) for part in error.path if isinstance(part, str))])
         fields[name] = f"{error.message}."
     if fields:
-        raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+        raise of_fields(fields)
     defaults = {name: deepcopy(schema["default"]) for name, schema in PROPERTIES.items()}
     wanted = defaults | (given or {})
     if wanted["image"] is None and not wanted["kernel"]:
@@ -120,7 +120,7 @@ def clean(kind: Any, given: Any) -> dict[str, Any] | None:
         if wanted[name] and not wanted[name].startswith("/")
     }
     if fields:
-        raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+        raise of_fields(fields)
     return wanted
 
 

@@ -12,7 +12,7 @@ from benchmarks.parsers.bonnie import BonnieRun
 from benchmarks.parsers.readings import UnreadableError
 from benchmarks.steps import WATCHABLE
 from storage_admin.accounts.models import Actor, Role, audit
-from storage_admin.errors import InvalidError, NotFoundError
+from storage_admin.errors import InvalidError, NotFoundError, of_fields
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 
@@ -121,7 +121,7 @@ def watch(actor: Actor, pool: StoragePool, kind: str, every_hours: int) -> Watch
     if not 1 <= every_hours <= LONGEST_WAIT_HOURS:
         wrong["every_hours"] = _("Enter a number from 1 to {longest}.").format(longest=LONGEST_WAIT_HOURS)
     if wrong:
-        raise InvalidError(" ".join(f"{name}: {text}" for name, text in wrong.items()), wrong)
+        raise of_fields(wrong)
     with transaction.atomic():
         was = Watch.objects.filter(pool=pool, kind=kind).values("kind", "every_hours").first()
         try:

@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 
 from images import download
 from images.kinds.upload import PATIENCE, RECEIVED, TURN, WHOLE, Upload, waiting_for, where
-from images.rewrite import refusals, space
+from images.rewrite import space
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, RefusedError
@@ -142,8 +142,7 @@ def _reader(job: Job, turn: int, length: int, stream: Stream) -> Callable[[], by
 def _take(job: Job, offset: int, more: Callable[[], bytes], turn: int, sha256: str | None) -> int:
     asked = {
         "target": where(job), "size": job.options["size"], "offset": offset, "sha256": sha256,
-        "reserve": {"percent": float(refusals.RESERVE_PERCENT), "bytes": refusals.RESERVE_BYTES},
-        "others_bytes": space.needed_by_running(job),
+        **space.limits(job),
     }  # fmt: skip
     there = offset
     events = asking.told(job.host, "receive", asked, job=job.uid, more=more)
@@ -187,7 +186,7 @@ def _refuse_other(job: Job, offset: int | None, turn: int | None = None) -> None
     if offset is not None and offset != there:
         raise RefusedError("stale_plan", _("{there:,} bytes have arrived; send the next ones.").format(there=there))
     if turn is not None and turn != job.kept.get(TURN):
-        raise RefusedError("stale_plan", _("Another request has begun to send the rest of this file."))
+        raise RefusedError("stale_plan", _("Another request sends the rest of this file now."))
 
 
 def tidy() -> None:

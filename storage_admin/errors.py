@@ -17,6 +17,11 @@ class InvalidError(Exception):
         self.code = code
 
 
+def of_fields(fields: dict[str, str]) -> InvalidError:
+    """What is wrong with several fields; the sentence names each."""
+    return InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+
+
 def of_field(field: str, sentence: str) -> InvalidError:
     """What is wrong with one field."""
     return InvalidError(sentence, {field: sentence})

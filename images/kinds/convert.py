@@ -26,7 +26,7 @@ from storage_admin.accounts.models import Actor
 from storage_admin.agent.folders.pools import ENDINGS, wrong_name, wrong_name_for
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.rewrite.conversion import OPTIONS
-from storage_admin.errors import InvalidError
+from storage_admin.errors import InvalidError, of_fields
 from storage_admin.errors import NotFoundError as HostsNotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display, path_key
@@ -114,7 +114,7 @@ class Convert(Rewriting):
         if why := wrong_target(cleaned["target_name"], form):
             fields["target_name"] = why
         if fields:
-            raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+            raise of_fields(fields)
         return cleaned
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
@@ -136,11 +136,7 @@ class Convert(Rewriting):
             found += refusals.for_pool(pool)
         other = Image.objects.filter(host=image.host, path_key=path_key(path), missing_since=None).exclude(pk=image.pk)
         if other.exists() or (path == bytes(image.path_bytes) and options["format"] != image.declared_format):
-            found.append(
-                Refusal(
-                    "target_exists", gettext("{path} already exists. Choose another name.").format(path=display(path))
-                )
-            )
+            found.append(refusals.target_exists(path))
         return found
 
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:

@@ -21,7 +21,7 @@ from storage_admin.agent.measure.new_image import ON, room
 from storage_admin.agent.protocol import SPACE, RefusedError, b64
 from storage_admin.agent.rewrite.conversion import OPTIONS
 from storage_admin.agent.rewrite.creation import LOCKABLE
-from storage_admin.errors import InvalidError
+from storage_admin.errors import of_fields
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display, path_key
 from storage_admin.hosts.selectors import find_pool
@@ -125,7 +125,7 @@ class Create(JobKind):
             if given.get("preallocation", "off") != "off" and given.get("extended_l2") not in ON:
                 fields["preallocation"] = gettext("requires extended_l2=on for an overlay.")
         if fields:
-            raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+            raise of_fields(fields)
         return cleaned
 
     def secrets(self, options: dict[str, Any]) -> tuple[str, ...]:
@@ -144,20 +144,17 @@ class Create(JobKind):
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         pool = find_pool(target_id)
         base = _base(pool.host_id, options)
-        against, below = [*refusals.for_host(pool.host), *refusals.for_pool(pool)], list[Image]()
+        size, path = _size(base, options), path_in(pool, options)
+        against, below = [*refusals.for_host(pool.host), *refusals.for_new_file(pool, path)], list[Image]()
         try:
             below = _chain(base)
         except RefusedError as error:
             against.append(Refusal(error.code, error.detail))
-        size, path = _size(base, options), path_in(pool, options)
         if base is not None:
             against += [*refusals.for_base(base), *refusals.for_bases(base, below[1:]), *half_merged(below)]
             if size < (base.virtual_size or 0):
                 smaller = gettext("The overlay would be smaller than its base, which has {size:,} bytes.")
                 against.append(Refusal("invalid", smaller.format(size=base.virtual_size)))
-        if Image.objects.filter(host=pool.host, path_key=path_key(path), missing_since=None).exists():
-            taken = gettext("{path} already exists. Choose another name.").format(path=display(path))
-            against.append(Refusal("target_exists", taken))
         locked = bool(self.secrets(options))
         after = room(options["format"], words(options["format_options"]), size, locked=locked)
         need = space.Need(pool.host_id, after.high, after.high)
@@ -193,21 +190,14 @@ class Create(JobKind):
         below = _chain(base)
         if base is not None and (against := [*refusals.for_base(base), *refusals.for_bases(base, below[1:])]):
             raise RefusedError(against[0].code, against[0].detail)
-        speed = record.speed_for(job)
         links = links_of(below)
         return {
-            "target": {
-                "pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(path_in(pool, options)),
-                "format": options["format"], "options": words(options["format_options"]),
-            },
+            "target": place(pool, options) | {"format": options["format"], "options": words(options["format_options"])},
             "virtual_size": _size(base, options),
             "secrets": {"passphrase": job.secrets["new_passphrase"]} if job.secrets else {},
             "iter_time": options["iter_time"],
             **({"base": links[0], "chain": links[1:]} if links else {}),
-            "bandwidth_bytes_sec": speed.bandwidth_bytes_sec,
-            "idle_io": speed.idle_io,
-            "reserve": {"percent": float(refusals.RESERVE_PERCENT), "bytes": refusals.RESERVE_BYTES},
-            "others_bytes": space.needed_by_running(job),
+            **record.limits(job),
         }  # fmt: skip
 
     def note_ready(self, job: Job, ready: dict[str, Any]) -> None:
@@ -259,6 +249,11 @@ def links_of(chain: list[Image]) -> list[dict[str, Any]]:
     """An image and what it stands on, from above, as the agent is told of them."""
     lower = [facts(one) | {"format": format_below(above, one)} for above, one in pairwise(chain)]
     return [*(facts(one) for one in chain[:1]), *lower]
+
+
+def place(pool: StoragePool, options: dict[str, Any]) -> dict[str, str]:
+    """The path of the new file, as the agent is told of it."""
+    return {"pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(path_in(pool, options))}
 
 
 def path_in(pool: StoragePool, options: dict[str, Any]) -> bytes:

@@ -10,19 +10,18 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds import creation
 from images.kinds.convert import words, wrong_target
-from images.kinds.create import Create, path_in
+from images.kinds.create import Create, path_in, place
 from images.kinds.stages import WRITTEN
-from images.models import Image
-from images.rewrite import record, refusals, space
+from images.rewrite import record, refusals
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.rewrite.conversion import OPTIONS
-from storage_admin.errors import InvalidError
+from storage_admin.errors import of_fields
 from storage_admin.hosts.names import display, path_key
 from storage_admin.hosts.selectors import find_pool
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Plan
 
 _DEVICE = re.compile(r"/dev/[A-Za-z0-9_.:+=@,-]+(/[A-Za-z0-9_.:+=@,-]+)*")
 
@@ -65,7 +64,7 @@ class FromDevice(Create):
         if not _DEVICE.fullmatch(cleaned["device"]) or ".." in cleaned["device"].split("/"):
             fields["device"] = gettext("Enter the path of a device, which begins with /dev/.")
         if fields:
-            raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+            raise of_fields(fields)
         return cleaned
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
@@ -75,11 +74,8 @@ class FromDevice(Create):
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         pool = find_pool(target_id)
-        against = [*refusals.for_host(pool.host), *refusals.for_pool(pool)]
         path, device = path_in(pool, options), options["device"]
-        if Image.objects.filter(host=pool.host, path_key=path_key(path), missing_since=None).exists():
-            taken = gettext("{path} already exists. Choose another name.").format(path=display(path))
-            against.append(Refusal("target_exists", taken))
+        against = [*refusals.for_host(pool.host), *refusals.for_new_file(pool, path)]
         given = ",".join(f"{name}={value}" for name, value in sorted(words(options["format_options"]).items()))
         command = ["qemu-img", "convert", "-f", "raw", "-O", options["format"], *(["-o", given] if given else [])]
         return Plan(
@@ -104,17 +100,11 @@ class FromDevice(Create):
         """Nothing: what it needs the agent knows once it has looked at the device, and says then."""
 
     def request(self, job: Job) -> dict[str, Any]:
-        pool, options, speed = find_pool(job.target_id), job.options, record.speed_for(job)
+        pool, options = find_pool(job.target_id), job.options
         return {
             "device_b64": b64(os.fsencode(options["device"])),
-            "target": {
-                "pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(path_in(pool, options)),
-                "format": options["format"], "options": words(options["format_options"]),
-            },
-            "bandwidth_bytes_sec": speed.bandwidth_bytes_sec,
-            "idle_io": speed.idle_io,
-            "reserve": {"percent": float(refusals.RESERVE_PERCENT), "bytes": refusals.RESERVE_BYTES},
-            "others_bytes": space.needed_by_running(job),
+            "target": place(pool, options) | {"format": options["format"], "options": words(options["format_options"])},
+            **record.limits(job),
         }  # fmt: skip
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds.convert import wrong_target
-from images.kinds.create import Create, path_in
+from images.kinds.create import Create, path_in, place
 from images.kinds.stages import WRITTEN
 from images.models import Image
-from images.rewrite import record, refusals, space
+from images.rewrite import record, refusals
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.rewrite.conversion import OPTIONS
-from storage_admin.errors import InvalidError
+from storage_admin.errors import of_fields
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display, path_key
 from storage_admin.hosts.selectors import find_pool
@@ -78,7 +78,7 @@ class Unpack(Create):
         if not cleaned["source"].startswith("/") or "\0" in cleaned["source"]:
             fields["source"] = gettext("Enter a full path, which begins with a slash.")
         if fields:
-            raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+            raise of_fields(fields)
         return cleaned
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
@@ -90,17 +90,14 @@ class Unpack(Create):
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         pool = find_pool(target_id)
-        against = [*refusals.for_host(pool.host), *refusals.for_pool(pool)]
         source, path = options["source"], path_in(pool, options)
+        against = [*refusals.for_host(pool.host), *refusals.for_new_file(pool, path)]
         if _pool_of(pool.host_id, source) is None:
             told = gettext("{path} is in no pool of this host. Copy the file into one, or register its folder.")
             against.append(Refusal("outside_pool", told.format(path=source)))
         read = Image.objects.filter(host=pool.host, path_key=path_key(os.fsencode(source))).first()
         if read is not None:
             against += refusals.for_undo(read)  # an image of a guest, which may be at it
-        if Image.objects.filter(host=pool.host, path_key=path_key(path), missing_since=None).exists():
-            taken = gettext("{path} already exists. Choose another name.").format(path=display(path))
-            against.append(Refusal("target_exists", taken))
         reason = gettext("What {source} holds is written to {path} and checked. Only then does the file get its name.")
         return Plan(
             method="unpack",
@@ -122,23 +119,16 @@ class Unpack(Create):
 
     def request(self, job: Job) -> dict[str, Any]:
         pool, options = find_pool(job.target_id), job.options
-        place = _pool_of(pool.host_id, options["source"])
-        speed = record.speed_for(job)
+        holds = _pool_of(pool.host_id, options["source"])
         return {
             "source": {
-                "pool_path_b64": b64(bytes(place.path_bytes)) if place is not None else "",
+                "pool_path_b64": b64(bytes(holds.path_bytes)) if holds is not None else "",
                 "path_b64": b64(os.fsencode(options["source"])),
             },
-            "target": {
-                "pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(path_in(pool, options)),
-                "format": options["format"],
-            },
+            "target": place(pool, options) | {"format": options["format"]},
             "member": options["member"],
             "sha256": options["sha256"],
-            "bandwidth_bytes_sec": speed.bandwidth_bytes_sec,
-            "idle_io": speed.idle_io,
-            "reserve": {"percent": float(refusals.RESERVE_PERCENT), "bytes": refusals.RESERVE_BYTES},
-            "others_bytes": space.needed_by_running(job),
+            **record.limits(job),
         }  # fmt: skip
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:

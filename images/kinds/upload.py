@@ -4,6 +4,7 @@ It is queued first and waits for the bytes (:mod:`images.uploads`), which agents
 that back, compares its digest, and gives it its name.
 """
 
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -11,19 +12,16 @@ from django.utils import timezone
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from images.kinds.create import Create, path_in
-from images.models import Image
+from images.kinds.create import Create, path_in, place
 from images.rewrite import record, refusals, space
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.folders.pools import wrong_name
-from storage_admin.agent.protocol import b64
 from storage_admin.errors import InvalidError
-from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display, path_key
 from storage_admin.hosts.selectors import find_pool
 from storage_admin.jobs.kinds import BEGUN, JobKind, Lock, Target, Unsuccessful, Wait
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Plan
 from storage_admin.words import size
 
 #: An upload of which nothing has come for so long is given up.
@@ -92,11 +90,8 @@ class Upload(Create):
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         pool = find_pool(target_id)
-        against = [*refusals.for_host(pool.host), *refusals.for_pool(pool)]
         path, length = path_in(pool, options), options["size"]
-        if Image.objects.filter(host=pool.host, path_key=path_key(path), missing_since=None).exists():
-            taken = gettext("{path} already exists. Choose another name.").format(path=display(path))
-            against.append(Refusal("target_exists", taken))
+        against = [*refusals.for_host(pool.host), *refusals.for_new_file(pool, path)]
         reason = gettext("{size:,} bytes are sent, written beside {path}, and read back. Then the file gets its name.")
         need = space.Need(pool.host_id, length, length)
         return Plan(
@@ -129,11 +124,10 @@ class Upload(Create):
         return code in _PASSING and (job.wait_until is None or timezone.now() < job.wait_until)
 
     def request(self, job: Job) -> dict[str, Any]:
-        speed, ready = record.speed_for(job), job.kept.get("ready") or {}
+        ready = job.kept.get("ready") or {}
         return {
             "target": where(job), "size": job.options["size"], "sha256": job.options["sha256"] or job.kept.get(WHOLE),
-            "inode": ready.get("made_inode"), "bandwidth_bytes_sec": speed.bandwidth_bytes_sec,
-            "idle_io": speed.idle_io,
+            "inode": ready.get("made_inode"), **asdict(record.speed_for(job)),
         }  # fmt: skip
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
@@ -153,8 +147,7 @@ def where(job: Job) -> dict[str, Any]:
     Raises:
         NotFoundError: its pool is gone.
     """
-    pool: StoragePool = find_pool(job.target_id)
-    return {"pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(path_in(pool, job.options))}
+    return place(find_pool(job.target_id), job.options)
 
 
 def waiting_for(job: Job) -> str:

@@ -88,13 +88,10 @@ class LiveCopy(LiveKind):
             nothing = gettext("{title}: {guest}.").format(title=self.title, guest=guest.name)
             return Choice(nothing, [], refusals=(Refusal("outside_pool", error.detail),))
         form, path = options["format"] or _format(layers.format), display(raw)
-        against = refusals.for_pool(pool)
+        against = refusals.for_new_file(pool, raw)
         if path.encode(errors="replace") != raw:
             sentence = gettext("{path} is not UTF-8: libvirt cannot name it. Choose another folder.")
             against.append(Refusal(INVALID, sentence.format(path=path)))
-        if Image.objects.filter(host=guest.host_id, path_key=path_key(raw), missing_since=None).exists():
-            sentence = gettext("{path} already exists. Choose another name.")
-            against.append(Refusal("target_exists", sentence.format(path=path)))
         for disk in neighbours.of(own).own_disks:
             if (disk.guest_id, disk.target) != (guest.pk, layers.disk):
                 sentence = gettext("Guest {other} uses {image} as well, and would be left behind on it.")

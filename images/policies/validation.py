@@ -12,7 +12,7 @@ from images.filters import FORMATS
 from images.models import Policy
 from images.policies.shape import IMAGE_KINDS, KINDS, TARGETS, Rules
 from storage_admin.accounts.models import Actor
-from storage_admin.errors import InvalidError
+from storage_admin.errors import InvalidError, of_fields
 from storage_admin.hosts.selectors import hosts_for, pools_for
 from storage_admin.jobs import kinds
 
@@ -63,7 +63,7 @@ def clean(policy: Policy, actor: Actor) -> Policy:
     _job(policy, fields)
     _times(policy, kept, fields)
     if fields:
-        raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+        raise of_fields(fields)
     return policy
 
 

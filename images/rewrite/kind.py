@@ -259,7 +259,6 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
         against = [*self.against(image, job.options), *refusals.for_bases(image, below)]
         if against := [*against, *self.choose(image, below, job.options).refusals]:
             raise RefusedError(against[0].code, against[0].detail)
-        speed = rewriting.speed_for(job)
         return facts(image) | {
             "virtual_size": image.virtual_size,
             "chain": [
@@ -267,10 +266,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
             ],
             "children_known": True,
             "undo_hours": float(job.options.get("undo_hours", 0)),
-            "bandwidth_bytes_sec": speed.bandwidth_bytes_sec,
-            "idle_io": speed.idle_io,
-            "reserve": {"percent": float(refusals.RESERVE_PERCENT), "bytes": refusals.RESERVE_BYTES},
-            "others_bytes": space.needed_by_running(job),
+            **rewriting.limits(job),
             **guest_locks.asked(image),
             **in_use.asked_elsewhere(image),
             **self.asked(image, below, job),

@@ -16,7 +16,7 @@ Once a job has ended, the policies' runs are rung for at once, so that nothing w
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -68,6 +68,11 @@ def speed_for(job: Job) -> Speed:
         job.host.bandwidth_bytes_sec if bandwidth is None else bandwidth,
         job.host.idle_io if idle_io is None else idle_io,
     )
+
+
+def limits(job: Job) -> dict[str, Any]:
+    """How fast a job may go and what it has to leave free, as its agent is told of it."""
+    return asdict(speed_for(job)) | space.limits(job)
 
 
 def image_replaced(image: Image, result: Mapping[str, Any], path: bytes | None = None) -> None:

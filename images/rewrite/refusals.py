@@ -9,6 +9,7 @@ from storage_admin.guests.models import Guest
 from storage_admin.hosts import transport
 from storage_admin.hosts.libvirt import alone
 from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.names import display, path_key
 from storage_admin.hosts.proxmox import by_api_alone
 from storage_admin.jobs.plan_and_progress import Refusal
 
@@ -155,6 +156,17 @@ def for_pool(pool: StoragePool) -> list[Refusal]:
             )
         )
     return refusals
+
+
+def for_new_file(pool: StoragePool, path: bytes) -> list[Refusal]:
+    """What stands against making a file of that path in a pool."""
+    there = Image.objects.filter(host=pool.host_id, path_key=path_key(path), missing_since=None).exists()
+    return for_pool(pool) + ([target_exists(path)] if there else [])
+
+
+def target_exists(path: bytes) -> Refusal:
+    """A file that would be overwritten."""
+    return Refusal("target_exists", _("{path} already exists. Choose another name.").format(path=display(path)))
 
 
 def silent(pool: StoragePool) -> list[Refusal]:

@@ -293,6 +293,12 @@ def planned_need(plan: Plan, host: Host) -> Need:
     return Need(host.pk, plan.scratch_bytes or 0, plan.lasting_bytes or 0)
 
 
+def limits(job: Job) -> dict[str, Any]:
+    """What a job has to leave free, as its agent is told of it: the reserve, and what other jobs may still write."""
+    reserve = {"percent": float(refusals.RESERVE_PERCENT), "bytes": refusals.RESERVE_BYTES}
+    return {"reserve": reserve, "others_bytes": needed_by_running(job)}
+
+
 def needed_by_running(job: Job) -> dict[str, dict[str, int]]:
     """What other jobs at work may still write on the filesystem that a job writes on.
 

@@ -14,7 +14,7 @@ from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.accounts.scopes import GONE
 from storage_admin.accounts.services import forget_host
 from storage_admin.agent.protocol import HostError, RefusedError, b64
-from storage_admin.errors import InvalidError, UnconfirmedError
+from storage_admin.errors import InvalidError, UnconfirmedError, of_fields
 from storage_admin.events.models import Alert
 from storage_admin.events.services import close_alert
 from storage_admin.hosts import addresses, asking, openvz, secrets, ssh, transport
@@ -139,7 +139,7 @@ def _checked_tls(wanted: WantedLibvirt) -> Host:
         except InvalidError as error:
             fields |= error.fields
     if fields:
-        raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+        raise of_fields(fields)
     return host
 
 
@@ -324,7 +324,7 @@ def checked(wanted: Wanted) -> Host:
     host = Host(kind=Host.Kind.SSH)
     check("name", lambda: named(host, wanted.name))
     if fields:
-        raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+        raise of_fields(fields)
     if "host_key" not in values:
         raise _unconfirmed(values["address"], values["port"])
     host.address, host.port, host.user = values["address"], values["port"], values["user"]

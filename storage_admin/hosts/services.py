@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 
 from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.errors import InvalidError
+from storage_admin.errors import InvalidError, of_fields
 from storage_admin.hosts import folders, transport
 from storage_admin.hosts.folders import Found
 from storage_admin.hosts.models import Host, StoragePool
@@ -296,7 +296,7 @@ def is_name(name: str) -> bool:
 def _refuse(wrong: dict[str, str]) -> None:
     """Raises InvalidError where something is wrong with a field."""
     if wrong:
-        raise InvalidError(" ".join(f"{name}: {text}" for name, text in wrong.items()), wrong)
+        raise of_fields(wrong)
 
 
 def _change(actor: Actor, row: Host | StoragePool, what: str, values: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema
 from django.utils.translation import gettext
 
-from storage_admin.errors import InvalidError
+from storage_admin.errors import of_fields
 
 
 def _is_whole(_checker: jsonschema.TypeChecker, value: Any) -> bool:
@@ -40,7 +40,7 @@ def cleaned(kind: str, schema: dict[str, Any], options: Any) -> dict[str, Any]:
         else:
             fields[str(error.path[0]) if error.path else "options"] = _sentence(error)
     if fields:
-        raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+        raise of_fields(fields)
     defaults = {name: one["default"] for name, one in properties.items() if "default" in one}
     return deepcopy(defaults) | {name: _shortest(value) for name, value in options.items()}
 

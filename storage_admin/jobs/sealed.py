@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from storage_admin import sealing
 from storage_admin.accounts.models import Actor, audit
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.errors import InvalidError
+from storage_admin.errors import of_fields
 from storage_admin.jobs import kinds
 from storage_admin.jobs.kinds import JobKind, Wait
 from storage_admin.jobs.models import Job, Sealed
@@ -44,7 +44,7 @@ def check(kind: JobKind, options: dict[str, object], given: Mapping[str, str]) -
     }
     if wrong:
         fields = {f"secrets.{name}": text for name, text in wrong.items()}
-        raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+        raise of_fields(fields)
 
 
 def keep(job: Job, given: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from django.utils.translation import gettext as _
 
-from storage_admin.errors import InvalidError
+from storage_admin.errors import of_fields
 from storage_admin.hosts import secrets, ssh
 from storage_admin.hosts.models import Host
 
@@ -57,7 +57,7 @@ def check(given: Certificates) -> Certificates:
     if client is not None and key is not None and client.public_key().public_bytes(*_PUBLIC) != key:
         fields["client_key"] = _("This key does not match the client certificate.")
     if fields:
-        raise InvalidError(" ".join(f"{name}: {text}" for name, text in fields.items()), fields)
+        raise of_fields(fields)
     return plain
 
 

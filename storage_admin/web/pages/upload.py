@@ -7,7 +7,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods
 
 from images.kinds.upload import Upload
-from storage_admin.errors import InvalidError
+from storage_admin.errors import InvalidError, of_fields
 from storage_admin.web.page import PageRequest, page
 from storage_admin.web.pages.create import form_and_plan, values_of
 from storage_admin.web.pages.pools import pool_of
@@ -36,4 +36,4 @@ def _in_the_form(invalid: InvalidError) -> InvalidError:
     if "size" not in invalid.fields:
         return invalid
     wrong = {name: text for name, text in invalid.fields.items() if name != "size"} | {"file": _("Choose a file.")}
-    return InvalidError(" ".join(f"{name}: {text}" for name, text in wrong.items()), wrong)
+    return of_fields(wrong)
