@@ -84,12 +84,10 @@ def take(
     Raises:
         ForbiddenError: the actor is no operator.
         InvalidError: there are more than the file has, or too many to be compared with a digest at once.
-        NotFoundError: the job is no upload.
         RefusedError: ``stale_plan``: the job waits for other bytes, or for none; ``wrong_digest``; ``busy``;
             ``host_unreachable``; what the agent refuses.
     """
     actor.require(Role.OPERATOR, job.host.slug)
-    received(job)  # it is an upload
     _refuse_other(job, offset)
     if offset + length > job.options["size"]:
         raise InvalidError(_("The file has {size:,} bytes.").format(size=job.options["size"]))

@@ -13,23 +13,13 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.factories import GuestFactory, ImageFactory, StoragePoolFactory
-from tests.working import OPERATOR, client_as, image_at, refused_as, run, scan, this_machine, work
+from tests.images.scanned import folder, pool
+from tests.working import OPERATOR, client_as, image_at, refused_as, run, scan, work
+
+__all__ = ["folder", "pool"]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 MIB, GIB = 1 << 20, 1 << 30
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "pool").mkdir()
-    return tmp_path / "pool"
-
-
-@pytest.fixture
-def pool(folder: Path) -> StoragePool:
-    this_machine(folder)
-    scan(Host.objects.get())
-    return StoragePool.objects.get()
 
 
 def based_on(folder: Path, name: str = "base.qcow2") -> Image:

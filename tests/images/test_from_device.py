@@ -7,23 +7,16 @@ import pytest
 
 from images.models import Image
 from storage_admin.accounts.models import ForbiddenError
-from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.test_from_device import behind, device
-from tests.working import ADMIN, OPERATOR, client_as, image_at, run, said, scan, this_machine
+from tests.images.scanned import pool
+from tests.working import ADMIN, OPERATOR, client_as, image_at, run, said
 
-__all__ = ["behind", "device"]
+__all__ = ["behind", "device", "pool"]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> StoragePool:
-    (tmp_path / "pool").mkdir()
-    this_machine(tmp_path / "pool")
-    scan(Host.objects.get())
-    return StoragePool.objects.get()
 
 
 def test_an_admin_imports_a_device_by_the_page(pool: StoragePool, behind: Path, device: Path) -> None:

@@ -23,25 +23,15 @@ from storage_admin.jobs import reaper, sealed, services
 from storage_admin.jobs.models import IdempotentAnswer, Job, JobLog, Sealed
 from storage_admin.supervisor import backups
 from tests.agent.test_keys import opens
-from tests.working import OPERATOR, VIEWER, client_as, image_at, refused_as, reread, run, said, scan, this_machine
+from tests.images.scanned import folder, pool
+from tests.working import OPERATOR, VIEWER, client_as, image_at, refused_as, reread, run, said, scan
+
+__all__ = ["folder", "pool"]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 MIB = 1 << 20
 FIRST, SECOND = "the first Passphrase, Ünique", "the second-passphrase"
 NEW = {"name": "vm.qcow2", "virtual_size": 8 * MIB, "encryption": "luks", "iter_time": 20}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "pool").mkdir()
-    return tmp_path / "pool"
-
-
-@pytest.fixture
-def pool(folder: Path) -> StoragePool:
-    this_machine(folder)
-    scan(Host.objects.get())
-    return StoragePool.objects.get()
 
 
 @pytest.fixture

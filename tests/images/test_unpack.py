@@ -11,29 +11,20 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.test_unpack import archive, image, stream_optimized
-from tests.working import OPERATOR, client_as, image_at, run, said, scan, this_machine, work
+from tests.images.scanned import folder, pool
+from tests.working import OPERATOR, client_as, image_at, run, said, scan, work
+
+__all__ = ["folder", "pool"]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 MIB = 1 << 20
 
 
-@pytest.fixture
-def pool(tmp_path: Path) -> StoragePool:
-    (tmp_path / "pool").mkdir()
-    this_machine(tmp_path / "pool")
-    scan(Host.objects.get())
-    return StoragePool.objects.get()
-
-
-def folder(pool: StoragePool) -> Path:
-    return Path(pool.path)
-
-
-def test_the_disk_of_an_archive_is_an_image_after_the_next_scan(pool: StoragePool) -> None:
-    packed = archive(folder(pool), stream_optimized(image(folder(pool))))
+def test_the_disk_of_an_archive_is_an_image_after_the_next_scan(pool: StoragePool, folder: Path) -> None:
+    packed = archive(folder, stream_optimized(image(folder)))
     job = work("unpack", pool.pk, OPERATOR, source=str(packed), name="new.qcow2")
     assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
-    made = folder(pool) / "new.qcow2"
+    made = folder / "new.qcow2"
     assert (job.before_bytes, job.after_bytes, job.freed_bytes) == (
         0,
         made.stat().st_blocks * 512,
@@ -44,12 +35,12 @@ def test_the_disk_of_an_archive_is_an_image_after_the_next_scan(pool: StoragePoo
     assert (image_at(made).state, image_at(made).virtual_size) == (Image.State.OK, 16 * MIB)
 
 
-def test_what_is_wrong_is_said_before_anything_is_read(pool: StoragePool, tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_before_anything_is_read(pool: StoragePool, folder: Path, tmp_path: Path) -> None:
     def codes(**options: str) -> set[str]:
         return {one.code for one in services.plan(OPERATOR, "unpack", pool.pk, options).refusals}
 
-    packed = folder(pool) / "disk.gz"
-    packed.write_bytes(gzip.compress(image(folder(pool)).read_bytes()))
+    packed = folder / "disk.gz"
+    packed.write_bytes(gzip.compress(image(folder).read_bytes()))
     scan(Host.objects.get())
     assert codes(source=str(packed), name="new.qcow2") == set()
     assert codes(source=str(tmp_path / "elsewhere.gz"), name="new.qcow2") == {"outside_pool"}
@@ -64,12 +55,12 @@ def test_what_is_wrong_is_said_before_anything_is_read(pool: StoragePool, tmp_pa
             codes(**options)
     job = work("unpack", pool.pk, OPERATOR, source=str(packed), name="new.qcow2", sha256="0" * 64)
     assert (job.state, job.error_code) == (Job.State.FAILED, "dirty_or_corrupt")
-    assert not (folder(pool) / "new.qcow2").exists()
+    assert not (folder / "new.qcow2").exists()
 
 
-def test_its_page_plans_and_starts_it(pool: StoragePool) -> None:
-    packed = folder(pool) / "disk.gz"
-    packed.write_bytes(gzip.compress(image(folder(pool)).read_bytes()))
+def test_its_page_plans_and_starts_it(pool: StoragePool, folder: Path) -> None:
+    packed = folder / "disk.gz"
+    packed.write_bytes(gzip.compress(image(folder).read_bytes()))
     browser, address = client_as(role="operator"), f"/pools/{pool.pk}/unpack/"
     assert address in browser.get(f"/pools/{pool.pk}/").content.decode()
     assert browser.get(address).status_code == 200
@@ -81,4 +72,4 @@ def test_its_page_plans_and_starts_it(pool: StoragePool) -> None:
     started = browser.post(address, {**given, "planned": shown.context["planned"], "key": shown.context["key"]})
     assert started.status_code == 302
     assert run(Job.objects.get(kind="unpack")).state == Job.State.SUCCEEDED
-    assert (folder(pool) / "new.qcow2").exists()
+    assert (folder / "new.qcow2").exists()

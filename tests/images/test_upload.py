@@ -22,18 +22,13 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import claims, reaper, runner, services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import make_image, write
-from tests.working import OPERATOR, VIEWER, client_as, image_at, reread, run, said, scan, this_machine
+from tests.images.scanned import pool
+from tests.working import OPERATOR, VIEWER, client_as, image_at, reread, run, said, scan
+
+__all__ = ["pool"]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 MIB = 1 << 20
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> StoragePool:
-    (tmp_path / "pool").mkdir()
-    this_machine(tmp_path / "pool")
-    scan(Host.objects.get())
-    return StoragePool.objects.get()
 
 
 @pytest.fixture

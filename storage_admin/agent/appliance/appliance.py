@@ -60,7 +60,7 @@ class Appliance:
         """What it answers to one request, within so many seconds.
 
         Raises:
-            RefusedError: ``invalid``: it cannot do that, as with a path that is not there; ``tool_missing``.
+            RefusedError: ``unreadable_inside``: it cannot do that, as with a path that is not there; ``tool_missing``.
             HostError: it does not answer.
         """
         try:
