@@ -54,6 +54,7 @@ class Reclaim(Rewriting):
     methods = {"in_place": _("Punch holes in place")}
     policy_switches = {"include_decayed": _("Grown back"), "include_preallocated": _("Preallocated")}
     frees_space = True
+    wants_zeros = True
     no_undo = _("the image's content stays the same")
     guarantee = _(
         "The file itself is changed: blocks of zeros become holes. What is read from it stays the same at all "

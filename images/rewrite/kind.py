@@ -47,6 +47,8 @@ class ImageKind(JobKind):
     target = "image"
     #: Whether space is what it is for: an image's page offers it first, its plan says what is freed, known or not.
     frees_space: ClassVar[bool] = False
+    #: Whether it frees more where the guest has filled its free space with zeros.
+    wants_zeros: ClassVar[bool] = False
 
     def resolve(self, target_id: int) -> Target:
         image = find(target_id)

@@ -30,7 +30,10 @@ _PING = protocol.encode(protocol.PING).rstrip()
 
 
 class AgentIO(Protocol):
-    """What a verb needs of its controller."""
+    """What a verb needs of its controller; one to an agent."""
+
+    def __hash__(self) -> int:
+        """By identity."""
 
     def emit(self, kind: str, /, **fields: Any) -> None:
         """Send one event."""

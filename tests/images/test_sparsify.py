@@ -39,8 +39,10 @@ def test_the_plan_tells_from_the_last_look_what_becomes_free_and_the_job_frees_i
     assert plan.predicted_after_bytes is not None
     page = client_as(role="operator").get(f"/images/{image.pk}/sparsify/")
     assert (page.status_code, b"Trim filesystems" in page.content) == (200, True)
+    assert b'id="zero-fill"' not in page.content, "it needs no zeros"
     job = work("sparsify", image.pk, OPERATOR, undo_hours=0)
     assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    assert [one["argv"][0] for one in job.commands].count("supermin") == 1
     freed = before - allocated(path)
     assert (job.freed_bytes, freed > 38 * MIB) == (freed, True)
     # Of what is in use, inode tables that were never written take nothing.

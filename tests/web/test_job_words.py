@@ -109,3 +109,17 @@ def test_a_time_of_a_result_is_a_time() -> None:
     found = moment("2026-11-21T22:21:00+00:00")
     assert found is not None
     assert (found.hour, moment(None), moment("")) == (22, None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "options"),
+    [
+        ("create", "virtual_size", {"name": "a.qcow2"}),
+        ("upload", "size", {"name": "a.qcow2"}),
+        ("grow", "size_bytes", {}),
+    ],
+)
+def test_sizes_are_told_in_units_and_to_the_byte(kind: str, name: str, options: dict[str, Any]) -> None:
+    shown = [value for _, value in asked_for(job(kind, **{**options, name: 3 << 29}))]
+    assert [value for value in shown if "GiB" in value and "1,610,612,736" in value]
+    assert not [value for value in shown if "1610612736" in value]

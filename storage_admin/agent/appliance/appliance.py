@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import glob
 import json
 import os
@@ -252,7 +253,7 @@ def _program(io: AgentIO, built: str, folder: str, user: int, *, kvm: bool, long
     text = pkgutil.get_data("storage_admin.agent.appliance", "program.py") or b""
     groups = (_kvm_groups() if kvm else None) or "--clear-groups"
     argv = [
-        *("unshare", "--net", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc", "--"),
+        *(tools.find("unshare"), "--net", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc", "--"),
         *("setpriv", f"--reuid={user}", f"--regid={user}", groups, "--no-new-privs", "--pdeathsig", "KILL", "--"),
         *("prlimit", f"--as={_SPACE}", "--cpu=unlimited" if long else f"--cpu={_CPU}", f"--fsize={_FILE}"),
         *("--core=0", "--nproc=200", "--"),
@@ -261,7 +262,7 @@ def _program(io: AgentIO, built: str, folder: str, user: int, *, kvm: bool, long
     io.command(["python3", "(libguestfs)"], None)
     places = dict.fromkeys(("TMPDIR", "HOME", "LIBGUESTFS_CACHEDIR", "XDG_RUNTIME_DIR"), folder)
     return subprocess.Popen(
-        [tools.find("unshare"), *argv[1:]],
+        argv,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         env={
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "LIBGUESTFS_PATH": built,
@@ -281,8 +282,12 @@ def _kvm_groups() -> str | None:
     return f"--groups={status.st_gid}" if status.st_gid and status.st_mode & 0o060 == 0o060 else None
 
 
+@functools.cache  # (its argument is the agent's only one)
 def _built(io: AgentIO) -> str:
-    """The appliance's folder, made anew where libguestfs or the kernel is another one than when it was made."""
+    """The appliance's folder, made anew where libguestfs or the kernel is another one than when it was made.
+
+    An agent asks once: supermin takes more than a second for that, and a job may start several appliances.
+    """
     parts = sorted(glob.glob("/usr/lib*/guestfs/supermin.d") + glob.glob("/usr/lib/*/guestfs/supermin.d"))
     if not parts:
         raise RefusedError("tool_missing", _MISSING)

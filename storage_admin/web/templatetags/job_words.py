@@ -25,11 +25,15 @@ WORDS = {
     "start_after": gettext_lazy("Afterwards"),
     "format": gettext_lazy("Target format"),
     "format_options": gettext_lazy("Format options"),
+    "size_bytes": gettext_lazy("Size"),
+    "memory_bytes": gettext_lazy("Memory"),
     "target_pool": gettext_lazy("Target pool"),
     "target_name": gettext_lazy("New file name"),
     "replace": gettext_lazy("Original image"),
     "repoint_guest": gettext_lazy("Guest definitions"),
 }
+#: Those that are bytes.
+SIZES = frozenset({"size", "size_bytes", "virtual_size", "memory_bytes"})
 #: Shown even where they are what the kind does by itself.
 ALWAYS = frozenset({"undo_hours", "format", "repair"})
 
@@ -82,6 +86,8 @@ def _known(kind: str) -> JobKind | None:
 def _value(job: Job, name: str, value: Any) -> str:
     if name == "undo_hours":
         return _("{hours:g} hours").format(hours=value) if value else _("none kept")
+    if name in SIZES:
+        return _("{size} ({exact:,} bytes)").format(size=size(value), exact=value)
     if name == "bandwidth_bytes_sec":
         return f"{size(value)}/s"
     if name == "when_running" and value == "wait":
