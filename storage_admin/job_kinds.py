@@ -13,6 +13,7 @@ JOB_KINDS = [
     "images.kinds.commit.Commit",
     "images.kinds.check.Check",
     "images.kinds.convert.Convert",
+    "images.kinds.export.Export",
     "images.kinds.create.Create",
     "images.kinds.unpack.Unpack",
     "images.kinds.upload.Upload",

@@ -96,6 +96,10 @@ class Convert(Rewriting):
     def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (the options say it)
         return bool(options.get("replace"))
 
+    def place(self, image: Image, options: dict[str, Any]) -> tuple[StoragePool, bytes]:
+        """The pool and the path of the new file; raises NotFoundError where there is no such pool on the host."""
+        return target_of(image, options)
+
     def clean(self, options: Any) -> dict[str, Any]:
         cleaned = super().clean(options)
         form = cleaned["format"]
@@ -120,14 +124,14 @@ class Convert(Rewriting):
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
         image = find(target.id)
         read = [lock for base in ancestors(image) for lock in locks_on(base, exclusive=False)]
-        __, path = target_of(image, options)
-        itself = locks_on(image, exclusive=options["replace"])
+        __, path = self.place(image, options)
+        itself = locks_on(image, exclusive=self.replaces("", options))
         return [*itself, *read, Lock(f"path:{image.host_id}:{path_key(path)}", exclusive=True)]
 
     def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
         found = refusals.for_rewrite(image)
-        pool, path = target_of(image, options)
-        if options["replace"]:
+        pool, path = self.place(image, options)
+        if self.replaces("", options):
             found += _against_replacing(image, options)
         else:
             # The image itself is only read, and what a copy does not carry stays in it.
@@ -135,25 +139,25 @@ class Convert(Rewriting):
         if pool.pk != image.pool_id:
             found += refusals.for_pool(pool)
         other = Image.objects.filter(host=image.host, path_key=path_key(path), missing_since=None).exclude(pk=image.pk)
-        if other.exists() or (path == bytes(image.path_bytes) and options["format"] != image.declared_format):
+        if other.exists() or (path == bytes(image.path_bytes) and options.get("format") != image.declared_format):
             found.append(refusals.target_exists(path))
         return found
 
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:
         try:
-            target_of(image, options)
+            self.place(image, options)
         except HostsNotFoundError as error:
             raise InvalidError(f"target_pool: {error.detail}", {"target_pool": error.detail}) from error
         return super().plan_for(actor, image, options)
 
     def prepare(self, job: Job) -> None:
         super().prepare(job)
-        if job.options["replace"]:
+        if self.replaces("", job.options):
             image = find(job.target_id)
             repointing.look(image, _move(image, job.options))
 
     def before_swap(self, job: Job) -> None:
-        if job.options["replace"]:
+        if self.replaces("", job.options):
             image = find(job.target_id)
             repointing.lead_to_the_new_one(job, image, _move(image, job.options))
             super().before_swap(job)
@@ -164,7 +168,7 @@ class Convert(Rewriting):
         super().ended(job)
 
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
-        pool, path = target_of(image, options)
+        pool, path = self.place(image, options)
         form, given = options["format"], words(options["format_options"])
         whole = sum(one.occupied_bytes for one in (image, *below))
         fixed = given.get("subformat") == "fixed" or given.get("preallocation") in {"full", "falloc"}
@@ -227,7 +231,7 @@ class Convert(Rewriting):
         )
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
-        pool, path = target_of(image, job.options)
+        pool, path = self.place(image, job.options)
         target: dict[str, Any] = {"pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(path)}
         target = {**target, "format": job.options["format"], "options": words(job.options["format_options"])}
         goes = job.options["replace"] and _goes(image, _move(image, job.options))
@@ -239,13 +243,13 @@ class Convert(Rewriting):
     def made_at(self, job: Job) -> tuple[StoragePool, bytes] | None:
         image = Image.every.select_related("pool", "host").filter(pk=job.target_id).first()
         try:
-            return target_of(image, job.options) if image is not None else None
+            return self.place(image, job.options) if image is not None else None
         except HostsNotFoundError:
             return None
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
-        pool, path = target_of(image, job.options)
+        pool, path = self.place(image, job.options)
         if job.options["replace"]:
             told = super().record(job, result)
             _declare(find(job.target_id), result["format"])

@@ -10,6 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from images.kinds import commit, recover_without_journal
+from images.kinds.convert import Convert
 from images.kinds.undo import state_after_removal, undone_for_good
 from images.models import Image
 from images.orphans import recovery, rows
@@ -250,7 +251,8 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
 
 def _in_its_place(job: Job) -> bool:
     """Whether what the job makes takes its image's place; a conversion may leave it, and a new image has none."""
-    return job.target_kind == "image" and (job.kind != "convert" or bool(job.options.get("replace")))
+    kind = kinds.get(job.kind)
+    return job.target_kind == "image" and (not isinstance(kind, Convert) or kind.replaces("", job.options))
 
 
 def _replaced(image: Image, found: dict[str, Any]) -> None:

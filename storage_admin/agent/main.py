@@ -140,6 +140,7 @@ VERBS = {
     "check": ("check", "run"),
     "convert": ("convert", "run"),
     "create": ("create", "run"),
+    "export": ("export", "run"),
     "grow": ("grow", "run"),
     "unpack": ("unpack", "run"),
     "send": ("send", "run"),

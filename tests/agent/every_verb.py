@@ -32,6 +32,7 @@ REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
     "convert": ("convert", {}),
     "convert and replace": ("convert", {"replaces": True}),
     "create an overlay": ("create", {}),
+    "export": ("export", {"packing": "ova"}),
     "bitmaps": ("bitmaps", {"names": ["stale"]}),
     "add a passphrase": ("keys", {"secrets": {"passphrase": "a", "new_passphrase": "b"}, "iter_time": 20}),
     "empty a key slot": ("keys", {"secrets": {"passphrase": "a"}, "slot": 0}),
@@ -161,7 +162,7 @@ def request(how: str, path: bytes, pool: Path, form: str) -> tuple[str, dict[str
         own = {"target": {**place, "path_b64": b64(target_of(path, form)), "format": form_of_target, **own}}
     size, below = _plan(path, form)
     if verb == "create":
-        overlay = {**place, "path_b64": b64(os.path.join(os.path.dirname(path), b"converted.qcow2")), "format": "qcow2"}
+        overlay = {**place, "path_b64": b64(os.path.dirname(path) + b"/converted.qcow2"), "format": "qcow2"}
         return verb, {
             "target": overlay,
             "virtual_size": max(size - size % 512, 512),
@@ -172,11 +173,12 @@ def request(how: str, path: bytes, pool: Path, form: str) -> tuple[str, dict[str
     if verb == "send":
         # Without what it stands on; no byte is asked for, so that all is looked at but none travels.
         own, below = {"length": 0}, []
+    if verb == "export":
+        own = own | {"target": {**place, "path_b64": b64(os.path.dirname(path) + b"/converted.ova")}}
     if verb == "relink":
         # Whose base is lost has no chain; the image itself is offered as what it stands on.
         own, below = {"onto": [link(path, pool, form)]}, []
-    if verb == "grow":
-        own = {"size": size - size % 512 + (1 << 20)}
+    own = {"size": size - size % 512 + (1 << 20)} if verb == "grow" else own
     return verb, {
         **link(path, pool, form),
         "virtual_size": size,
@@ -324,7 +326,7 @@ _SYSTEM = (
 )
 #: fio and bonnie++ are asked for their versions by a scan.
 TOOLS = frozenset(
-    {"setpriv", "prlimit", "ionice", "nice", "qemu-img", "fio", "bonnie++", f"qemu-system-{os.uname().machine}"}
+    ("setpriv prlimit ionice nice qemu-img qemu-io fio bonnie++ qemu-system-" + os.uname().machine).split()
 )
 
 

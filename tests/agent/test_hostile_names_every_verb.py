@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 NAMES = 1000
 #: Of these, how many go through each way to ask a rewriting verb.
 SHARE = 10
+#: Ways that have nothing to do on such an image: it has no bitmap, no key slot, and the base that it names.
+NOTHING_TO_DO = frozenset({"bitmaps", "add a passphrase", "empty a key slot", "shrink", "relink"})
 
 
 def test_a_scan_tells_every_name_as_it_is(tmp_path: Path) -> None:
@@ -91,7 +93,7 @@ def test_each_verb_works_on_the_file_with_the_name_and_on_no_other(tmp_path: Pat
     qemu_img("create", "-q", "-f", "qcow2", tmp_path / "expected.qcow2", "1M")
     made, asked, outcomes = names(chance, NAMES), 0, dict[str, int]()
     with Crew(tmp_path / "trace") as crew:
-        for how in [*READS, *REWRITES]:
+        for how in (one for one in (*READS, *REWRITES) if one not in NOTHING_TO_DO):
             for name in [
                 *chance.sample(KNOWN, SHARE // 2),
                 *chance.sample(made, SHARE // 2 - 1),
@@ -121,8 +123,8 @@ def _one(crew: Crew, how: str, folder: Path, name: bytes, base: bytes) -> Answer
     qemu_img("convert", "-f", "qcow2", "-O", "qcow2", path, folder / "expected")
     before = fingerprints(folder)
     verb, args = request(how, path, folder, "qcow2")
-    beside = verb in {"convert", "create"}
-    form = "raw" if verb == "convert" else "qcow2"
+    beside = verb in {"convert", "create", "export"}
+    form = {"convert": "raw", "export": "ova"}.get(verb, "qcow2")
     target = b"new " + name[:244] + b"." + form.encode()
     if beside:
         args["target"]["path_b64"] = b64(os.path.join(here, target))
@@ -132,12 +134,14 @@ def _one(crew: Crew, how: str, folder: Path, name: bytes, base: bytes) -> Answer
     if is_reserved(name) and how not in READS:
         assert answer.code == protocol.INVALID, (how, name, answer)
     elif not (beside and b"\n" in target):
-        assert answer.code == "", (how, name, base, answer)
+        assert answer.code == "", (how, name, base, answer.detail)
     allowed = {name, *_own(crew)} if not answer.code else set()
     allowed |= {target} if beside and not answer.code else set()
+    allowed |= {base} if verb == "commit" else set()
     assert {one for one in {*before, *after} if before.get(one) != after.get(one)} <= allowed, (how, name)
     if answer.code == "":
-        _assert_same(os.path.join(here, target) if beside else path, form, folder / "expected")
+        if verb != "export":
+            _assert_same(os.path.join(here, target) if beside else path, form, folder / "expected")
         assert b"\x1b" not in answer.text().encode()
     return answer
 

@@ -22,7 +22,7 @@ def job(kind: str, plan: dict[str, Any] | None = None, **options: Any) -> Job:
     [
         ("reclaim", "compress", {}, True), ("reclaim", "in_place", {}, False), ("grow", "in_place", {}, False),
         ("commit", "commit", {}, False), ("check", "repair leaks", {"repair": "leaks"}, True),
-        ("convert", "convert", {"format": "raw"}, False),
+        ("convert", "convert", {"format": "raw"}, False), ("export", "export", {}, False),
     ],
 )  # fmt: skip
 def test_only_a_copy_that_was_given_up_leaves_the_image_as_it_was(
@@ -47,7 +47,7 @@ def test_only_a_copy_that_is_compared_as_a_whole_is_promised_to_be_identical() -
                 found.add((kind.name, options["repair"]))
             assert kind.promise("in_place", options)
     assert found == {("shrink", None), ("relink", None), ("commit", None), ("sparsify", None), ("check", "none"),
-                     ("check", "all"), ("convert", None)}  # fmt: skip
+                     ("check", "all"), ("convert", None), ("export", None)}  # fmt: skip
 
 
 def test_only_options_that_say_something_are_shown() -> None:

@@ -63,6 +63,8 @@ PAGES = [
     Page("post", "flatten", OPERATOR, 409, first=VIEWER),
     Page("get", "convert", VIEWER),
     Page("post", "convert", OPERATOR, 409, first=VIEWER),
+    Page("get", "export", VIEWER),
+    Page("post", "export", OPERATOR, 409, first=VIEWER),
     Page("get", "grow", VIEWER),
     Page("post", "grow", OPERATOR, 409, first=VIEWER),
     Page("get", "shrink", VIEWER),

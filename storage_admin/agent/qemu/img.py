@@ -156,6 +156,38 @@ def _convert(io: AgentIO, source: Node, image: Node, target: Conversion, effort:
     )
 
 
+def fill(
+    io: AgentIO, source: Node, target: Node, effort: Effort, *, zeroed: bool, bandwidth: int | None = None
+) -> tools.Finished:
+    """Write all that a guest reads of an image into another one that exists, or into a device.
+
+    Args:
+        target: at least as large.
+        zeroed: whether it reads as zeros, which then are left out; packed is what its format can only hold so.
+        bandwidth: bytes a second, at most.
+
+    Returns:
+        As :func:`convert`.
+    """
+    asked: list[tools.Argument] = ["convert", "-U", "-p", "-m", "8", "-n"]
+    asked += ["--target-is-zero"] if zeroed else []
+    asked += ["-c"] if target.format == "vmdk" else ["-W"]
+    asked += ["-r", str(bandwidth)] if bandwidth else []
+    return tools.run(
+        ["qemu-img", *asked, "-O", target.format, source.argument(), target.written()],
+        io,
+        limits=None,
+        idle_io=effort.idle_io,
+        files=target.files(written=True, beside=[source]),
+        on_output=effort.on_output(),
+        watch=effort.watch,
+        shown=[
+            *("qemu-img", *map(text, asked), *formats([source]), "-O", target.format),
+            *(display(source.path), display(target.path)),
+        ],
+    )
+
+
 _MIB = 1 << 20
 #: Bytes that pay for the start of a process which compares them, and into how many parts an image is cut at most.
 _WORTH_A_PART = 128 * _MIB
@@ -219,7 +251,7 @@ def _shown_compare(images: Sequence[Node], parts: int) -> list[str]:
 
 __all__ = [
     "CHECKED", "REPAIRED", "CheckReport", "Conversion", "Effort", "Node", "change", "check", "commit", "compare",
-    "convert", "create", "info", "measure", "name_base", "rebase",
+    "convert", "create", "fill", "info", "measure", "name_base", "rebase",
 ]  # fmt: skip
 
 #: Formats that ``qemu-img check`` knows, and those that it repairs.

@@ -85,6 +85,20 @@ class Node:
         return [self.fd, *(self.backing._fds() if self.backing is not None else [])]
 
 
+@dataclass(frozen=True)
+class Member(Node):
+    """An image that is part of another file: ``size`` bytes from ``offset`` on, or all that follows."""
+
+    offset: int = 0
+    size: int | None = None
+
+    def options(self) -> dict[str, Any]:
+        """As of any node; its file is so many bytes of the other one."""
+        opened = super().options()
+        length = {} if self.size is None else {"size": self.size}
+        return opened | {"file": {"driver": "raw", "offset": self.offset, **length, "file": opened["file"]}}
+
+
 def _json(options: dict[str, Any]) -> str:
     return "json:" + json.dumps(options, separators=(",", ":"))
 

@@ -71,10 +71,7 @@ class Target:
             replaces = bool(fields.get("replaces", False))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RefusedError(INVALID, f"the target is not described completely: {error}") from error
-        name = os.path.basename(path)
-        if why := wrong_name(name):
-            raise RefusedError(INVALID, why)
-        components(pool_path, path)
+        name = refuse_place(pool_path, path)
         if form not in OPTIONS:
             raise RefusedError(INVALID, f"images are converted to {', '.join(sorted(OPTIONS))}")
         for option, value in options.items():
@@ -88,6 +85,15 @@ class Target:
         if why := wrong_name_for(name, form):
             raise RefusedError(INVALID, why)
         return cls(pool_path, path, form, options, replaces)
+
+
+def refuse_place(pool_path: bytes, path: bytes) -> bytes:
+    """Refuse a path that no new file can have; its name. Raises RefusedError(``invalid``, ``outside_pool``)."""
+    name = os.path.basename(path)
+    if why := wrong_name(name):
+        raise RefusedError(INVALID, why)
+    components(pool_path, path)
+    return name
 
 
 class Convert(Recipe):

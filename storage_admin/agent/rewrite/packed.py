@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from storage_admin.agent.folders.pools import open_beneath, open_parent
@@ -15,7 +17,7 @@ from storage_admin.agent.swap.outcome import same_content, stamp_now
 
 GZIP, XZ, ZSTD, OVA, PLAIN = "gzip", "xz", "zstd", "ova", "plain"
 _MAGIC = {b"\x1f\x8b": GZIP, b"\xfd7zXZ\0": XZ, b"\x28\xb5\x2f\xfd": ZSTD}
-_MOST_PARTS = 500
+MOST_PARTS = 500
 #: `disk.001`, `disk.aa`, `disk.part1`: what split(1) and archivers make. One digit alone is a version or a backup.
 _NUMBERED = re.compile(rb"(.*?\.)(part[0-9]{1,4}|[0-9]{2,4}|[a-z]{2,3})")
 _FIRST = re.compile(rb"part0*[01]|0+1?|a+")
@@ -92,6 +94,37 @@ class Source:
                 at += len(piece)
 
 
+@contextlib.contextmanager
+def fed(pieces: Iterable[bytes]) -> Iterator[int]:
+    """The standard input of a tool, which gets these bytes.
+
+    Raises:
+        Whatever reading them raises, once the tool has ended.
+    """
+    read, write = os.pipe2(os.O_CLOEXEC)
+    failed: list[Exception] = []
+
+    def feed() -> None:
+        try:
+            with os.fdopen(write, "wb") as pipe:
+                for piece in pieces:
+                    pipe.write(piece)
+        except BrokenPipeError:
+            return  # it has ended, and says why
+        except Exception as error:  # noqa: BLE001 (raised below)
+            failed.append(error)
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        yield read
+    finally:
+        os.close(read)
+        feeder.join()
+    if failed:
+        raise failed[0]
+
+
 def _parts(pool_path: bytes, path: bytes) -> list[bytes]:
     """The path, and those of the parts that follow it.
 
@@ -112,11 +145,11 @@ def _parts(pool_path: bytes, path: bytes) -> list[bytes]:
     parts = [name]
     while found - set(parts):
         last = _next(last)
-        if stem + last not in found or len(parts) >= _MOST_PARTS:
+        if stem + last not in found or len(parts) >= MOST_PARTS:
             raise RefusedError(
                 INVALID,
                 f"{display(stem + last)} is missing among the {len(found)} parts of {display(path)}, or these are too "
-                f"many; at most {_MOST_PARTS} are read",
+                f"many; at most {MOST_PARTS} are read",
             )
         parts.append(stem + last)
     return [os.path.join(folder, one) for one in parts]

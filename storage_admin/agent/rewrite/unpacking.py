@@ -23,9 +23,9 @@ from storage_admin.agent.programs import tools
 from storage_admin.agent.programs.confined import Files
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, display
 from storage_admin.agent.qemu import img
-from storage_admin.agent.qemu.node import Node
+from storage_admin.agent.qemu.node import Member, Node
 from storage_admin.agent.rewrite.creation import Creation
-from storage_admin.agent.rewrite.packed import GZIP, OVA, PLAIN, XZ, ZSTD, Source
+from storage_admin.agent.rewrite.packed import GZIP, OVA, PLAIN, XZ, ZSTD, Source, fed
 from storage_admin.agent.swap.swap import NewFile
 
 _PIECE = 1 << 20
@@ -39,19 +39,6 @@ _FED, _BYTES_A_MEMBER = 64 << 10, 1 << 10
 _MOST_MEMORY = 512 << 20
 #: As ovftool and VirtualBox write it, the latter with spaces.
 _DIGEST = re.compile(r"(SHA1|SHA256|SHA512)\s*\((.+)\)\s*=\s*([0-9a-fA-F]+)\s*")
-
-
-@dataclass(frozen=True)
-class Member(Node):
-    """An image that is part of another file."""
-
-    offset: int = 0
-    size: int = 0
-
-    def options(self) -> dict[str, Any]:
-        """As of any node; its file is so many bytes of the other one."""
-        opened = super().options()
-        return opened | {"file": {"driver": "raw", "offset": self.offset, "size": self.size, "file": opened["file"]}}
 
 
 @dataclass
@@ -86,7 +73,7 @@ class Unpacking(Creation):
 
     def _tell(self, written: int) -> None:
         if self._node is None:
-            self.io.progress("unpacking", self._read_bytes, self.source.size)
+            self.io.progress("unpacking", self._done_bytes, self.source.size)
         else:
             super()._tell(written)
 
@@ -165,27 +152,21 @@ class Unpacking(Creation):
             self.io.check()
             if effort.watch is not None:
                 effort.watch()
-            while self.wish.bandwidth and time.monotonic() < started + self._read_bytes / self.wish.bandwidth:
+            while self.wish.bandwidth and time.monotonic() < started + self._done_bytes / self.wish.bandwidth:
                 time.sleep(0.05)
                 self.io.check()
 
         try:
-            if self._kind != ZSTD or self.sha256:
-                for piece in self._unpacked():
-                    take(piece)
+            if self._kind == ZSTD:
+                self._zstd(take, effort)
+            for piece in self._unpacked():
+                take(piece)
         except (zlib.error, lzma.LZMAError, EOFError) as error:
             raise RefusedError("dirty_or_corrupt", f"{shown} cannot be unpacked: {error}") from error
         if self.sha256 and self._digest.hexdigest() != self.sha256.lower():
             raise RefusedError("dirty_or_corrupt", f"the SHA-256 of {shown} is {self._digest.hexdigest()}")
-        if self._kind == ZSTD:
-            self._zstd(take, effort)
         if output is not None:
             output.end()
-
-    @property
-    def _read_bytes(self) -> int:
-        """How far the source was read; of zstd its program moves the offset of the file that both have open."""
-        return os.lseek(self.source.fds[0], 0, os.SEEK_CUR) if self._kind == ZSTD else self._done_bytes
 
     def _pieces(self) -> Iterator[bytes]:
         for piece in self.source.pieces(_FED if self._kind in {GZIP, XZ} else _PIECE):
@@ -194,7 +175,9 @@ class Unpacking(Creation):
             yield piece
 
     def _unpacked(self) -> Iterator[bytes]:
-        """What is packed, as far as there is a library for it; else nothing, but all is read."""
+        """What is packed, as far as there is a library for it; of an archive nothing, but all is read."""
+        if self._kind == ZSTD:
+            return
         if self._kind not in {GZIP, XZ}:
             for piece in self._pieces():
                 yield piece if self._kind == PLAIN else b""
@@ -218,13 +201,11 @@ class Unpacking(Creation):
 
     def _zstd(self, take: Callable[[bytes], None], effort: img.Effort) -> None:
         """Unpack it by the program, as there is no library. By a name it would pass on what it does not know."""
-        if len(self.source.fds) > 1:
-            raise RefusedError(INVALID, "zstd in several parts has to be joined first (cat)")
-        os.lseek(self.source.fds[0], 0, os.SEEK_SET)
-        done = tools.run(
-            ["zstd", "-dcq"], self.io, limits=None, idle_io=effort.idle_io, files=Files(), on_output=take,
-            watch=effort.watch, shown=["zstd", "-dcq", display(self.source.path)], stdin=self.source.fds[0],
-        )  # fmt: skip
+        with fed(self._pieces()) as stdin:
+            done = tools.run(
+                ["zstd", "-dcq"], self.io, limits=None, idle_io=effort.idle_io, files=Files(), on_output=take,
+                watch=effort.watch, shown=["zstd", "-dcq", display(self.source.path)], stdin=stdin,
+            )  # fmt: skip
         if done.exit_code:
             raise RefusedError("dirty_or_corrupt", f"{display(self.source.path)} cannot be unpacked: {done.words()}")
 

@@ -26,6 +26,8 @@ CREATED = "created"
 EXCHANGING = "exchanging"
 #: Before an undo copy is removed: what the filesystem gets back by that.
 DISCARD = "discard"
+#: After ``CREATED``: one more file, the next part of what the new one begins, under the name that it keeps.
+PART = "part"
 #: After ``STARTED``: the images that the original stands on, and the new one will not.
 LEFT = "left"
 #: Before ``READY``: what of the new file stays as it is while guests write to it, and when it was whole.
@@ -37,7 +39,7 @@ MAX_BYTES = 1 << 20
 #: What its first line may have.
 _FIRST_RECORD = 16 * 1024
 
-_NAME = re.compile(rb"\.sa-(%s)\.(journal|new|orig|aside)" % JOB.encode())
+_NAME = re.compile(rb"\.sa-(%s)\.(journal|new|next|orig|aside)" % JOB.encode())
 
 
 class JournalError(Exception):
@@ -81,7 +83,7 @@ class Stamp:
 
 
 def file_name(job: str, kind: str) -> bytes:
-    """The name of a job's file: ``kind`` is ``journal``, ``new``, ``orig`` or ``aside``."""
+    """The name of a job's file: ``kind`` is ``journal``, ``new``, ``next``, ``orig`` or ``aside``."""
     return f".sa-{job}.{kind}".encode("ascii")
 
 

@@ -16,9 +16,9 @@ from typing import Any, Callable
 
 from storage_admin.agent.host import attributes, locking, space
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import HostError, RefusedError, Request, b64
+from storage_admin.agent.protocol import HostError, RefusedError, Request, b64, display
 from storage_admin.agent.swap import journal
-from storage_admin.agent.swap.exchange import OtherName, SameName, TakeOver
+from storage_admin.agent.swap.exchange import OtherName, SameName, TakeOver, link
 from storage_admin.agent.swap.fence import Fence
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
 from storage_admin.agent.swap.moment import Guard, refuse_unguarded, take_over
@@ -56,6 +56,10 @@ class Looks:
     last: Callable[[], None]
 
 
+#: How a file is made that nothing has the name of.
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
 class NewFile(ABC):
     """A new file with its journal, which will get a name: an image's, or one of its own.
 
@@ -90,10 +94,10 @@ class NewFile(ABC):
             **more,
         )
         self.new = -1
+        self.parts: list[int] = []
         self._shared: dict[str, int] = {}
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self.new = os.open(self.new_name, flags, 0o600, dir_fd=folder)
+            self.new = os.open(self.new_name, _NEW, 0o600, dir_fd=folder)
             self._journal.append(journal.CREATED, new=Stamp.of(os.fstat(self.new)))
             self._prepare()
         except BaseException:
@@ -116,8 +120,32 @@ class NewFile(ABC):
             settle(self._journal)
         finally:
             self._journal.close()
-            if self.new >= 0:
-                os.close(self.new)
+            for fd in (self.new, *self.parts):
+                if fd >= 0:
+                    os.close(fd)
+
+    def add_part(self, name: bytes) -> int:
+        """One more empty file, which goes if the new one does not get its name.
+
+        Args:
+            name: in the folder, which it has from now on.
+
+        Returns:
+            Its descriptor, which is closed with this.
+
+        Raises:
+            RefusedError: ``target_exists``; that file keeps its name.
+        """
+        made = journal.file_name(self.job, "next")
+        fd = os.open(made, _NEW, 0o600, dir_fd=self.folder)
+        self.parts.append(fd)
+        self._journal.append(journal.PART, name_b64=b64(name), new=Stamp.of(os.fstat(fd)))
+        try:
+            link(fd, self.folder, name)
+        except FileExistsError as error:
+            raise RefusedError("target_exists", f"{display(name)} already exists; choose another name") from error
+        os.unlink(made, dir_fd=self.folder)
+        return fd
 
     def note_left(self, bases: Sequence[tuple[bytes, Stamp]]) -> None:
         """Write down which images the original stands on that the new one does not: an undo needs them as they are.
@@ -170,24 +198,33 @@ class NewFile(ABC):
         Raises:
             HostError: they could not be set, or read back otherwise.
         """
-        attributes.copy(self.original, self.new)
-        os.fsync(self.new)
+        for fd in (self.new, *self.parts):
+            attributes.copy(self.original, fd)
+            os.fsync(fd)
 
     def facts(self) -> dict[str, int]:
         """What the controller is told before the swap: bytes that both files occupy, and the inode of the new one."""
         made = Stamp.of(os.fstat(self.new))
         before = os.fstat(self.original).st_blocks * 512
         sizes = {"before_bytes": before, "made_bytes": made.allocated_size, "made_inode": made.inode}
+        sizes["made_bytes"] += self.parts_bytes
         return sizes | self._shared
+
+    @property
+    def parts_bytes(self) -> int:
+        """What all parts but the first one occupy."""
+        return sum(space.allocated(fd) for fd in self.parts)
 
     def written(self) -> None:
         """The new file is whole: have it on the disk, and its journal say so."""
-        os.fsync(self.new)
+        for fd in (*self.parts, self.new):
+            os.fsync(fd)
         # A sibling on XFS or btrfs has most of its blocks in common with the original.
         self._shared = {
             "goes_shared": space.shared_bytes(self.original), "made_shared": space.shared_bytes(self.new)
         }  # fmt: skip
-        self._journal.append(journal.READY, new=Stamp.of(os.fstat(self.new)), **self._shared)
+        more = {"parts_bytes": self.parts_bytes} if self.parts else {}
+        self._journal.append(journal.READY, new=Stamp.of(os.fstat(self.new)), **self._shared, **more)
 
     def _take_over(self, io: AgentIO, looks: Looks, moves: TakeOver, image: bytes) -> Swapped:
         """The new file takes over from the original, whose name is ``image``; see :meth:`swap`."""

@@ -32,6 +32,7 @@ from storage_admin.agent.swap import fence, journal, moment, settle, swap
 from storage_admin.agent.swap.fence import Fence
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, file_name
 from storage_admin.agent.swap.outcome import stamp_now
+from storage_admin.agent.swap.story import Story
 
 _KNOWN = frozenset({"path_b64", "pool_path_b64", "undo_job"})
 
@@ -183,9 +184,7 @@ def _refuse_changed(place: _Place, old: int, before: os.stat_result) -> None:
     _refuse_used(old, "the undo copy")
 
 
-def _refuse_needed_still(
-    place: _Place, story: settle.Story, old: int, name: bytes, form: str, *, by_itself: bool
-) -> None:
+def _refuse_needed_still(place: _Place, story: Story, old: int, name: bytes, form: str, *, by_itself: bool) -> None:
     """The copy stays where it holds what nothing else does: the image is gone, or damaged, or the copy written to."""
     copy = stamp_now(old)
     if not settle.same_content(copy, story.original):
@@ -255,7 +254,7 @@ def _open_journal(folder: int, job: str) -> Journal:
         raise RefusedError("undo_missing", f"the journal of this job cannot be read: {error}") from error
 
 
-def _story(place: _Place) -> settle.Story:
+def _story(place: _Place) -> Story:
     """What the journal tells, after an interrupted run of whatever job was settled; refuses what was not swapped."""
     try:
         if settle.is_aside(place.journal):
@@ -268,7 +267,7 @@ def _story(place: _Place) -> settle.Story:
     if settled.outcome == settle.FINISHED and settled.undo_of is not None:
         raise RefusedError("undo_missing", "the original has already been restored")
     try:
-        story = settle.Story.of(place.journal.records())
+        story = Story.of(place.journal.records())
     except JournalError as error:
         raise RefusedError("undo_missing", f"the journal of this job cannot be read: {error}") from error
     if story.done is None:
@@ -285,7 +284,7 @@ def _open(folder: int, name: bytes) -> int:
         raise RefusedError("undo_missing", f"{display(name)} was removed by someone else") from error
 
 
-def _refuse(place: _Place, story: settle.Story, new: int, old: int, *, force: bool) -> None:
+def _refuse(place: _Place, story: Story, new: int, old: int, *, force: bool) -> None:
     """All that has to be true before and in the moment of the undo."""
     here, copy = stamp_now(new), stamp_now(old)
     done = story.done
@@ -313,7 +312,7 @@ def _refuse(place: _Place, story: settle.Story, new: int, old: int, *, force: bo
         _refuse_used(fd, "the image or its undo copy")
 
 
-def _refuse_touched(story: settle.Story, copy: Stamp) -> None:
+def _refuse_touched(story: Story, copy: Stamp) -> None:
     if story.is_touched(copy):
         raise RefusedError(
             "undo_written_to",
@@ -322,7 +321,7 @@ def _refuse_touched(story: settle.Story, copy: Stamp) -> None:
         )
 
 
-def _refuse_without_bases(story: settle.Story, *, force: bool) -> None:
+def _refuse_without_bases(story: Story, *, force: bool) -> None:
     """The original may stand on images that the new one does not need: by now they may be gone, or others."""
     for path, before in story.left:
         try:

@@ -13,7 +13,6 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext
-from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
 from images.kinds.relink import candidates
@@ -40,6 +39,7 @@ from storage_admin.web.page import (
     was_planned,
 )
 from storage_admin.web.pages.image import image_of
+from storage_admin.web.pages.option_words import CHOICES, OPTIONS, SPARING, STARTING, SWITCHES, TEXTS
 from storage_admin.words import Translatable
 
 MIB, GIB, SECTOR = 1 << 20, 1 << 30, 512
@@ -75,51 +75,6 @@ def growth_of(image: Image) -> Growth:
     return Growth(image.virtual_size, more, available, available - reserve >= more)
 
 
-#: Words of options that are one of a few.
-CHOICES: dict[str, tuple[Translatable, dict[str, Translatable]]] = {
-    "format": (_("Target format"), {}),
-    "method": (_("Method"), {"auto": _("auto (recommended)")}),
-    "compression": (_("Compression"), {"auto": _("auto: zstd if available")}),
-    "repair": (
-        _("Repair"),
-        {
-            "none": _("none: check only"),
-            "leaks": _("leaks: unreferenced clusters"),
-            "all": _("all: leaks and errors (admin)"),
-        },
-    ),
-    "which": (
-        _("Bitmaps"),
-        {"stale": _("stale: not closed, of no use any more"), "all": _("all, also those that backup tools need")},
-    ),
-    "when_running": (
-        _("If a guest is running"),
-        {"refuse": _("refuse"), "wait": _("wait until it is shut down")},
-    ),
-}
-#: Words of options that are yes or no.
-SWITCHES: dict[str, tuple[Translatable, dict[str, Translatable]]] = {
-    "replace": (
-        _("Original image"),
-        {"false": _("keep unchanged"), "true": _("replace, keep as undo copy")},
-    ),
-    "accept_unproven": (
-        _("If nothing proves that it is the file"),
-        {"false": _("refuse"), "true": _("take it all the same (admin)")},
-    ),
-    "libvirt_secret": (
-        _("Secret of libvirt that a guest opens it with"),
-        {"true": _("give it the new passphrase"), "false": _("leave unchanged")},
-    ),
-    "repoint_guest": (
-        _("libvirt guests that use it"),
-        {"false": _("leave unchanged"), "true": _("switch to the new file")},
-    ),
-}
-SPARING = {"": _("host default"), "true": _("yes"), "false": _("no")}
-STARTING = {"false": _("keep the guest off"), "true": _("start the guest again")}
-
-
 def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
     """The job's options from the form. What is not in it has the kind's default.
 
@@ -138,7 +93,7 @@ def options_from(kind: JobKind, form: QueryDict) -> dict[str, Any]:
 
 def _by_field(kind: JobKind, wrong: dict[str, str]) -> dict[str, str]:
     """The same with the form's names: creation options of a format are written into one field, a rate in MiB."""
-    names = {option: name for name, option in _OPTIONS.items()}
+    names = {option: name for name, option in OPTIONS.items()}
     found: dict[str, str] = {}
     for name, text in wrong.items():
         if name in kind.properties:
@@ -156,7 +111,8 @@ def _read(kind: JobKind, form: QueryDict) -> tuple[dict[str, Any], dict[str, str
         ("bandwidth_mib", "bandwidth_bytes_sec", lambda text: _finite(text, MIB)),
         ("undo_hours", "undo_hours", _finite), ("wait_hours", "wait_hours", _finite),
         ("down_to", "down_to", int), ("target_pool", "target_pool", int), ("slot", "slot", int),
-        ("size_gib", "size_bytes", _sectors),
+        ("size_gib", "size_bytes", _sectors), ("part_mib", "part_bytes", lambda text: _finite(text, MIB)),
+        ("cpus", "cpus", int), ("memory_mib", "memory_bytes", lambda text: _finite(text, MIB)),
     ]  # fmt: skip
     for name, wanted, read in numbers:
         text = form.get(name, "").strip()
@@ -212,18 +168,6 @@ class Field:
     name: str
     word: Translatable
     choices: list[tuple[str, str, bool]]
-
-
-#: Fields in other units than their options.
-_OPTIONS = {"bandwidth_mib": "bandwidth_bytes_sec", "size_gib": "size_bytes"}
-#: Options that are written: name, word, hint.
-TEXTS = (
-    ("base", _("New backing file"), _("Full path of an image on this host.")),
-    ("size_gib", _("New size (GiB)"), _("As the guest sees it.")),
-    ("wait_hours", _("Maximum wait (hours)"), _("Applies when waiting for a guest. Default: 24.")),
-    ("target_name", _("New file name"), _("Default: the image's name with the new extension.")),
-    ("format_options", _("Format options"), _("qemu-img syntax: cluster_size=64k,compression_type=zstd")),
-)
 
 
 @dataclass(frozen=True)
@@ -295,7 +239,7 @@ def _context(
     fields = _fields(kind, image, shown.options)
     bandwidth = shown.options.get("bandwidth_bytes_sec")
     bandwidth_mib = form.get("bandwidth_mib", f"{bandwidth / MIB:g}" if bandwidth else "")
-    written = [one for one in TEXTS if _OPTIONS.get(one[0], one[0]) in kind.properties]
+    written = [one for one in TEXTS if OPTIONS.get(one[0], one[0]) in kind.properties]
     texts = [Text(name, word, hint, form.get(name, "")) for name, word, hint in written]
     return {
         "section": "images",

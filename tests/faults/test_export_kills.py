@@ -1,0 +1,43 @@
+"""``kill -9`` at every step of an export in parts: all of them are there afterwards, or none."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.agent.harness import ask, leftovers, make_image, recover_args
+from tests.agent.test_export import export_args, fill, unpacked
+from tests.agent.test_unpack import MIB
+from tests.chance import night
+from tests.faults.test_kills import run_to_death
+from tests.faults.trials import WHEN
+
+pytestmark = [pytest.mark.faults, pytest.mark.qemu]
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_one_that_dies_at_any_step_leaves_all_parts_or_none(tmp_path: Path, when: str) -> None:
+    outcomes = set()
+    for at in range(1, 400, 1 if night() else 11):  # each piece that is written is one
+        pool = tmp_path / str(at) / "pool"
+        pool.mkdir(parents=True)
+        image = pool / "disk.qcow2"
+        make_image(image, "16M")
+        fill(image, 3 * MIB)
+        before = image.read_bytes()
+        first = pool / "disk.qcow2.gz.001"
+        died = run_to_death("export", export_args(image, first.name, "gzip", part_bytes=MIB), "j1", at, when)
+        if died is None:
+            break
+        told = [row["outcome"] for row in ask("recover", recover_args(pool))["recovered"]]
+        print(f"step {at} {when}: {died}: {told}")
+        assert image.read_bytes() == before
+        assert leftovers(pool) == set(), died
+        outcomes.add(first.exists())
+        if first.exists():
+            assert unpacked(first) == before, died
+        else:
+            assert {one.name for one in pool.iterdir()} == {image.name}, died
+    else:
+        raise AssertionError("no run came to its end")
+    assert at > 20
+    assert outcomes == {True, False}
