@@ -18,6 +18,7 @@ JOB_KINDS = [
     "images.kinds.unpack.Unpack",
     "images.kinds.upload.Upload",
     "images.kinds.from_device.FromDevice",
+    "images.kinds.to_device.ToDevice",
     "images.kinds.grow.Grow",
     "images.kinds.shrink.Shrink",
     "images.kinds.sparsify.Sparsify",

@@ -1,7 +1,6 @@
 """The job kind ``from_device``: a block device of the host, as a logical volume, becomes an image in a pool."""
 
 import os
-import re
 import shlex
 from typing import Any
 
@@ -12,6 +11,7 @@ from images.kinds import creation
 from images.kinds.convert import words, wrong_target
 from images.kinds.create import Create, path_in, place
 from images.kinds.stages import WRITTEN
+from images.kinds.to_device import ELSEWHERE, wrong_device
 from images.rewrite import record, refusals
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.protocol import b64
@@ -22,8 +22,6 @@ from storage_admin.hosts.selectors import find_pool
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
-
-_DEVICE = re.compile(r"/dev/[A-Za-z0-9_.:+=@,-]+(/[A-Za-z0-9_.:+=@,-]+)*")
 
 
 class FromDevice(Create):
@@ -61,8 +59,8 @@ class FromDevice(Create):
         fields = creation.wrong(cleaned["format"], words(cleaned["format_options"]))
         if why := wrong_target(cleaned["name"], cleaned["format"]):
             fields["name"] = why
-        if not _DEVICE.fullmatch(cleaned["device"]) or ".." in cleaned["device"].split("/"):
-            fields["device"] = gettext("Enter the path of a device, which begins with /dev/.")
+        if why := wrong_device(cleaned["device"]):
+            fields["device"] = why
         if fields:
             raise of_fields(fields)
         return cleaned
@@ -89,9 +87,7 @@ class FromDevice(Create):
             refusals=tuple(against),
             warnings=(
                 gettext("The size is known when the device is read. The reserve of the pool stays free."),
-                gettext(
-                    "A device that only another node of a cluster uses looks unused here. Make sure that none does."
-                ),
+                str(ELSEWHERE),
             ),
             options=options,
         )

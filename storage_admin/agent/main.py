@@ -150,6 +150,7 @@ VERBS = {
     "bitmaps": ("bitmaps", "run"),
     "commit": ("commit", "run"),
     "from_device": ("from_device", "run"),
+    "to_device": ("to_device", "run"),
     "files": ("files", "run"),
     "sparsify": ("sparsify", "run"),
     "keys": ("keys", "run"),

@@ -123,7 +123,7 @@ class JobKind(ABC):
     }
     #: The code of one that was given up because what it waited for was never brought.
     given_up: ClassVar[str] = "stale_plan"
-    #: It cannot be undone: its page has the name of what it works on typed.
+    #: It cannot be undone: its page has a name typed (:meth:`to_type`).
     no_way_back: ClassVar[bool] = False
     #: JSON Schema of each option, with its default.
     properties: ClassVar[dict[str, dict[str, Any]]] = {}
@@ -144,6 +144,10 @@ class JobKind(ABC):
     def method_word(self, method: str) -> str:
         """A method's word, as on the button that starts it."""
         return str(self.methods.get(method) or words(method).capitalize())
+
+    def to_type(self, label: str, options: dict[str, Any]) -> str:  # noqa: ARG002 (for those where it depends)
+        """What is typed to confirm that there is no way back: the label of what it works on."""
+        return label
 
     def at_most(self, job: Job) -> int | None:
         """How many bytes a second it may move: as its options say, else as its host does; ``None`` for no limit."""

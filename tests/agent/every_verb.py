@@ -33,6 +33,7 @@ REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
     "convert and replace": ("convert", {"replaces": True}),
     "create an overlay": ("create", {}),
     "export": ("export", {"packing": "ova"}),
+    "to_device": ("to_device", {"device_b64": b64(b"/dev/null")}),  # which is none
     "bitmaps": ("bitmaps", {"names": ["stale"]}),
     "add a passphrase": ("keys", {"secrets": {"passphrase": "a", "new_passphrase": "b"}, "iter_time": 20}),
     "empty a key slot": ("keys", {"secrets": {"passphrase": "a"}, "slot": 0}),
@@ -49,7 +50,7 @@ UNDOES = {"undo": "undo", "discard_undo": "discard_undo", "discard by force": "d
 NEVER_DONE = frozenset({"discard_undo"})
 #: Verbs that look at a whole pool, or at many images.
 POOLS = frozenset({"scan", "look", "sample", "recover", "folder"})
-#: Verbs that read nothing of an image, or only what they made; or start a machine for a checked one.
+#: Verbs that read nothing of an image, or only what they made, or start a machine.
 _MADE = ("pve", "benchmark", "users", "beneath", "occupied", "unpack")
 _NEW = ("from_device", "receive", "upload", "forget_upload")
 NO_IMAGES = frozenset((*_MADE, *_NEW, "files", "sparsify"))
@@ -325,9 +326,7 @@ _SYSTEM = (
     *("/etc/qemu", "/dev/sgx_vepc"),
 )
 #: fio and bonnie++ are asked for their versions by a scan.
-TOOLS = frozenset(
-    ("setpriv prlimit ionice nice qemu-img qemu-io fio bonnie++ qemu-system-" + os.uname().machine).split()
-)
+TOOLS = frozenset(f"setpriv prlimit ionice nice qemu-img qemu-io fio bonnie++ qemu-system-{os.uname().machine}".split())
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ def test_only_a_copy_that_is_compared_as_a_whole_is_promised_to_be_identical() -
                 found.add((kind.name, options["repair"]))
             assert kind.promise("in_place", options)
     assert found == {("shrink", None), ("relink", None), ("commit", None), ("sparsify", None), ("check", "none"),
-                     ("check", "all"), ("convert", None), ("export", None)}  # fmt: skip
+                     ("check", "all"), ("convert", None), ("export", None),
+                     ("to_device", None)}  # fmt: skip
 
 
 def test_only_options_that_say_something_are_shown() -> None:

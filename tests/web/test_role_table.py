@@ -65,6 +65,8 @@ PAGES = [
     Page("post", "convert", OPERATOR, 409, first=VIEWER),
     Page("get", "export", VIEWER),
     Page("post", "export", OPERATOR, 409, first=VIEWER),
+    Page("get", "to_device", VIEWER),
+    Page("post", "to_device", ADMIN, 409, first=VIEWER),
     Page("get", "grow", VIEWER),
     Page("post", "grow", OPERATOR, 409, first=VIEWER),
     Page("get", "shrink", VIEWER),

@@ -27,11 +27,12 @@ class Device:
     size: int
 
     @classmethod
-    def open(cls, path: bytes) -> Device:
-        """The device of that path below ``/dev``, to read.
+    def open(cls, path: bytes, *, to_write: bool = False) -> Device:
+        """The device of that path below ``/dev``, to read, or to write to as well.
 
         Raises:
-            RefusedError: ``invalid``: it is none; ``device_in_use``; ``stale_plan``: it does not exist.
+            RefusedError: ``invalid``: it is none; ``device_in_use``; ``stale_plan``: it does not exist; ``immutable``:
+                it can only be read.
         """
         shown = display(path)
         if not path.startswith(b"/dev/") or b".." in path.split(b"/"):
@@ -40,10 +41,12 @@ class Device:
             if not stat.S_ISBLK(os.stat(path).st_mode):
                 raise RefusedError(INVALID, f"{shown} is no block device")
             # Here O_EXCL means: nothing has it mounted, in an array or as swap, and nothing may from now on.
-            fd = os.open(path, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = os.open(path, (os.O_RDWR if to_write else os.O_RDONLY) | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             raise RefusedError("stale_plan", f"{shown} does not exist; activate the volume first") from None
         except OSError as error:
+            if error.errno in {errno.EROFS, errno.EACCES}:
+                raise RefusedError("immutable", f"{shown} is read-only") from error
             if error.errno != errno.EBUSY:
                 raise
             raise RefusedError("device_in_use", f"{shown} is mounted, or part of something that uses it") from error

@@ -138,6 +138,8 @@ LANDLOCK, NAMESPACES = "landlock", "namespaces"
 # linux/landlock.h; the numbers of its system calls are the same on every machine.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _EXECUTE, _WRITE, _READ, _LIST, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
+#: To ask a device anything but for its bytes (version 5): who is to write to one asks whether it can be.
+_ASK_DEVICE = 1 << 15
 _PATH_BENEATH = 1
 #: All rights over files that a version of Landlock knows, which are all refused but for the rules.
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
@@ -267,7 +269,7 @@ def _ruleset(files: Files, programs: Sequence[str], libraries: Sequence[str]) ->
     ruleset = int(checked(LIBC.syscall(_CREATE_RULESET, attributes, len(attributes), 0)))
     try:
         for fd in files.fds:
-            written = _WRITE | _TRUNCATE if fd in files.written else 0
+            written = _WRITE | _TRUNCATE | _ASK_DEVICE if fd in files.written else 0
             _allow(ruleset, fd, (_READ | written) & rights)
         for path in libraries:
             _allow_path(ruleset, path, _READ | _EXECUTE | _LIST)

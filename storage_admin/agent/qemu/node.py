@@ -99,6 +99,18 @@ class Member(Node):
         return opened | {"file": {"driver": "raw", "offset": self.offset, **length, "file": opened["file"]}}
 
 
+@dataclass(frozen=True)
+class DeviceNode(Node):
+    """A block device: its first ``size`` bytes, or all of it."""
+
+    size: int | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Raw, by qemu's driver for devices."""
+        length = {} if self.size is None else {"size": self.size}
+        return {"driver": "raw", **length, "file": {"driver": "host_device", "filename": self.path_by_descriptor()}}
+
+
 def _json(options: dict[str, Any]) -> str:
     return "json:" + json.dumps(options, separators=(",", ":"))
 

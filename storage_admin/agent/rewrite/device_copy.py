@@ -8,18 +8,9 @@ from typing import Any
 from storage_admin.agent.host.devices import Device
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.qemu import img
-from storage_admin.agent.qemu.node import Node
+from storage_admin.agent.qemu.node import DeviceNode, Node
 from storage_admin.agent.rewrite.creation import Creation
 from storage_admin.agent.swap.swap import NewFile
-
-
-@dataclass(frozen=True)
-class DeviceNode(Node):
-    """A block device as qemu is to open it."""
-
-    def options(self) -> dict[str, Any]:
-        """Raw, by qemu's driver for devices."""
-        return {"driver": "raw", "file": {"driver": "host_device", "filename": self.path_by_descriptor()}}
 
 
 @dataclass

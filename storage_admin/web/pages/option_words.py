@@ -48,6 +48,10 @@ SWITCHES: dict[str, tuple[Translatable, dict[str, Translatable]]] = {
         _("Secret of libvirt that a guest opens it with"),
         {"true": _("give it the new passphrase"), "false": _("leave unchanged")},
     ),
+    "overwrite": (
+        _("If the device holds something"),
+        {"false": _("refuse"), "true": _("overwrite it")},
+    ),
     "repoint_guest": (
         _("libvirt guests that use it"),
         {"false": _("leave unchanged"), "true": _("switch to the new file")},
@@ -64,6 +68,7 @@ OPTIONS = {
 #: Options that are written: name, word, hint.
 TEXTS = (
     ("base", _("New backing file"), _("Full path of an image on this host.")),
+    ("device", _("Device"), _("Path on this host, such as /dev/vg/volume.")),
     ("size_gib", _("New size (GiB)"), _("As the guest sees it.")),
     ("wait_hours", _("Maximum wait (hours)"), _("Applies when waiting for a guest. Default: 24.")),
     ("target_name", _("New file name"), _("Default: the image's name with another extension.")),

@@ -20,7 +20,6 @@ from images.models import Image
 from images.rewrite.kind import Rewriting
 from images.rewrite.neighbours import ancestors
 from images.rewrite.refusals import RESERVE_BYTES, RESERVE_PERCENT
-from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import StoragePool
@@ -125,7 +124,7 @@ def _read(kind: JobKind, form: QueryDict) -> tuple[dict[str, Any], dict[str, str
     if wished and "format_options" in kind.properties:
         pairs = [part.partition("=") for part in wished.split(",")]
         options["format_options"] = {name.strip(): value.strip() for name, __, value in pairs}
-    for name in ("target_name", "base"):
+    for name in ("target_name", "base", "device"):
         if name in kind.properties and form.get(name):
             options[name] = str(form[name]).strip()
     for name in ("idle_io", "start_after", *SWITCHES):
@@ -266,6 +265,7 @@ def _context(
         "affected_guests": plan.affected_guests[:NAMED] if plan else (),
         "more_guests": max(len(plan.affected_guests) - NAMED, 0) if plan else 0,
         "candidates": candidates(image) if "accept_unproven" in kind.properties else (),
+        "to_type": kind.to_type(image.name, shown.options) if kind.no_way_back and plan else "",
         "confirm_typed": form.get("confirm_name", ""),
         "key": uuid4().hex,
     }
@@ -301,7 +301,7 @@ def _looked(request: PageRequest, image: Image, kind: Rewriting) -> HttpResponse
 
 
 def _start(request: PageRequest, image: Image, kind: Rewriting) -> HttpResponseBase:
-    request.actor.require(Role.OPERATOR, image.host.slug)
+    request.actor.require(kind.role, image.host.slug)
     refused, status = None, 409
 
     def check(plan: Plan) -> None:
@@ -312,8 +312,8 @@ def _start(request: PageRequest, image: Image, kind: Rewriting) -> HttpResponseB
         if kind.replaces(plan.method, options) and not plan.undo_bytes and "without_undo" not in request.POST:
             sentence = gettext("Confirm that {image} is replaced without an undo copy.").format(image=image.name)
             raise InvalidError(sentence, {"without_undo": sentence})
-        if kind.no_way_back and request.POST.get("confirm_name") != image.name:
-            sentence = gettext("Type the image's name to confirm.")
+        if kind.no_way_back and request.POST.get("confirm_name") != kind.to_type(image.name, options):
+            sentence = gettext("Type {text} to confirm.").format(text=kind.to_type(image.name, options))
             raise InvalidError(sentence, {"confirm_name": sentence})
 
     try:

@@ -1,0 +1,127 @@
+"""The job kind ``to_device``: an image is written onto a block device of its host, as a logical volume."""
+
+import os
+import re
+from typing import Any
+
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
+
+from images.kinds.stages import WRITTEN
+from images.models import Image
+from images.rewrite import forecasts, readers, refusals
+from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting
+from images.rewrite.neighbours import ancestors, find, locks_on
+from storage_admin.accounts.models import Role
+from storage_admin.agent.protocol import INVALID, b64
+from storage_admin.errors import of_fields
+from storage_admin.hosts.names import path_key
+from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import Refusal
+
+_DEVICE = re.compile(r"/dev/[A-Za-z0-9_.:+=@,-]+(/[A-Za-z0-9_.:+=@,-]+)*")
+#: What cannot be seen from a host.
+ELSEWHERE = _("A device that only another node of a cluster uses looks unused here. Make sure that none does.")
+
+
+class ToDevice(Rewriting):
+    """Overwrites a device that nobody uses; for admins, since a device may be anybody's."""
+
+    name = "to_device"
+    title = _("Write to device")
+    description = _(
+        "Writes the image, with its backing chain, onto a block device of the host, for example a logical volume, and "
+        "compares both. What was on the device is lost."
+    )
+    verb = "to_device"
+    role = Role.ADMIN
+    no_way_back = True
+    stages = {"checking": (0, 2), "copying": (2, 70)} | WRITTEN
+    properties = {
+        "device": {
+            "type": "string",
+            "default": "",
+            "description": _("Path of the device on the host, such as /dev/vg/volume. Required."),
+        },
+        "overwrite": {
+            "type": "boolean",
+            "default": False,
+            "description": _("Also where the device holds a filesystem, a partition table or the like, which is lost."),
+        },
+        **{name: REWRITE_OPTIONS[name] for name in REWRITE_OPTIONS if name != "undo_hours"},
+    }
+    methods = {"to_device": _("Write to device")}
+    no_undo = _("what was on the device is lost")
+    guarantee = _("The image is only read. If a guest starts, the job stops, and the device holds a part of it.")
+    unchanged = _("is only read")
+    unsuccessful = {
+        "": Unsuccessful(
+            gettext_noop("The image is unchanged. The device holds all of it, or a part: write it again."),
+            gettext_noop("The image is unchanged. If writing had begun, the device holds a part of it."),
+        )
+    }
+
+    def clean(self, options: Any) -> dict[str, Any]:
+        cleaned = super().clean(options)
+        if cleaned["device"] and (why := wrong_device(cleaned["device"])):
+            raise of_fields({"device": why})
+        return cleaned
+
+    def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (never)
+        return False
+
+    def to_type(self, label: str, options: dict[str, Any]) -> str:  # noqa: ARG002 (it is the device that is lost)
+        return str(options["device"])
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
+        image = find(target.id)
+        read = [lock for one in (image, *ancestors(image)) for lock in locks_on(one, exclusive=False)]
+        return [*read, Lock(f"path:{image.host_id}:{path_key(os.fsencode(options['device']))}", exclusive=True)]
+
+    def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:  # noqa: ARG002 (the same for all)
+        # It is only read, and what a copy does not carry stays in it.
+        kept = {"has_internal_snapshots", "hard_linked", "immutable"}
+        return [one for one in refusals.for_rewrite(image) if one.code not in kept]
+
+    def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
+        device, form = options["device"], image.declared_format
+        if not device:
+            return Choice("to_device", str(self.description), refusals=[Refusal(INVALID, wrong_device(device))])
+        foreign, allowed = readers.for_taken(image, below)
+        told = gettext("What a guest reads of {image}, {size:,} bytes, is written onto {device} and compared with it.")
+        return Choice(
+            "to_device",
+            told.format(image=image.name, size=image.virtual_size or 0, device=device),
+            [
+                ["blkid", "-p", device],
+                ["qemu-img", "convert", "-p", "-m", "8", "-n", "-W", "-f", form, "-O", "raw", image.path, device],
+                ["qemu-img", "compare", "-p", "-f", form, "-F", "raw", image.path, device],
+            ],
+            took=forecasts.seconds(image, self.name, 2 * (image.virtual_size or 0), options["bandwidth_bytes_sec"]),
+            scratch=0,
+            refusals=foreign,
+            by_hand=allowed,
+            warnings=[
+                gettext("What was on {device} is lost. There is no undo.").format(device=device),
+                str(ELSEWHERE),
+            ],
+            below={image.pk: gettext("read, not changed")},
+        )
+
+    def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
+        return {"device_b64": b64(os.fsencode(job.options["device"])), "overwrite": job.options["overwrite"]}
+
+    def note_ready(self, job: Job, ready: dict[str, Any]) -> None:
+        """Nothing: no file is made."""
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        told = {name: result[name] for name in ("virtual_size", "device_bytes", "seconds")}
+        return told | {"method": "to_device", "device": job.options["device"], "swapped": False}
+
+
+def wrong_device(path: str) -> str:
+    """What is wrong with the path of a device, as a sentence; empty where nothing is."""
+    if not _DEVICE.fullmatch(path) or ".." in path.split("/"):
+        return gettext("Enter the path of a device, which begins with /dev/.")
+    return ""

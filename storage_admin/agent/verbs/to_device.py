@@ -1,0 +1,36 @@
+"""Write an image onto a block device, as a logical volume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from storage_admin.agent.host.devices import Device
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.protocol import Arguments, Request
+from storage_admin.agent.rewrite.base import COMMON, Wish, opened
+from storage_admin.agent.rewrite.device_write import DeviceWrite
+
+
+def run(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Write what a guest reads of an image onto a device that nobody uses, and compare both.
+
+    Args:
+        request: its ``args`` are :data:`base.COMMON`; ``device_b64`` (a path below ``/dev``); ``overwrite``: also where
+            the device holds something.
+        io: the controller. Once it has said ``go``, what was on the device is lost.
+
+    Returns:
+        ``virtual_size`` and ``device_bytes``, in bytes, and ``seconds``.
+
+    Raises:
+        RefusedError: ``device_in_use``, ``target_exists``, ``not_enough_space``, ``immutable``; as any rewrite.
+        HostError, StoppedError: the image is as it was; after ``go`` the device may hold a part of it.
+    """
+    args = Arguments(request.args, COMMON | {"device_b64", "overwrite"})
+    wish, overwrite = Wish.parse(request.args, args), args.get("overwrite", bool, False)
+    with opened(wish) as chain:
+        device = Device.open(args.path("device_b64"), to_write=True)
+        try:
+            return DeviceWrite(request, io, wish, chain, device, overwrite).run()
+        finally:
+            device.close()

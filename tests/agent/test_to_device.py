@@ -1,0 +1,127 @@
+"""An image is written onto a block device that nobody uses; the image is only read."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_admin.agent import protocol
+from storage_admin.agent.protocol import b64
+from tests.agent.harness import Agent, Writer, ask, leftovers, make_image, qemu_img, reclaim_args, write
+from tests.agent.test_from_device import MIB, behind, device
+
+__all__ = ["behind", "device"]
+
+pytestmark = pytest.mark.qemu
+
+
+def args_for(image: Path, device: Path, *ancestors: Path, **more: Any) -> dict[str, Any]:
+    args = reclaim_args(image, *ancestors, device_b64=b64(os.fsencode(device)), **more)
+    del args["method"]
+    return args
+
+
+@pytest.fixture
+def image(pool: Path) -> Path:
+    path = pool / "disk.qcow2"
+    make_image(path, "40M")
+    write(path, 0x42, "1M", "3M")
+    write(path, 0x43, "39M", "1M")
+    return path
+
+
+@pytest.mark.parametrize("form", ["qcow2", "raw", "vdi"])
+def test_the_device_reads_as_the_image_and_keeps_what_lies_behind_it(
+    pool: Path, image: Path, behind: Path, device: Path, form: str
+) -> None:
+    source = pool / f"source.{form}"
+    qemu_img("convert", "-O", form, image, source)
+    tail = behind.read_bytes()[40 * MIB :]
+    result = ask("to_device", args_for(source, device, format=form))
+    assert (result.get("virtual_size"), result.get("device_bytes")) == (40 * MIB, behind.stat().st_size), result
+    qemu_img("convert", "-O", "raw", image, pool / "expected.raw")
+    written = behind.read_bytes()
+    assert written[: 40 * MIB] == (pool / "expected.raw").read_bytes()
+    assert written[40 * MIB :] == tail
+    assert leftovers(pool) == set()
+
+
+def test_zeros_are_written_over_what_was_there_and_a_chain_is_one_disk(
+    pool: Path, image: Path, behind: Path, device: Path
+) -> None:
+    top = pool / "top.qcow2"
+    qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", top)
+    write(top, 0x77, "20M", "1M")
+    assert "code" not in ask("to_device", args_for(top, device, image))
+    written = behind.read_bytes()
+    qemu_img("convert", "-O", "raw", top, pool / "expected.raw")
+    assert written[: 40 * MIB] == (pool / "expected.raw").read_bytes()
+    assert (written[20 * MIB : 21 * MIB], written[21 * MIB : 22 * MIB]) == (b"\x77" * MIB, bytes(MIB))
+
+
+@pytest.mark.parametrize("what", ["ext4", "a partition table", "a LUKS volume"])
+def test_a_device_that_holds_something_is_only_overwritten_where_that_is_asked_for(
+    image: Path, behind: Path, device: Path, what: str
+) -> None:
+    device.write_bytes(bytes(behind.stat().st_size))
+    if what == "ext4":
+        subprocess.run(["mkfs.ext4", "-q", "-F", device], check=True)
+    elif what == "a partition table":
+        subprocess.run(["sfdisk", "-q", device], input=b"label: gpt\n,\n", check=True, capture_output=True)
+    else:
+        secret = ("--object", "secret,id=s,data=abc", "-o", "key-secret=s,iter-time=10")
+        qemu_img("create", "-q", "-f", "luks", *secret, behind.parent / "luks", "4M")
+        with device.open("r+b") as file:
+            file.write((behind.parent / "luks").read_bytes())
+    before = behind.read_bytes()
+    answer = ask("to_device", args_for(image, device))
+    assert answer.get("code") == "target_exists", answer
+    assert behind.read_bytes() == before
+    assert ask("to_device", args_for(image, device, overwrite=True)).get("virtual_size") == 40 * MIB
+    assert behind.read_bytes()[MIB : 4 * MIB] == b"\x42" * (3 * MIB)
+
+
+@pytest.mark.parametrize("how", ["swap", "open", "too small", "no device", "image in use", "stale"])
+def test_what_stands_against_it_leaves_the_device_alone(
+    pool: Path, image: Path, behind: Path, device: Path, how: str
+) -> None:
+    args, code = args_for(image, device), "device_in_use"
+    if how == "swap":
+        subprocess.run(["mkswap", "-q", device], check=True, capture_output=True)
+        subprocess.run(["swapon", device], check=True)
+    before = behind.read_bytes()
+    try:
+        if how == "open":
+            with device.open("rb"):
+                answer = ask("to_device", args)
+        elif how == "image in use":
+            with Writer(image):
+                answer, code = ask("to_device", args), "image_in_use"
+        else:
+            if how == "too small":
+                qemu_img("resize", "-q", image, "100M")
+                args, code = args_for(image, device), "not_enough_space"
+            elif how == "no device":
+                args, code = args_for(image, pool / "disk.qcow2"), "invalid"
+            elif how == "stale":
+                write(image, 0x01, "0", "64k")
+                code = "stale_plan"
+            answer = ask("to_device", args)
+    finally:
+        if how == "swap":
+            subprocess.run(["swapoff", device], check=True)
+    assert answer.get("code") == code, answer
+    assert behind.read_bytes() == before
+
+
+def test_nothing_is_written_before_the_controller_says_go(image: Path, behind: Path, device: Path) -> None:
+    before = behind.read_bytes()
+    with Agent() as agent:
+        agent.request("to_device", args_for(image, device))
+        agent.until(protocol.READY)
+        assert behind.read_bytes() == before
+        agent.say(protocol.GO, generation=2)
+        assert agent.answer()["code"] == protocol.NO_GO
+    assert behind.read_bytes() == before
