@@ -57,8 +57,8 @@ class ToDevice(Rewriting):
     unchanged = _("is only read")
     unsuccessful = {
         "": Unsuccessful(
-            gettext_noop("The image is unchanged. The device holds all of it, or a part: write it again."),
-            gettext_noop("The image is unchanged. If writing had begun, the device holds a part of it."),
+            gettext_noop("The image is unchanged. The device may hold a part of it: write it again."),
+            gettext_noop("The image is unchanged. The device may hold a part of it, if writing had started."),
         )
     }
 

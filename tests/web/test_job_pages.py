@@ -98,7 +98,7 @@ def test_a_job_after_which_both_files_are_kept_says_which_one_has_the_name(viewe
 
 REWRITES = {
     *("reclaim", "flatten", "convert", "check", "undo", "settle_leftover"),
-    *("rebase", "relink", "grow", "shrink", "bitmaps", "keys", "sparsify", "export", "to_device"),
+    *("rebase", "relink", "grow", "shrink", "bitmaps", "keys", "sparsify", "export"),
 }
 
 
