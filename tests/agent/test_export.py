@@ -26,8 +26,9 @@ def export_args(path: Path, name: str, packing: str, *ancestors: Path, **more: A
     return args
 
 
-def unpacked(path: Path) -> bytes:
-    tool = {"gz": "gzip", "zst": "zstd"}[path.name.partition(".qcow2.")[2].partition(".")[0]]
+def unpacked(path: Path, tool: str = "") -> bytes:
+    """What is in a file, or in its parts."""
+    tool = tool or {"gz": "gzip", "zst": "zstd"}[path.name.partition(".qcow2.")[2].partition(".")[0]]
     parts = sorted(path.parent.glob(f"{path.name.removesuffix('.001')}*")) if path.suffix == ".001" else [path]
     packed = b"".join(part.read_bytes() for part in parts)
     return subprocess.run([tool, "-dc"], input=packed, capture_output=True, check=True).stdout

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.agent.harness import (
     undo_args,
     write,
 )
+from tests.agent.test_export import unpacked
 
 #: The formats that images are rewritten in and converted to here.
 FORMATS = ("qcow2", "raw", "vmdk", "vdi")
@@ -85,7 +87,7 @@ class Work:
     @property
     def swaps(self) -> bool:
         """Whether another file stands in the image's place afterwards."""
-        beside = self.verb == "create" or (self.verb == "convert" and not self.replaces)
+        beside = self.verb in {"create", "export"} or (self.verb == "convert" and not self.replaces)
         return not (self.verb == "discard_undo" or self.in_place or beside)
 
     @property
@@ -135,7 +137,9 @@ class Scene:
                 Work("flatten by convert", "flatten", {"method": "convert"}),
             ]
         works += [self._conversion(f"convert to {form}", self.pool / f"converted.{form}") for form in FORMATS]
-        works.append(self._overlay())
+        works += [self._overlay(), self._export("ova", "converted.ova")]
+        if not self.bases:
+            works.append(self._export("gzip", "converted.gz.001", part_bytes=1 << 20))
         replacement = self._conversion("convert in its place", self.successor, replaces=True)
         return [
             *works,
@@ -159,6 +163,10 @@ class Scene:
         path = self.pool / "converted.qcow2"
         target = {"pool_path_b64": b64(bytes(self.pool)), "path_b64": b64(bytes(path)), "format": "qcow2"}
         return Work("create an overlay", "create", {"target": target, "virtual_size": 8 << 20, "reserve": NO_RESERVE})
+
+    def _export(self, packing: str, name: str, **more: int) -> Work:
+        where = {"pool_path_b64": b64(bytes(self.pool)), "path_b64": b64(bytes(self.pool / name))}
+        return Work(f"export by {packing}", "export", {"target": where, "packing": packing, **more})
 
     def begin(self, work: Work) -> Callable[..., tuple[str, dict[str, Any], str]]:
         """Does what has to be done before a work.
@@ -262,7 +270,14 @@ class Scene:
         assert set(self.pool.iterdir()) <= known
 
     def reads(self, path: Path, form: str = "") -> bool:
-        """Whether a guest reads from a file what it read from the image."""
+        """Whether a guest reads from a file what it read from the image, perhaps once it is unpacked."""
         form = form or path.suffix[1:]
+        if form.isdigit():
+            first = path.with_suffix(".001")
+            return first.exists() and unpacked(first, "gzip") == self.image.read_bytes()
+        if form == "ova":
+            with tarfile.open(path) as tar:
+                path, form = path.parent.parent / "exported", "vmdk"
+                path.write_bytes(tar.extractfile(tar.getmembers()[-1]).read())  # type: ignore[union-attr]
         compare: list[str | Path] = ["qemu-img", "compare", "-f", form, "-F", "qcow2", path, self._before]
         return subprocess.run(compare, capture_output=True).returncode == 0

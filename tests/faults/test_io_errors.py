@@ -133,14 +133,17 @@ def test_a_corrupt_image_is_refused_whatever_is_asked_and_left_as_it_is(
     tmp_path: Path, by_format: dict[str, list[Path]], form: str
 ) -> None:
     template = by_format[form][-1]
-    wanted = [work for work in Scene(tmp_path / "look", template).works() if not work.first]
+    # A new overlay reads nothing of its base but the header.
+    wanted = [
+        work.name for work in Scene(tmp_path / "look", template).works() if not work.first and work.verb != "create"
+    ]
     trials = Trials("F6", f"a corrupt {form} image is refused", points=len(wanted))
     for trial in trials:
         with trial:
             scene = Scene(trial.folder(tmp_path), template)
             {"qcow2": corrupt_qcow2, "vdi": corrupt_vdi, "vmdk": corrupt_vmdk}[form](scene.image)
             before = stamp(scene.image), scene.image.read_bytes()
-            work = scene.works()[trial.number]
+            work = scene.work(wanted[trial.number])
             trial.note(work.name)
             with Agent() as agent:
                 agent.request(*scene.begin(work)())
