@@ -1,0 +1,151 @@
+"""Work that no scene has dies at any step, or has no room: the image reads as before, a new file is whole or none."""
+
+import gzip
+import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent import test_bitmaps, test_from_device, test_relink, test_shrink, test_unpack
+from tests.agent.harness import ask, image_info, leftovers, make_image, qemu_img, recover_args
+from tests.faults.test_full_disk import disk
+from tests.faults.test_full_disk import fill as fill_disk
+from tests.faults.test_kills import run_to_death
+from tests.faults.trials import WHEN, steps
+
+__all__ = ["disk"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.qemu]
+MIB = 1 << 20
+
+
+@dataclass
+class Case:
+    """What is asked of an agent.
+
+    Args:
+        whole: whether an image is there that reads as it should; of a new one also whether there is none.
+        done: whether the work came to its end.
+    """
+
+    verb: str
+    args: dict[str, Any]
+    whole: Callable[[], bool]
+    done: Callable[[], bool]
+
+
+def _same(first: Path, form: str, second: Path) -> bool:
+    compare: list[str | Path] = ["qemu-img", "compare", "-f", form, "-F", "qcow2", first, second]
+    return subprocess.run(compare, capture_output=True).returncode == 0
+
+
+def bitmaps(pool: Path, stack: ExitStack) -> Case:
+    path, before = pool / "vm.qcow2", pool.parent / "before.qcow2"
+    make_image(path)
+    qemu_img("convert", "-O", "qcow2", path, before)
+    qemu_img("bitmap", "--add", path, "one")
+    args = test_bitmaps.args_for(path, "one") | {"undo_hours": 0.0}
+    return Case("bitmaps", args, lambda: _same(path, "qcow2", before), lambda: not test_bitmaps.bitmaps(path))
+
+
+def relink(pool: Path, stack: ExitStack) -> Case:
+    base, path = test_relink.pair(pool)
+    before = pool.parent / "before.qcow2"
+    qemu_img("convert", "-O", "qcow2", path, before)
+    moved = base.rename(pool / "moved.qcow2")
+
+    def done() -> bool:
+        return b"moved.qcow2" in qemu_img("info", "-U", "--output=json", path)
+
+    def whole() -> bool:
+        if done():
+            return _same(path, "qcow2", before)
+        moved.rename(base)
+        try:
+            return _same(path, "qcow2", before)
+        finally:
+            base.rename(moved)
+
+    return Case("relink", test_relink.args_for(path, moved) | {"undo_hours": 0.0}, whole, done)
+
+
+def unpack(pool: Path, stack: ExitStack) -> Case:
+    before = pool.parent / "before.qcow2"
+    make_image(before)
+    packed, new = pool / "disk.gz", pool / "new.qcow2"
+    packed.write_bytes(gzip.compress(before.read_bytes()))
+    return Case(
+        "unpack", test_unpack.args_for(packed), lambda: not new.exists() or _same(new, "qcow2", before), new.exists
+    )
+
+
+def from_device(pool: Path, stack: ExitStack) -> Case:
+    behind, before, new = pool.parent / "behind.raw", pool.parent / "before.qcow2", pool / "new.qcow2"
+    make_image(before)
+    qemu_img("convert", "-O", "raw", before, behind)
+    loop = subprocess.run(["losetup", "--find", "--show", behind], check=True, capture_output=True, text=True).stdout
+    stack.callback(subprocess.run, ["losetup", "--detach", loop.strip()], check=True)
+    args = test_from_device.args_for(Path(loop.strip()), pool)
+    return Case("from_device", args, lambda: not new.exists() or _same(new, "qcow2", before), new.exists)
+
+
+def shrink(pool: Path, stack: ExitStack) -> Case:
+    path = pool / "vm.qcow2"
+    raw = test_shrink.disk(pool.parent / "vm.raw", test_shrink.GPT, 64 * MIB)
+    qemu_img("convert", "-f", "raw", "-O", "qcow2", raw, path)
+    parts = raw.read_bytes()[MIB : 31 * MIB]
+
+    def whole() -> bool:
+        return test_shrink.content(path, "qcow2")[MIB : 31 * MIB] == parts
+
+    def done() -> bool:
+        return int(image_info(path)["virtual-size"]) < 64 * MIB
+
+    return Case("shrink", test_shrink.args_for(path, None, "qcow2") | {"undo_hours": 0.0}, whole, done)
+
+
+CASES = (bitmaps, relink, shrink, unpack, from_device)
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("case", CASES)
+def test_whatever_step_it_dies_at_everything_is_whole(
+    tmp_path: Path, case: Callable[[Path, ExitStack], Case], when: str
+) -> None:
+    outcomes = set()
+    for at in steps():
+        pool = tmp_path / str(at) / "pool"
+        pool.mkdir(parents=True)
+        with ExitStack() as stack:
+            asked = case(pool, stack)
+            died = run_to_death(asked.verb, asked.args, "j1", at, when)
+            if died is None:
+                assert asked.done()
+                break
+            ask("recover", recover_args(pool), job="r1")
+            assert asked.whole(), died
+            assert leftovers(pool) == set(), died
+            outcomes.add(asked.done())
+    else:
+        raise AssertionError("no run came to its end")
+    assert False in outcomes
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case is not relink])  # whose base has no room there
+def test_a_full_disk_changes_nothing(disk: Path, case: Callable[[Path, ExitStack], Case]) -> None:
+    pool = disk / "here" / "pool"
+    pool.mkdir(parents=True)
+    with ExitStack() as stack:
+        asked = case(pool, stack)
+        there = {one: one.read_bytes() for one in pool.iterdir()}
+        ballast = fill_disk(disk, 256 << 10)
+        # The bound that the plan gives is wrong, so that the disk itself says stop.
+        more = {"predicted_high": 1} if "undo_hours" in asked.args else {}
+        assert ask(asked.verb, asked.args | more)["code"] == "not_enough_space"
+        ballast.unlink()
+        assert asked.whole()
+        assert {one: one.read_bytes() for one in pool.iterdir()} == there
