@@ -36,6 +36,9 @@ def test_an_image_leaves_in_parts_and_comes_back(pool: StoragePool, folder: Path
     assert [one.name for one in parts] == ["disk.qcow2.gz.001", "disk.qcow2.gz.002"]
     assert (result["parts"], result["path"]) == (2, str(parts[0]))
     assert unpacked(parts[0]) == before
+    page = client_as(role="viewer").get(f"/jobs/{job.pk}/").content.decode()
+    assert result["content_sha256"] in page
+    assert "2 MiB (2,097,152 bytes)" in page
     taken = sum(one.stat().st_blocks * 512 for one in parts)
     assert (job.before_bytes, job.after_bytes, job.freed_bytes, result["after_bytes"]) == (0, taken, -taken, taken)
     back = work("unpack", pool.pk, OPERATOR, source=result["path"], name="back.qcow2", sha256=result["sha256"])

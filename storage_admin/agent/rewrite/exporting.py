@@ -175,7 +175,7 @@ class Exporting(Convert):
                 raise HostError(f"the disk in the archive has {report.corruptions} corruptions")
             same = img.compare(work.io, work.chain.node(), disk, size, work.effort("verifying", size))
         else:
-            same = self._unpacks_to(work, image.fd)
+            same = self._unpacks_to(work, image.fd, copy.path)
         if not same:
             work.chain.refuse_stale()
             raise HostError("what was packed differs from the image")
@@ -188,7 +188,7 @@ class Exporting(Convert):
             "content_sha256": None if self._asked.packing == OVA else self._content.hexdigest(),
         }
 
-    def _unpacks_to(self, work: Rewrite, image: int) -> bool:
+    def _unpacks_to(self, work: Rewrite, image: int, copy: bytes) -> bool:
         argv, total, at, same = _UNPACK[self._asked.packing], os.fstat(image).st_size, 0, True
 
         def compare(piece: bytes) -> None:
@@ -204,7 +204,7 @@ class Exporting(Convert):
         with fed(packed) as stdin:
             done = tools.run(
                 argv, work.io, limits=None, idle_io=work.wish.idle_io, files=Files(), on_output=compare,
-                watch=work.watch, stdin=stdin,
+                watch=work.watch, shown=[*argv, display(copy)], stdin=stdin,
             )  # fmt: skip
         if done.exit_code:
             raise HostError(f"what was packed cannot be unpacked: {done.words()}")

@@ -11,8 +11,8 @@ CHOICES: dict[str, tuple[Translatable, dict[str, Translatable]]] = {
     "packing": (
         _("Packing"),
         {
-            "zstd": _("zstd: the image file, fast"),
-            "gzip": _("gzip: the image file, unpacked everywhere"),
+            "zstd": _("zstd: the image file"),
+            "gzip": _("gzip: the image file"),
             "ova": _("OVA: for another hypervisor"),
         },
     ),

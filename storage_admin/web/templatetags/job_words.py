@@ -27,13 +27,14 @@ WORDS = {
     "format_options": gettext_lazy("Format options"),
     "size_bytes": gettext_lazy("Size"),
     "memory_bytes": gettext_lazy("Memory"),
+    "part_bytes": gettext_lazy("Size of a part"),
     "target_pool": gettext_lazy("Target pool"),
     "target_name": gettext_lazy("New file name"),
     "replace": gettext_lazy("Original image"),
     "repoint_guest": gettext_lazy("Guest definitions"),
 }
 #: Those that are bytes.
-SIZES = frozenset({"size", "size_bytes", "virtual_size", "memory_bytes"})
+SIZES = frozenset({"size", "size_bytes", "virtual_size", "memory_bytes", "part_bytes"})
 #: Shown even where they are what the kind does by itself.
 ALWAYS = frozenset({"undo_hours", "format", "repair"})
 
