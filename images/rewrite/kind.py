@@ -149,6 +149,10 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
         """Whether another file takes the image's place, so that its original would be gone without an undo copy."""
         return True
 
+    def must_type(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (for those where it depends)
+        """Whether its page has the image's name typed."""
+        return self.no_way_back
+
     def promise(self, method: str, options: dict[str, Any]) -> str:
         """What holds while it works."""
         return str(IDENTICAL if self.replaces(method, options) else self.guarantee)

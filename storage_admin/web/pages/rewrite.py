@@ -105,7 +105,11 @@ SWITCHES: dict[str, tuple[Translatable, dict[str, Translatable]]] = {
     ),
     "accept_unproven": (
         _("If nothing proves that it is the file"),
-        {"false": _("refuse"), "true": _("take it all the same (admin)")},
+        {"false": _("refuse"), "true": _("check its filesystems, take it if they are sound (admin)")},
+    ),
+    "accept_checkpoints": (
+        _("Bitmaps of checkpoints of libvirt"),
+        {"false": _("refuse"), "true": _("remove them all the same")},
     ),
     "libvirt_secret": (
         _("Secret of libvirt that a guest opens it with"),
@@ -322,6 +326,7 @@ def _context(
         "affected_guests": plan.affected_guests[:NAMED] if plan else (),
         "more_guests": max(len(plan.affected_guests) - NAMED, 0) if plan else 0,
         "candidates": candidates(image) if "accept_unproven" in kind.properties else (),
+        "must_type": kind.must_type(shown.options),
         "confirm_typed": form.get("confirm_name", ""),
         "key": uuid4().hex,
     }
@@ -368,7 +373,7 @@ def _start(request: PageRequest, image: Image, kind: Rewriting) -> HttpResponseB
         if kind.replaces(plan.method, options) and not plan.undo_bytes and "without_undo" not in request.POST:
             sentence = gettext("Confirm that {image} is replaced without an undo copy.").format(image=image.name)
             raise InvalidError(sentence, {"without_undo": sentence})
-        if kind.no_way_back and request.POST.get("confirm_name") != image.name:
+        if kind.must_type(options) and request.POST.get("confirm_name") != image.name:
             sentence = gettext("Type the image's name to confirm.")
             raise InvalidError(sentence, {"confirm_name": sentence})
 
