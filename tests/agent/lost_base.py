@@ -138,7 +138,7 @@ def partitioned(states: list[Path], folder: Path) -> list[Path]:
 
 
 def damaged(disk: Path, after: Path) -> Path:
-    """That disk, in which blocks of each group are taken by nothing."""
+    """That disk, in which blocks of its files are free, in each group."""
     subprocess.run(["cp", "--sparse=always", disk, after], check=True)
-    _run(after, MADE, [f"setb {group * 1024 + 900} 20" for group in range(8)])
+    _run(after, MADE, [f"freeb {group * 1024 + 600} 20" for group in range(9)])
     return after

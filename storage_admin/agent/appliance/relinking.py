@@ -20,6 +20,8 @@ _PATIENCE = 7 * 24 * 3600.0
 _ALIKE = 1 / 8
 #: Kinds of filesystems whose files are looked at: btrfs has checksums of all its data, FAT no times of change.
 _WITH_TIMES = frozenset({"ext2", "ext3", "ext4", "xfs"})
+#: What is told of each filesystem.
+_TOLD = ("device", "type", "state", "why")
 #: Files that were changed first since the base was, and the part of them that may be in the base as they are.
 _FIRST, _SAME = 32, 1 / 4
 
@@ -52,7 +54,8 @@ class Unproven(Relink):
         with appliance.on(work.io, replace(work.chain.node(), backing=base), work.watch, long=True) as image:
             marks = image.ask("marks", _PATIENCE)["marks"]
             work.io.progress("checking filesystems", 0, None, "checking the filesystems on that backing file")
-            self._filesystems = image.ask("check", _PATIENCE)["filesystems"]
+            found = image.ask("check", _PATIENCE)["filesystems"]
+            self._filesystems = [{name: str(one[name])[:500] for name in _TOLD} for one in found]
             work.io.emit(FILESYSTEMS, filesystems=self._filesystems)
             self._refuse_unsound()
             with appliance.on(work.io, base, work.watch, long=True) as below:
