@@ -16,8 +16,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from images import download, files
-from images.api.shapes import ChainSerializer, FilesSerializer, OneImageSerializer
+from images.api.shapes import BackingCandidateSerializer, ChainSerializer, FilesSerializer, OneImageSerializer
 from images.filters import ImageFilters
+from images.kinds.relink import candidates, is_lost
 from images.models import Image
 from images.scan import vanished
 from images.selectors import MatchingImages, chain_of, history_of, images_for
@@ -88,6 +89,16 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
         chain = chain_of(self.get_object(), self.actor)
         edges = [{"from": edge.overlay, "to": edge.base} for edge in chain.edges]
         return Response({**asdict(chain), "edges": edges})
+
+    @extend_schema(
+        summary=_("Images that may be the missing backing file of the image, the likeliest first"),
+        responses=BackingCandidateSerializer(many=True),
+    )
+    @action(detail=True, methods=["get"], filter_backends=[], pagination_class=None)
+    def candidates(self, _request: Request, **_where: Any) -> Response:
+        image = self.get_object()
+        found = candidates(image) if is_lost(image) else []
+        return Response(BackingCandidateSerializer(found, many=True).data)
 
     @extend_schema(
         summary=_("Set an orphan aside (admin)"),

@@ -9,7 +9,7 @@ from rest_framework import serializers
 
 from images.models import Image
 from images.serializers import GuestRefSerializer, ImageSerializer
-from storage_admin.jobs.serializers import JobSerializer
+from storage_admin.jobs.serializers import JobSerializer, RefusalSerializer
 
 
 class NodeSerializer(serializers.Serializer[Any]):
@@ -210,6 +210,12 @@ class BitmapSerializer(serializers.Serializer[Any]):
     in_use = serializers.BooleanField(allow_null=True, help_text=_("Not closed cleanly: it cannot be relied on."))
     enabled = serializers.BooleanField(allow_null=True, help_text=_("Writes are marked in it."))
     owner = serializers.CharField(help_text=_("The tool that gives bitmaps such names, empty where none is known."))
+    checkpoint_of = serializers.CharField(
+        help_text=_("The guest of which a checkpoint of libvirt has this bitmap, empty where none has.")
+    )
+    stale = serializers.BooleanField(
+        help_text=_("No tool can use it any more: it was not closed cleanly, or its checkpoint in libvirt is gone.")
+    )
 
 
 class HeaderSerializer(serializers.Serializer[Any]):
@@ -229,6 +235,29 @@ class HeaderSerializer(serializers.Serializer[Any]):
     data_file = serializers.CharField(allow_null=True, help_text=_("File that holds the data, as the header names it."))
     data_file_raw = serializers.BooleanField(allow_null=True)
     bitmaps = BitmapSerializer(many=True)
+
+
+class CheckedFilesystemSerializer(serializers.Serializer[Any]):
+    """What a check of a filesystem found."""
+
+    device = serializers.CharField()
+    type = serializers.CharField()
+    state = serializers.ChoiceField(choices=["sound", "damaged", "unknown"])
+    why = serializers.CharField()
+
+
+class BackingCandidateSerializer(serializers.Serializer[Any]):
+    """An image that may be the missing backing file of another one."""
+
+    image = serializers.IntegerField(source="image.pk")
+    path = serializers.CharField(source="image.path")
+    proven = serializers.BooleanField()
+    why = serializers.ListField(child=serializers.CharField(), help_text=_("What speaks for it."))
+    filesystems = CheckedFilesystemSerializer(
+        many=True, help_text=_("Of the image on this file, as the last job has found them; empty if none has checked.")
+    )
+    against = RefusalSerializer(allow_null=True, help_text=_("Why not even an admin may take it."))
+    danger = serializers.CharField(help_text=_("How dangerous it is to take it; empty where it is proven."))
 
 
 class OneImageSerializer(ImageSerializer):

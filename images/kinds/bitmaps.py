@@ -30,9 +30,14 @@ class RemoveBitmaps(Rewriting):
             "enum": ["stale", "all"],
             "default": "stale",
             "description": _(
-                "stale: those that were not closed properly, which no tool can use any more. all: also those that a "
-                "backup tool may need."
+                "stale: those that no tool can use any more, as they were not closed properly, or as their checkpoint "
+                "in libvirt is gone. all: also those that a backup tool may need."
             ),
+        },
+        "accept_checkpoints": {
+            "type": "boolean",
+            "default": False,
+            "description": _("Remove also bitmaps of checkpoints that libvirt keeps, which are of no use then."),
         },
         **REWRITE_OPTIONS,
     }
@@ -50,7 +55,17 @@ class RemoveBitmaps(Rewriting):
                 else gettext("{image} has no bitmaps.")
             )
             against.append(Refusal("stale_plan", told.format(image=image.name)))
-        needed = [one["name"] for one in image.bitmaps if one["name"] in names and not one["in_use"]]
+        chosen = [one for one in image.bitmaps if one["name"] in names]
+        if kept := [one for one in chosen if one["checkpoint_of"]]:
+            told = gettext(
+                "{names} belongs to a checkpoint that libvirt keeps of {guest}. Delete the checkpoint first."
+            )
+            told = told.format(names=", ".join(one["name"] for one in kept), guest=kept[0]["checkpoint_of"])
+            if options["accept_checkpoints"]:
+                warnings.append(told)
+            else:
+                against.append(Refusal("checkpoint_kept", told))
+        needed = [one["name"] for one in chosen if not one["stale"]]
         if needed:
             told = gettext("The backup tool that keeps {names} makes a full backup the next time.")
             warnings.append(told.format(names=", ".join(needed)))
@@ -72,4 +87,4 @@ class RemoveBitmaps(Rewriting):
 
 
 def _chosen(image: Image, options: dict[str, Any]) -> list[str]:
-    return [one["name"] for one in image.bitmaps if options["which"] == "all" or one["in_use"]]
+    return [one["name"] for one in image.bitmaps if options["which"] == "all" or one["stale"]]

@@ -51,12 +51,17 @@ class Inside(ImageKind):
         return result | {"fingerprint": job.kept.get("fingerprint", "")}
 
 
+def off(image: Image) -> list[Refusal]:
+    """That nobody has allowed to look inside the images of its pool."""
+    if image.pool.look_inside:
+        return []
+    told = gettext("An admin has not allowed to look inside images of {pool}. The pool's settings have the switch.")
+    return [Refusal("inside_off", told.format(pool=image.pool.name))]
+
+
 def against(image: Image) -> list[Refusal]:
     """What stands against a look at what is on an image."""
-    if not image.pool.look_inside:
-        told = gettext("An admin has not allowed to look inside images of {pool}. The pool's settings have the switch.")
-        return [Refusal("inside_off", told.format(pool=image.pool.name))]
-    return [one for one in refusals.for_rewrite(image) if one.code not in HARMLESS or image.unreadable]
+    return off(image) or [one for one in refusals.for_rewrite(image) if one.code not in HARMLESS or image.unreadable]
 
 
 def deleted_bytes(image: Image, parts: list[dict[str, Any]]) -> int | None:

@@ -22,12 +22,16 @@ class ListedImages(models.Manager["Image"]):
 
 
 #: By whom bitmaps are made whose names begin so, or look so: virtnbdbackup (its README), Proxmox VE's QEMU
-#: (pve-backup.c), and oVirt's checkpoints, whose ids are UUIDs (vdsm, libvirt's ``backup_domain_begin``).
+#: (pve-backup.c), oVirt's checkpoints, whose ids are UUIDs (vdsm, libvirt's ``backup_domain_begin``), and those that
+#: libvirt calls by the second in which they were made (``virDomainMomentDefPostParse``).
 _OWNERS = (
     (re.compile(r"virtnbdbackup\."), "virtnbdbackup"),
     (re.compile(r"pbs-"), "Proxmox Backup Server"),
     (re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"), "oVirt"),
+    (re.compile(r"[0-9]{10}$"), "libvirt"),
 )
+#: Those of them that have a checkpoint of libvirt for each bitmap.
+_BY_CHECKPOINTS = frozenset({"virtnbdbackup", "oVirt", "libvirt"})
 
 
 def _owner(bitmap: str) -> str:
@@ -204,13 +208,36 @@ class Image(PartialRows):
     @property
     def bitmaps(self) -> list[dict[str, Any]]:
         """The persistent dirty bitmaps of its header: ``name``, ``granularity`` in bytes, ``in_use``, ``enabled``,
-        ``owner`` (the tool that gives such names, empty where none is known).
+        ``owner`` (the tool that gives such names, empty where none is known), ``checkpoint_of`` (the guest of which a
+        checkpoint of libvirt has it, else empty), ``stale``: no tool can use it any more, since it was not closed, or
+        its checkpoint is gone.
 
         Of a header that was read before those were kept the name alone is known; the others are ``None``.
         """
         unknown = dict.fromkeys(("granularity", "in_use", "enabled"))
         found = [one if isinstance(one, dict) else {"name": one} | unknown for one in self.from_header("bitmaps") or ()]
-        return [one | {"owner": _owner(one["name"])} for one in found]
+        guests, told = self._checkpoints() if found else [], list[dict[str, Any]]()
+        for one in found:
+            owner = _owner(one["name"])
+            of = next((guest for guest, names in guests if names and one["name"] in names), "")
+            asked = bool(guests) and all(names is not None for _, names in guests)
+            stale = not of and (bool(one["in_use"]) or (asked and owner in _BY_CHECKPOINTS))
+            told.append(one | {"owner": owner, "checkpoint_of": of, "stale": stale})
+        return told
+
+    def _checkpoints(self) -> list[tuple[str, list[str] | None]]:
+        """Guests that use it, as a disk or below one: the name, and the bitmaps that its checkpoints have on that disk;
+        ``None`` where nobody tells these.
+        """
+        above, level = [self.pk], [self.pk]
+        while level := list(Image.objects.filter(backing__in=level).exclude(pk__in=above).values_list("pk", flat=True)):
+            above += level
+        found = list[tuple[str, list[str] | None]]()
+        for disk in GuestDisk.objects.filter(use__image__in=above).select_related("guest"):
+            guest, known = disk.guest, disk.guest.checkpoints
+            name = guest.name if guest.host_id == self.host_id else "a guest of another host"
+            found.append((name, None if known is None else known.get(disk.target, [])))
+        return found
 
     @property
     def occupied_bytes(self) -> int:

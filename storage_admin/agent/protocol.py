@@ -53,6 +53,8 @@ SPACE = "space"
 #: A piece of a file that is sent, by either side. Of one that the agent gets: it wants the next one; up to where what
 #: it got is on the disk.
 DATA, MORE, KEPT = "data", "more", "kept"
+#: Of a look at what is on a disk: what a check of each filesystem found.
+FILESYSTEMS = "filesystems"
 #: Every now and then, where a storage may fall silent: which of the pools that the work needs are (``silent``).
 STORAGE = "storage"
 #: Events of a benchmark: what its figures depend on, one figure, a tool's words, and what to know of them.
@@ -75,7 +77,7 @@ REFUSALS = frozenset(
         "shared_base", "shared_pool", "stale_plan", "target_exists", "tool_missing", "undo_kept", "undo_missing",
         "undo_written_to", "unproven", "unsupported_pool", "unsupported_subformat", "folder_not_listed",
         "pool_changed", "merged", "guest_off", "upload_incomplete", "wrong_digest", "wrong_passphrase",
-        "unreadable_inside", "unclean_inside", "device_in_use",
+        "unreadable_inside", "unclean_inside", "device_in_use", "filesystem_damaged", "checkpoint_kept",
     }
 )  # fmt: skip
 

@@ -41,6 +41,8 @@ class Guest(models.Model):
     #: That its manager keeps: each ``name``, ``created`` (seconds since the epoch, or null), ``external``, and paths of
     #: its ``files`` (rows of earlier versions have none).
     snapshots = models.JSONField(default=list, blank=True)
+    #: Names of the bitmaps that its manager's checkpoints have, by disk target; null where nobody has told.
+    checkpoints = models.JSONField(null=True, blank=True)
     last_seen = models.DateTimeField()
 
     class Meta:

@@ -82,6 +82,7 @@ def _record_guest(
             asdict(one) | {"name": _text(one.name, 200), "files": [_text(path, 4096) for path in one.files]}
             for one in told.snapshots[:MOST_SNAPSHOTS]
         ],
+        "checkpoints": told.checkpoints,
     }  # fmt: skip
     row, changed = known, False
     if row is None:

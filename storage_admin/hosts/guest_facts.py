@@ -59,6 +59,8 @@ class GuestFacts:
         unread: lines of its definition that were not understood: what they may name is no orphan.
         digest: of its configuration, for compare-and-set; empty where its manager has none.
         snapshots: that its manager keeps.
+        checkpoints: names of the bitmaps that its manager's checkpoints have, by disk target; ``None`` where nobody
+            tells.
         waiting: targets of disks that are taken away, or replaced by another volume, when it is started next.
     """
 
@@ -75,3 +77,4 @@ class GuestFacts:
     digest: str = ""
     waiting: tuple[str, ...] = ()
     snapshots: tuple[SnapshotFacts, ...] = ()
+    checkpoints: dict[str, list[str]] | None = None

@@ -37,7 +37,9 @@ def tell_end(job_id: int) -> None:
     A job that was called interrupted and turns out to have succeeded is told of twice: what is told last holds.
     """
     job = Job.objects.select_related("host").defer("plan", "commands", "host__capabilities").get(pk=job_id)
-    sealed.forget(job)
+    kind = kinds.find(job.kind)
+    if kind is not None and kind.secrets(job.options):
+        sealed.forget(job)
     if not kinds.only_looked(job):
         before, after = _change(job)
         # By whom it was asked for; no role is asked for any more.
@@ -118,7 +120,8 @@ def claim(job_id: int, worker: str) -> Job | None:
         return None
     # Outside of the transaction, because a hypervisor may take its time; nobody is asked for a job that has no slot.
     kind = kinds.get(job.kind)
-    wait = sealed.missing(job, kind) or kind.must_wait(job, ask=False)
+    confides = bool(kind.secrets(job.options))
+    wait = (sealed.missing(job) if confides else None) or kind.must_wait(job, ask=False)
     wait = wait or (None if _must_wait(job, worker) else kind.must_wait(job, ask=True))
     if wait is not None:
         park(job, wait)
@@ -133,7 +136,7 @@ def claim(job_id: int, worker: str) -> Job | None:
             if waiting_for != job.waiting_for:
                 Job.objects.filter(pk=job.pk, state=Job.State.QUEUED).update(waiting_for=waiting_for)
             return None
-        secrets = sealed.take(job, kind)
+        secrets = sealed.take(job) if confides else {}
         if secrets is None:
             return None  # they were kept for too long in this very moment: it is rung again, and then waits for them
         now = timezone.now()

@@ -146,8 +146,8 @@ class JobKind(ABC):
         return str(self.methods.get(method) or words(method).capitalize())
 
     def to_type(self, label: str, options: dict[str, Any]) -> str:  # noqa: ARG002 (for those where it depends)
-        """What is typed to confirm that there is no way back: the label of what it works on."""
-        return label
+        """What is typed to confirm it: the label of what it works on where there is no way back, else nothing."""
+        return label if self.no_way_back else ""
 
     def at_most(self, job: Job) -> int | None:
         """How many bytes a second it may move: as its options say, else as its host does; ``None`` for no limit."""

@@ -28,15 +28,14 @@ LONGEST = 512
 
 
 def check(kind: JobKind, options: dict[str, object], given: Mapping[str, str]) -> None:
-    """Refuse what is not what the job needs; nothing at all is all right: it asks later.
+    """Refuse what is given and not what the job needs.
 
     Raises:
         InvalidError: it names each.
     """
     needed = kind.secrets(options)
     wrong = {name: _("This job takes no such secret.") for name in given if name not in needed}
-    if given:
-        wrong |= {name: _("Enter it as well.") for name in needed if not given.get(name)}
+    wrong |= {name: _("Enter it as well.") for name in needed if not given.get(name)}
     wrong |= {
         name: _("Use 1 to {longest} printable characters.").format(longest=LONGEST)
         for name, text in given.items()
@@ -53,20 +52,18 @@ def keep(job: Job, given: Mapping[str, str]) -> None:
     Sealed.objects.update_or_create(job=job, defaults={"content": content, "since": timezone.now()})
 
 
-def missing(job: Job, kind: JobKind) -> Wait | None:
-    """What a job has to wait for whose secrets are not there, or not any more."""
-    if not kind.secrets(job.options) or _there().filter(job=job).exists():
+def missing(job: Job) -> Wait | None:
+    """What a job that needs secrets has to wait for where they are not there, or not any more."""
+    if _there().filter(job=job).exists():
         return None
     return Wait(_("its passphrase to be entered"), timezone.now() + PATIENCE, parked_for=Job.ParkedFor.SECRETS)
 
 
-def take(job: Job, kind: JobKind) -> Mapping[str, str] | None:
-    """The secrets of a job that begins, which are forgotten by that; ``None`` where they are missing.
+def take(job: Job) -> Mapping[str, str] | None:
+    """The secrets of a job that begins and needs some, which are forgotten by that; ``None`` where they are missing.
 
     Call it within the transaction that claims the job.
     """
-    if not kind.secrets(job.options):
-        return {}
     row = _there().filter(job=job).first()
     if row is None:
         return None
@@ -78,10 +75,8 @@ def take(job: Job, kind: JobKind) -> Mapping[str, str] | None:
 
 
 def forget(job: Job) -> None:
-    """A job has ended, perhaps without having begun."""
-    kind = kinds.find(job.kind)
-    if kind is not None and kind.secrets(job.options):
-        Sealed.objects.filter(job=job).delete()
+    """A job that needed secrets has ended, perhaps without having begun."""
+    Sealed.objects.filter(job=job).delete()
 
 
 def give(actor: Actor, job: Job, given: Mapping[str, str]) -> Job:

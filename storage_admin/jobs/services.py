@@ -76,7 +76,8 @@ def submit(
     chosen = kinds.get(kind)
     target = _target(actor, chosen, target_id, chosen.role)
     options = chosen.clean(options)
-    sealed.check(chosen, options, secrets)
+    if secrets:  # without any, the job asks later
+        sealed.check(chosen, options, secrets)
     if len(idempotency_key) > LONGEST_KEY or not idempotency_key.isprintable():
         raise InvalidError(
             _("Use at most {longest} printable characters for an Idempotency-Key.").format(longest=LONGEST_KEY)

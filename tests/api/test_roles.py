@@ -71,6 +71,7 @@ CASES = [
     Case("patch", "images/{image}/", ADMIN, body={"declared_format": "qcow2"}),
     Case("delete", "images/{vanished}/", ADMIN, 204),
     Case("get", "images/{image}/chain/", VIEWER),
+    Case("get", "images/{image}/candidates/", VIEWER),
     Case("get", "images/{image}/content/", ADMIN, 409),
     Case("get", "images/{image}/files/", ADMIN, 409),
     Case("get", "images/{image}/files/content/?device=/dev/sda1&path=/x", ADMIN, 409),

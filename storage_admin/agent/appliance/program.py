@@ -7,8 +7,11 @@ tells their number.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
+import shlex
 import sys
 import tempfile
 from typing import Any, Callable
@@ -26,6 +29,21 @@ _WHOLE = {"btrfs": "noatime,subvolid=5"}
 #: Where the superblock of a btrfs is; its magic is at byte 64 of it, the tree of what was written last at 96.
 _BTRFS = 65536
 
+#: How each kind is checked without a write; an ext first replays its journal, as a guest would that mounts it.
+_EXT = "e2fsck -y -E journal_only {0}; e2fsck -f -n {0}"
+_CHECKS = {
+    "ext2": _EXT, "ext3": _EXT, "ext4": _EXT, "xfs": "xfs_repair -n {0}", "vfat": "fsck.fat -n {0}",
+    "btrfs": "btrfs check --readonly --check-data-csum {0}",
+}  # fmt: skip
+#: How these end where they cannot tell: not called rightly, another version's filesystem, cancelled, not installed.
+_UNTOLD = frozenset({2, 8, 16, 32, 127})
+#: The type of a GPT's partition that holds a boot loader and no filesystem (UEFI knows it as GRUB's).
+_BOOTS = "21686148-6449-6E6F-744E-656564454649"
+#: By which the disk is found among those of the appliance.
+_LABEL = "guest"
+#: So many files are told of at most, and bytes of a block that is compared.
+_FILES, _BLOCK = 40_000, 4096
+
 
 def text(said: object) -> str:
     """A name or a sentence that a guest's disk has chosen."""
@@ -40,7 +58,7 @@ class Appliance:
         self._guest.set_network(False)
         self._guest.set_memsize(memory)
         server = [f"unix:{socket}"]
-        more = {"discard": "enable"} if writable else {}
+        more = {"discard": "enable"} if writable else {"label": _LABEL}
         self._guest.add_drive_opts("disk", format="raw", readonly=not writable, protocol="nbd", server=server, **more)
         self._guest.launch()
         self._mounted = ""
@@ -120,17 +138,12 @@ class Appliance:
     def unclean(self) -> dict[str, Any]:
         """Filesystems that were not unmounted, and systems that only sleep: nothing may be written there."""
         # Before the others are listed: for that, libguestfs mounts each btrfs, which writes what its log holds.
-        known = [*self._guest.list_devices(), *self._guest.list_partitions(), *self._guest.lvs()]
         found = [
             {"device": text(device), "type": "btrfs", "why": "it was not unmounted"}
-            for device in known
+            for device in self._known()
             if self._has_log(device)
         ]
-        # libguestfs starts an array also without its other half, which would then be taken for failed.
-        arrays = list(self._guest.list_md_devices())
-        arrays += [one for one in known if "raid_member" in self._guest.vfs_type(one)]
-        why = "it is part of a software RAID"
-        found += [{"device": text(device), "type": "array", "why": why} for device in arrays]
+        found += self._arrays()
         for device, kind in [] if found else self._devices():
             try:
                 why = self._unclean(device, kind)
@@ -139,6 +152,17 @@ class Appliance:
             if why:
                 found.append({"device": text(device), "type": text(kind), "why": why})
         return {"unclean": found}
+
+    def _known(self) -> list[str]:
+        """Disk, partitions and logical volumes, whatever is on them."""
+        return [*self._guest.list_devices(), *self._guest.list_partitions(), *self._guest.lvs()]
+
+    def _arrays(self) -> list[dict[str, Any]]:
+        """Parts of arrays: libguestfs starts one also without its other half, which would then be taken for failed."""
+        arrays = list(self._guest.list_md_devices())
+        arrays += [one for one in self._known() if "raid_member" in self._guest.vfs_type(one)]
+        why = "it is part of a software RAID"
+        return [{"device": text(device), "type": "array", "why": why} for device in arrays]
 
     def _devices(self) -> list[tuple[str, str]]:
         """Each filesystem once: those of btrfs are also listed by subvolume."""
@@ -162,6 +186,106 @@ class Appliance:
             return False
         block = self._guest.pread_device(device, 4096, _BTRFS)
         return bool(block[64:72] == b"_BHRfS_M" and any(block[96:104]))
+
+    def marks(self) -> dict[str, Any]:
+        """Of each filesystem, by its device: its id, and a number that grows when it is written to.
+
+        Of ext the time of the last write, of XFS the place in its log, of btrfs the generation: from the superblocks
+        (``fs/ext4/ext4.h``, ``fs/xfs/libxfs/xfs_format.h``, ``include/uapi/linux/btrfs_tree.h``), as they stand there.
+        """
+        found = {}
+        for device in self._known():
+            if self._guest.blockdev_getsize64(device) < _BTRFS + 4096:
+                continue
+            head = self._guest.pread_device(device, 4096, 0)
+            block = self._guest.pread_device(device, 4096, _BTRFS)
+            if head[1080:1082] == b"\x53\xef":
+                name, grows = head[1128:1144], int.from_bytes(head[1072:1076] + head[1652:1653], "little")
+            elif head[:4] == b"XFSB":
+                name, grows = head[32:48], int.from_bytes(head[240:248], "big") if head[101] & 15 == 5 else 0
+            elif block[64:72] == b"_BHRfS_M":
+                name, grows = block[32:48], int.from_bytes(block[72:80], "little")
+            else:
+                continue
+            found[text(device)] = [name.hex(), grows]
+        return {"marks": found}
+
+    def check(self) -> dict[str, Any]:
+        """Whether each filesystem is sound, once its log was replayed: what that writes is thrown away afterwards."""
+        found = [{**one, "state": "unknown"} for one in self._arrays()]
+        for device, kind in self._devices():
+            if kind != "swap" and not (kind == "unknown" and self._boots(device)):
+                state, why = self._checked(device, kind)
+                found.append({"device": text(device), "type": text(kind), "state": state, "why": text(why)})
+        return {"filesystems": found}
+
+    def _boots(self, device: str) -> bool:
+        try:
+            disk, number = self._guest.part_to_dev(device), self._guest.part_to_partnum(device)
+            return bool(self._guest.part_get_gpt_type(disk, number).upper() == _BOOTS)
+        except RuntimeError:
+            return False
+
+    def _checked(self, device: str, kind: str) -> tuple[str, str]:
+        """``sound``, ``damaged`` or ``unknown``, and what the tool said last."""
+        self._unmount()
+        if kind not in _CHECKS:
+            return "unknown", "nothing here checks such a filesystem"
+        if kind == "xfs":  # xfs_repair replays no log: a mount does; of one that cannot be mounted it says why
+            with contextlib.suppress(RuntimeError):
+                self._guest.mount_options("noatime", device, "/")
+                self._guest.umount_all()
+        # libguestfs's names of disks are not the kernel's there, which may call its own root /dev/sda.
+        there = shlex.quote(re.sub(r"^/dev/sd[a-z]+", f"/dev/disk/guestfs/{_LABEL}", device))
+        check = f"if test -b {there}; then {_CHECKS[kind].format(there)}; else (exit 127); fi"
+        said = self._said("{ " + check + "; code=$?; echo; echo $code; } 2>&1 | tail -c 1000")
+        lines = [one.strip() for one in said if one.strip()]
+        code = int(lines.pop())
+        why = lines[-1] if lines else ""
+        return ("sound", "") if code == 0 else ("unknown" if code in _UNTOLD else "damaged", why)
+
+    def _said(self, command: str) -> list[str]:
+        """The words of a command of the appliance's own, by line."""
+        return str(self._guest.debug("sh", [command])).splitlines()
+
+    def changes(self, device: str, each: int) -> dict[str, Any]:
+        """Of each file its kind, inode, the second of its last change and its bytes; the second of the last of all.
+
+        Args:
+            each: of how many inodes one is told of; 0 chooses that by their number.
+        """
+        self._mount(device)
+        status = self._guest.statvfs("/")
+        each = each or (status["files"] - status["ffree"]) // _FILES + 1
+        self._said("find /sysroot -xdev -printf '%y %i %C@ %s\\n' > /tmp/files")
+        files, newest, at, rest = list[list[Any]](), 0, 1, ""
+        while piece := str(self._guest.debug("sh", [f"tail -c +{at} /tmp/files | head -c {PIECE}"])):
+            at += len(piece)
+            *lines, rest = (rest + piece).split("\n")
+            for kind, inode, changed, size in map(str.split, lines):
+                newest = max(newest, int(float(changed)))
+                if int(inode) % each == 0:
+                    files.append([kind, int(inode), int(float(changed)), int(size)])
+        return {"each": each, "newest": newest, "files": files}
+
+    def tails(self, device: str, inodes: list[int]) -> dict[str, Any]:
+        """Where the last block of each of these files is on the device, in bytes, and the digest of what is there."""
+        self._mount(device)
+        wanted = " -o ".join(f"-inum {int(one)}" for one in inodes)
+        said = self._said(f"find /sysroot -xdev -type f \\( {wanted} \\) -exec filefrag -b{_BLOCK} -v {{}} + || true")
+        found = []
+        for line in said:
+            words = line.replace(":", " ").replace("..", " ").split()
+            if not words or "eof" not in words[-1].split(",") or not words[4:5] or not words[4].isdecimal():
+                continue
+            if not {"inline", "unwritten", "unknown", "encoded"} & set(words[-1].split(",")):
+                found.append(int(words[4]) * _BLOCK)
+        return {"places": found, **self.blocks(device, found)}
+
+    def blocks(self, device: str, places: list[int]) -> dict[str, Any]:
+        """Digests of the blocks at these bytes of the device."""
+        read = [self._guest.pread_device(device, _BLOCK, place) for place in places]
+        return {"digests": [hashlib.sha256(one).hexdigest() for one in read]}
 
     def trim(self) -> dict[str, Any]:
         """Gives free space of each filesystem back to the disk."""
@@ -234,8 +358,12 @@ def main() -> None:
                 answer(appliance.folder(asked["device"], asked["path"]))
             elif asked["do"] == "read":
                 appliance.read(asked["device"], asked["path"])
-            elif asked["do"] in {"unclean", "trim", "sums"}:
+            elif asked["do"] in {"unclean", "trim", "sums", "marks", "check"}:
                 answer(getattr(appliance, asked["do"])())
+            elif asked["do"] == "changes":
+                answer(appliance.changes(asked["device"], asked["each"]))
+            elif asked["do"] in {"tails", "blocks"}:
+                answer(getattr(appliance, asked["do"])(asked["device"], asked["of"]))
         except (RuntimeError, UnicodeError) as error:
             answer({"error": text(error)})
         sys.stdout.flush()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent.host.mounts import Mounts
@@ -51,7 +51,7 @@ class Conversion:
     virtual_size: int = 0
     bitmaps: bool = False
     bandwidth: int | None = None
-    keys: Keys = field(default_factory=Keys)
+    keys: Keys | None = None
 
 
 def convert(io: AgentIO, source: Node, target: Conversion, effort: Effort) -> tools.Finished:
@@ -109,7 +109,7 @@ def _create(io: AgentIO, image: Node, target: Conversion, effort: Effort) -> too
     size = str(target.virtual_size)
 
     def run() -> tools.Finished:
-        with target.keys.handed() as handed:
+        with (target.keys or Keys()).handed() as handed:
             return tools.run(
                 ["qemu-img", asked[0], *handed.objects, *asked[1:], image.path_by_descriptor(), size],
                 io,

@@ -18,9 +18,8 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.measure.likeness import likeness
 from storage_admin.agent.protocol import INVALID, Arguments, HostError, Moment, RefusedError, display
 from storage_admin.agent.qemu.node import Node
-from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, parse_name
+from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, Story, parse_name
 from storage_admin.agent.swap.outcome import Identity, Made
-from storage_admin.agent.swap.story import Story
 
 #: Seconds before and after a guest's time that count to it: its manager changes the file's owner around it.
 AROUND = 60.0

@@ -200,17 +200,25 @@ class Relink(Onto):
         if backing_name.found(work.folder, written, [self.onto.image.fd]) is not None:
             raise RefusedError("stale_plan", f"{image.shown} has its backing file {display(written)}; scan the host")
 
+    def refuse(self, work: Rewrite) -> None:
+        """Refuse also a base with which the image has too little alike."""
+        super().refuse(work)
+        found = self._found = likeness(work.io, work.chain.node(), self.onto.node(), seconds=None)
+        told = f"{found.equal} of {found.looked_at} blocks that the image holds are the same in the backing file"
+        work.io.log(told)
+        if self.unlike(found):
+            raise RefusedError("unproven", f"{told}; it is hardly the one")
+
+    def unlike(self, found: Likeness) -> bool:
+        """Whether that speaks against the base."""
+        return found.looked_at >= _ENOUGH and not found.equal and not self._force
+
     def needed(self, work: Rewrite) -> int:
         """The file once more."""
         return work.chain.image.stamp.allocated_size + (1 << 20)
 
     def make(self, work: Rewrite, replacement: NewFile) -> None:
         """Copy the file, and write the base's name."""
-        found = self._found = likeness(work.io, work.chain.node(), self.onto.node(), seconds=None)
-        told = f"{found.equal} of {found.looked_at} blocks that the image holds are the same in the backing file"
-        work.io.log(told)
-        if found.looked_at >= _ENOUGH and not found.equal and not self._force:
-            raise RefusedError("unproven", f"{told}; it is hardly the one")
         copy_image(work, replacement)
         refuse_other_header(work, replacement, work.chain.image.facts.backing_file)
         copy = Node(replacement.new, "qcow2", work.shown(replacement))

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.pools import is_possible
 from storage_admin.agent.formats import qcow2
 from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.host.mounts import Mounts
@@ -65,11 +64,6 @@ class Settled:
     goes_shared: int = 0
     made_shared: int = 0
     undone_shared: int = 0
-
-
-def is_image_name(name: bytes) -> bool:
-    """Whether it can be the name of an image: of one file in a folder, and none of a job's own."""
-    return is_possible(name) and not journal.parse_name(name)
 
 
 def is_back(named: Stamp | None, original: Stamp) -> tuple[bool, bool]:

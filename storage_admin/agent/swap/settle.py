@@ -13,7 +13,7 @@ from dataclasses import replace
 from storage_admin.agent.protocol import display, unb64
 from storage_admin.agent.swap import journal, settle_aside
 from storage_admin.agent.swap.exchange import OtherName, SameName, TakeOver
-from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
+from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, Story
 from storage_admin.agent.swap.outcome import (
     BUSY,
     FAILED,
@@ -27,7 +27,6 @@ from storage_admin.agent.swap.outcome import (
     stat_in,
     unlink,
 )
-from storage_admin.agent.swap.story import Story
 from storage_admin.agent.swap.straighten import is_free, straighten
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import Any
 
 from storage_admin.agent.protocol import display, unb64
 from storage_admin.agent.swap import exchange, journal
-from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
+from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, is_image_name
 from storage_admin.agent.swap.outcome import (
     FAILED,
     FINISHED,
@@ -22,7 +22,6 @@ from storage_admin.agent.swap.outcome import (
     REVERTED,
     Settled,
     is_back,
-    is_image_name,
     stat_in,
     unlink,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from storage_admin.agent.appliance.relinking import Unproven
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request
 from storage_admin.agent.rewrite.base import COMMON, Recipe, Rewrite, Wish, opened
@@ -51,19 +52,23 @@ def relink(request: Request, io: AgentIO) -> dict[str, Any]:
 
     Args:
         request: its ``args`` are :data:`base.COMMON` without a chain, and ``onto``: the other base and its own chain,
-            from above, each described as the image is; ``force``: also where nothing of the two is alike.
+            from above, each described as the image is; ``force``: also where nothing of the two is alike; or
+            ``prove``: only if data and filesystems, which are checked in an appliance, show that it is the lost one.
         io: the controller.
 
     Returns:
-        As :meth:`Rewrite.run`, with ``compared`` (blocks of the image) and ``alike`` (that the base has as well).
+        As :meth:`Rewrite.run`, with ``compared`` (blocks of the image) and ``alike`` (that the base has as well); of a
+        proof ``filesystems`` (each ``device``, ``type``, ``state``: ``sound``, ``damaged`` or ``unknown``, ``why``).
 
     Raises:
         RefusedError, HostError, StoppedError: the image is as it was.
     """
-    args = Arguments(request.args, COMMON | {"onto", "force"})
+    args = Arguments(request.args, COMMON | {"onto", "force", "prove"})
     onto = [Planned.parse(link) for link in args.take("onto", list)]
     wish = Wish.parse(request.args, args)
     if not onto or wish.ancestors:
         raise RefusedError(INVALID, "onto names the backing file, and the image's own chain is empty")
     with opened(wish, base_lost=True) as chain, contextlib.closing(Chain(onto[0], onto[1:])) as base:
-        return Rewrite(request, io, wish, Relink(base, args.get("force", bool, False)), chain).run()
+        prove = args.get("prove", bool, False)
+        recipe = Unproven(base) if prove else Relink(base, args.get("force", bool, False))
+        return Rewrite(request, io, wish, recipe, chain).run()

@@ -30,9 +30,8 @@ from storage_admin.agent.rewrite import last_copy
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import fence, journal, moment, settle, swap
 from storage_admin.agent.swap.fence import Fence
-from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, file_name
+from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, Story, file_name
 from storage_admin.agent.swap.outcome import stamp_now
-from storage_admin.agent.swap.story import Story
 
 _KNOWN = frozenset({"path_b64", "pool_path_b64", "undo_job"})
 

@@ -58,7 +58,9 @@ def _domain(connection: Any, domain: Any) -> GuestFacts:
                 disks[name] = replace(disk, target=name, only_in="pending")
     recording = _recording_chains(domain)
     snapshots: list[SnapshotFacts] = []
-    beside = sections.beside_its_disks(domain, root, {disk.path for disk in disks.values()}, unread, snapshots)
+    checkpoints: dict[str, list[str]] = {}
+    known = {disk.path for disk in disks.values()}
+    beside = sections.beside_its_disks(domain, root, known, unread, snapshots, checkpoints)
     return GuestFacts(
         kind="domain", uid=domain.UUIDString(), name=domain.name(), state=STATES.get(domain.state()[0], "unknown"),
         disks=tuple(
@@ -67,6 +69,7 @@ def _domain(connection: Any, domain: Any) -> GuestFacts:
         ),
         io_weight=_number(root, "blkiotune/weight") or None, io_limits=_limits(root),
         unread=tuple(dict.fromkeys(unread)), snapshots=tuple(snapshots),
+        checkpoints=None if any(line.startswith("its checkpoints ") for line in unread) else checkpoints,
     )  # fmt: skip
 
 

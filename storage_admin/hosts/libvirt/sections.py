@@ -25,7 +25,12 @@ _NONE = frozenset({
 
 
 def beside_its_disks(
-    domain: Any, root: ET.Element, known: Collection[str], unread: list[str], snapshots: list[SnapshotFacts]
+    domain: Any,
+    root: ET.Element,
+    known: Collection[str],
+    unread: list[str],
+    snapshots: list[SnapshotFacts],
+    checkpoints: dict[str, list[str]],
 ) -> list[DiskFacts]:
     """The files that only these sections name, each once.
 
@@ -33,13 +38,14 @@ def beside_its_disks(
         root: the domain's definition.
         known: paths of its disks.
         snapshots: gets those that libvirt keeps.
+        checkpoints: gets the names of the bitmaps that libvirt's checkpoints have, by disk.
         unread: gets what names files in a way that nobody can tell, and what libvirt does not tell.
 
     Raises:
         libvirt.libvirtError: libvirt does not answer.
     """
     told, found = set(known), []
-    for disk in (*_firmware(root), *_filesystems(root), *_sections(domain, unread, snapshots)):
+    for disk in (*_firmware(root), *_filesystems(root), *_sections(domain, unread, snapshots, checkpoints)):
         if disk.path and disk.path not in told:
             told.add(disk.path)
             found.append(disk)
@@ -63,12 +69,17 @@ def _filesystems(root: ET.Element) -> Iterator[DiskFacts]:
             yield DiskFacts(f"fs{number}", device="fs", path=source.get("file") or source.get("dev") or "")
 
 
-def _sections(domain: Any, unread: list[str], snapshots: list[SnapshotFacts]) -> Iterator[DiskFacts]:
+def _sections(
+    domain: Any, unread: list[str], snapshots: list[SnapshotFacts], checkpoints: dict[str, list[str]]
+) -> Iterator[DiskFacts]:
     for what, list_them in (("snapshot", "listAllSnapshots"), ("checkpoint", "listAllCheckpoints")):
         try:
             for one in getattr(domain, list_them)():
                 name, xml = one.getName(), one.getXMLDesc()
-                snapshots += [_snapshot(name, xml)] if what == "snapshot" else []
+                if what == "snapshot":
+                    snapshots.append(_snapshot(name, xml))
+                else:
+                    _note_bitmaps(name, xml, checkpoints)
                 yield from _named(xml, f"the {what} {name}")
         except libvirt.libvirtError as error:
             _note(error, f"its {what}s", unread)
@@ -77,6 +88,12 @@ def _sections(domain: Any, unread: list[str], snapshots: list[SnapshotFacts]) ->
             yield from _named(domain.managedSaveGetXMLDesc(), "the saved state")
     except libvirt.libvirtError as error:
         _note(error, "its saved state", unread)
+
+
+def _note_bitmaps(checkpoint: str, xml: str, checkpoints: dict[str, list[str]]) -> None:
+    root = ET.fromstring(xml)  # noqa: S314 (libvirt wrote it)
+    for disk in root.findall("disks/disk[@checkpoint='bitmap']"):
+        checkpoints.setdefault(disk.get("name", ""), []).append(disk.get("bitmap") or checkpoint)
 
 
 def created(root: ET.Element) -> int | None:

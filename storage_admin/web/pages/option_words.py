@@ -42,7 +42,11 @@ SWITCHES: dict[str, tuple[Translatable, dict[str, Translatable]]] = {
     ),
     "accept_unproven": (
         _("If nothing proves that it is the file"),
-        {"false": _("refuse"), "true": _("take it all the same (admin)")},
+        {"false": _("refuse"), "true": _("check its filesystems, take it if they are sound (admin)")},
+    ),
+    "accept_checkpoints": (
+        _("Bitmaps of checkpoints of libvirt"),
+        {"false": _("refuse"), "true": _("remove them all the same")},
     ),
     "libvirt_secret": (
         _("Secret of libvirt that a guest opens it with"),

@@ -265,7 +265,7 @@ def _context(
         "affected_guests": plan.affected_guests[:NAMED] if plan else (),
         "more_guests": max(len(plan.affected_guests) - NAMED, 0) if plan else 0,
         "candidates": candidates(image) if "accept_unproven" in kind.properties else (),
-        "to_type": kind.to_type(image.name, shown.options) if kind.no_way_back and plan else "",
+        "to_type": kind.to_type(image.name, shown.options) if plan else "",
         "confirm_typed": form.get("confirm_name", ""),
         "key": uuid4().hex,
     }
@@ -312,8 +312,9 @@ def _start(request: PageRequest, image: Image, kind: Rewriting) -> HttpResponseB
         if kind.replaces(plan.method, options) and not plan.undo_bytes and "without_undo" not in request.POST:
             sentence = gettext("Confirm that {image} is replaced without an undo copy.").format(image=image.name)
             raise InvalidError(sentence, {"without_undo": sentence})
-        if kind.no_way_back and request.POST.get("confirm_name") != kind.to_type(image.name, options):
-            sentence = gettext("Type {text} to confirm.").format(text=kind.to_type(image.name, options))
+        typed = kind.to_type(image.name, options)
+        if typed and request.POST.get("confirm_name") != typed:
+            sentence = gettext("Type {text} to confirm.").format(text=typed)
             raise InvalidError(sentence, {"confirm_name": sentence})
 
     try:

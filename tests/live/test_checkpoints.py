@@ -1,0 +1,57 @@
+"""Bitmaps that a checkpoint of a real libvirt has are told from those that nothing has any more, and stay."""
+
+from pathlib import Path
+
+import libvirt
+import pytest
+
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.models import Host
+from storage_admin.jobs import services
+from storage_admin.jobs.models import Job
+from tests.agent.harness import image_info, qemu_img
+from tests.harness.guests import Disk, Domains
+from tests.working import OPERATOR, client_as, create, image_at, said, scan, this_machine, work
+
+pytestmark = [
+    pytest.mark.guest,
+    pytest.mark.services,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("quiet", "libvirtd"),
+]
+
+KEPT, GONE = "1700000000", "virtnbdbackup.0"
+
+
+def bitmaps(path: Path) -> set[str]:
+    return {one["name"] for one in image_info(path)["format-specific"]["data"].get("bitmaps", [])}
+
+
+def codes(path: Path, **options: object) -> set[str]:
+    return {one.code for one in services.plan(OPERATOR, "bitmaps", image_at(path).pk, options).refusals}
+
+
+def test_a_bitmap_of_a_checkpoint_is_kept_and_one_whose_checkpoint_is_gone_is_stale(
+    domains: Domains, shared_folder: Path
+) -> None:
+    path = create(shared_folder / "vm.qcow2")
+    qemu_img("bitmap", "--add", path, GONE)
+    guest = domains.run([Disk(path)])
+    guest.domain.checkpointCreateXML(f"<domaincheckpoint><name>{KEPT}</name></domaincheckpoint>", 0)
+    guest.stop()
+    scan(this_machine(shared_folder))
+    row = Guest.objects.get(uid=guest.domain.UUIDString())
+    assert row.checkpoints == {"vda": [KEPT]}
+    told = {one["name"]: (one["checkpoint_of"], one["stale"]) for one in image_at(path).bitmaps}
+    assert told == {KEPT: (row.name, False), GONE: ("", True)}
+    page = client_as(role="viewer").get(f"/images/{image_at(path).pk}/").content.decode()
+    assert f"libvirt checkpoint of {row.name}" in page
+    assert (codes(path), codes(path, which="all")) == (set(), {"checkpoint_kept"})
+    assert codes(path, which="all", accept_checkpoints=True) == set()
+    job = work("bitmaps", image_at(path).pk, OPERATOR)
+    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    assert bitmaps(path) == {KEPT}
+    guest.domain.checkpointLookupByName(KEPT).delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
+    scan(Host.objects.get())
+    assert [(one["checkpoint_of"], one["stale"]) for one in image_at(path).bitmaps] == [("", True)]
+    assert codes(path, which="all") == set()
