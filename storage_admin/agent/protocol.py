@@ -75,7 +75,7 @@ REFUSALS = frozenset(
         "shared_base", "shared_pool", "stale_plan", "target_exists", "tool_missing", "undo_kept", "undo_missing",
         "undo_written_to", "unproven", "unsupported_pool", "unsupported_subformat", "folder_not_listed",
         "pool_changed", "merged", "guest_off", "upload_incomplete", "wrong_digest", "wrong_passphrase",
-        "unreadable_inside", "unclean_inside", "device_in_use",
+        "unreadable_inside", "unclean_inside", "device_in_use", "nbd_missing", "nbd_partitions",
     }
 )  # fmt: skip
 

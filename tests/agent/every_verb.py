@@ -51,7 +51,9 @@ POOLS = frozenset({"scan", "look", "sample", "recover", "folder"})
 #: Verbs that read nothing of an image, or only what they made; or start a machine for a checked one.
 _MADE = ("pve", "benchmark", "users", "beneath", "occupied", "unpack")
 _NEW = ("from_device", "receive", "upload", "forget_upload")
-NO_IMAGES = frozenset((*_MADE, *_NEW, "files", "sparsify"))
+#: What takes a module that hosts in containers lack: tests/machines/test_attach.
+_ATTACHES = ("attach", "detach", "attached")
+NO_IMAGES = frozenset((*_MADE, *_NEW, *_ATTACHES, "files", "sparsify"))
 #: Verbs that change an image's name and take nothing from its content.
 NAMES = frozenset({"set_aside", "restore_aside", "delete_aside", "drop"})
 #: How work may end that is neither a bug nor a result.
