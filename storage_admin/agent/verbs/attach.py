@@ -134,11 +134,9 @@ def detach(request: Request, io: AgentIO) -> dict[str, Any]:
     args = Arguments(request.args, frozenset({"device", "dev", "inode"}))
     wanted = (args.take("device", str), args.take("dev", int), args.take("inode", int))
     io.progress("checking", 0, None, "checking who uses the device")
+    _found(*wanted)
     with host_errors(), nbd.alone():
-        here = (one for one in nbd.attached() if (one["device"], one["dev"], one["inode"]) == wanted)
-        found = next(here, None)
-        if found is None:
-            raise RefusedError("stale_plan", "the image is not attached there any more; scan the host")
+        found = _found(*wanted)
         device = Device.open(os.fsencode(found["path"]), found["pid"])
         try:
             os.fsync(device.fd)
@@ -150,6 +148,14 @@ def detach(request: Request, io: AgentIO) -> dict[str, Any]:
         _wait_until_closed(found["device"], found["pid"])
         nbd.give_back(found["device"])
     return {"device": found["device"], "read_only": found["read_only"], "attached": nbd.attached()}
+
+
+def _found(device: str, dev: int, inode: int) -> dict[str, Any]:
+    """What is told of an attached image; raises RefusedError(``stale_plan``) where it is not attached there."""
+    for one in nbd.attached():
+        if (one["device"], one["dev"], one["inode"]) == (device, dev, inode):
+            return one
+    raise RefusedError("stale_plan", "the image is not attached there any more; scan the host")
 
 
 def attached(request: Request, io: AgentIO) -> dict[str, Any]:  # noqa: ARG001 (as every verb)
