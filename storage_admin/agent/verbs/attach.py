@@ -9,7 +9,7 @@ import signal
 import time
 from typing import Any
 
-from storage_admin.agent.host import cgroups, nbd
+from storage_admin.agent.host import cgroups, locking, nbd
 from storage_admin.agent.host.devices import Device
 from storage_admin.agent.host.in_use import FileId
 from storage_admin.agent.lifeline import AgentIO
@@ -23,8 +23,8 @@ from storage_admin.agent.verbs.inside import HARMLESS
 
 #: What an image keeps that is written to.
 _KEPT = frozenset({"has_internal_snapshots"})
-#: Seconds in which qemu-nbd has to have closed the image.
-_CLOSING = 60.0
+#: Seconds in which the kernel has to serve a device whose qemu-nbd is ready, and in which that has to close the image.
+_CONNECTING, _CLOSING = 10.0, 60.0
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:
@@ -52,6 +52,9 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         io.progress("checking", 0, None, "checking the image and its users")
         carried = _KEPT if writable else HARMLESS
         links.refuse_unsafe(chain, children_known=wish.children_known, carried=carried)
+        # qemu-nbd itself lets others write to raw images. It inherits these descriptors, and with them the locks.
+        for link in chain.ancestors if writable else chain.links:
+            locking.keep_writers_away(link.fd)
         chain.refuse_in_use()
         image = chain.image
         if writable:
@@ -95,7 +98,12 @@ def _connect(io: AgentIO, chain: Chain, name: str, *, writable: bool) -> None:
     if done.exit_code:
         chain.refuse_changes()
         raise HostError(f"qemu-nbd failed, {done.words()}")
-    os.unlink(f"{path}.socket")  # it is connected: nobody else is to be
+    os.unlink(f"{path}.socket")  # it is connected there: nobody else is to be
+    deadline = time.monotonic() + _CONNECTING
+    while not nbd.is_connected(name):  # it says that it is ready right before it asks the kernel
+        if time.monotonic() > deadline:
+            raise HostError(f"{name} was not connected within {_CONNECTING:.0f} s")
+        time.sleep(0.01)
 
 
 def _wait_until_closed(name: str, pid: int) -> None:
