@@ -3,14 +3,12 @@
 It stands among what is known of the host (``capabilities``), as :func:`storage_admin.agent.host.nbd.attached` tells it.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from images.models import Image
@@ -62,20 +60,22 @@ def found_of(image: Image) -> dict[str, Any] | None:
 def of_image(image: Image) -> Attached | None:
     """The device that a job has attached an image as."""
     found = found_of(image)
-    return _rows([image.host], [found])[0] if found is not None else None
+    return _rows([(image.host, found)])[0] if found is not None else None
 
 
 def listed(actor: Actor) -> list[Attached]:
     """All devices that are connected on the hosts that somebody may see, by host and number."""
-    hosts = list(hosts_for(actor).exclude(capabilities={}).order_by("name", "pk"))
-    return [row for host in hosts for row in _rows([host], host.capabilities.get("attached") or ())]
+    hosts = hosts_for(actor).order_by("name", "pk")
+    return _rows([(host, one) for host in hosts for one in host.capabilities.get("attached") or ()])
 
 
-def _rows(hosts: list[Host], told: Iterable[dict[str, Any]]) -> list[Attached]:
-    host, devices = hosts[0], list(told)
-    files = Q(inode__in=[str(one["inode"]) for one in devices if one["inode"]])
-    images = {(one.dev, one.inode): one for one in Image.objects.filter(files, host=host)} if devices else {}
-    jobs = {job.uid: job for job in Job.objects.filter(uid__in=[one["job"] for one in devices if one["job"]])}
+def _rows(devices: list[tuple[Host, dict[str, Any]]]) -> list[Attached]:
+    if not devices:
+        return []
+    files = Image.objects.filter(host__in={host for host, _told in devices})
+    files = files.filter(inode__in=[str(one["inode"]) for _host, one in devices if one["inode"]])
+    images = {(image.host_id, image.dev, image.inode): image for image in files}
+    jobs = {job.uid: job for job in Job.objects.filter(uid__in=[one["job"] for _host, one in devices if one["job"]])}
     return [
         Attached(
             host=host,
@@ -84,12 +84,12 @@ def _rows(hosts: list[Host], told: Iterable[dict[str, Any]]) -> list[Attached]:
             file=one["file"] or "",
             size=one["size"],
             writable=not one["read_only"],
-            image=images.get((str(one["dev"]), str(one["inode"]))),
+            image=images.get((host.pk, str(one["dev"]), str(one["inode"]))),
             at=datetime.fromtimestamp(one["at"], UTC) if one["at"] else None,
             by=one["by"] or "",
             job=jobs.get(one["job"]),
         )
-        for one in devices
+        for host, one in devices
     ]
 
 

@@ -25,9 +25,8 @@ LVM = "; ".join(
     for tool in ("pvs -o +pv_uuid", "vgs -o +vg_uuid", "lvs -a -o +lv_uuid,devices")
     for how in ("obtain_device_list_from_udev=1", "obtain_device_list_from_udev=0", 'scan=["/dev"] use_devicesfile=0')
 )
-NAMES = (
-    "udevadm settle; ls -l /dev/disk/by-*/ | grep -v diskseq; dmsetup info -c; blkid -c /dev/null; multipath -v2 -ll"
-)
+LINKS = "udevadm settle; find /dev/disk -type l ! -path '*/by-diskseq/*' -printf '%p %l\\n' | sort"
+NAMES = f"{LINKS}; dmsetup info -c; blkid -c /dev/null; multipath -v2 -ll"
 
 
 class Host:
