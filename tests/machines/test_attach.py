@@ -50,9 +50,14 @@ class Host:
         return where | dict(zip(names, map(int, told), strict=True))
 
     def args(self, name: str, size: int, *below: str, **more: Any) -> dict[str, Any]:
-        """What a job on a qcow2 with raw bases asks."""
+        """What a job on an image with raw bases asks; its extension is its format."""
         chain = [self.link(base, "raw") for base in below]
-        return self.link(name, "qcow2") | {"virtual_size": size, "chain": chain, "children_known": True, **more}
+        return self.link(name, name.rpartition(".")[2]) | {
+            "virtual_size": size,
+            "chain": chain,
+            "children_known": True,
+            **more,
+        }
 
     def attach(self, name: str, size: int, *below: str, **more: Any) -> dict[str, Any]:
         told = self.ask("attach", self.args(name, size, *below, by="ada", **more))
@@ -94,21 +99,23 @@ def disk(host: Host) -> Iterator[int]:
     host.run("umount /mnt/inside || true; pkill -x qemu-nbd || true; while pgrep -x qemu-nbd; do sleep 0.1; done")
 
 
-def test_an_image_is_read_as_a_whole_and_nothing_can_write_to_it(host: Host, disk: int) -> None:
-    told = host.attach("vm.qcow2", disk, "base.raw")
+@pytest.mark.parametrize("name", ["vm.qcow2", "copy.raw", "copy.vmdk"])
+def test_an_image_is_read_as_a_whole_and_nothing_can_write_to_it(host: Host, disk: int, name: str) -> None:
+    form, below = name.rpartition(".")[2], ["base.raw"] if name == "vm.qcow2" else []
+    host.run(f"cd {POOL}; [ -e {name} ] || qemu-img convert -f raw -O {form} base.raw {name}; sha256sum * >/root/sums")
+    told = host.attach(name, disk, *below)
     assert (told["size"], told["read_only"]) == (disk, True)
     assert host.run(f"cmp {DEVICE} /root/whole && echo same") == "same\n"
     assert host.run("ls -d /dev/nbd0* /sys/block/nbd0/nbd0p* 2>/dev/null || true") == ""
     assert host.run(f"dd if=/dev/zero of={DEVICE} bs=4k count=1 oflag=direct 2>&1 || echo failed").endswith("failed\n")
-    assert host.run(
-        f"mount -o ro,noload,offset={MIB} {DEVICE} /mnt/inside; cat /mnt/inside/file; umount /mnt/inside"
-    ) == ("words\n")
+    mounts = f"mount -o ro,noload,offset={MIB} {DEVICE} /mnt/inside"
+    assert host.run(f"{mounts}; cat /mnt/inside/file; umount /mnt/inside") == "words\n"
     [row] = host.attached()
-    assert (row["job"], row["by"], row["read_only"], row["file"]) == ("j1", "ada", True, f"{POOL}/vm.qcow2")
+    assert (row["job"], row["by"], row["read_only"], row["file"]) == ("j1", "ada", True, f"{POOL}/{name}")
     assert host.run("cat /sys/block/nbd0/pid").strip() in host.run(f"ls /proc/{row['pid']}/task").split()
-    assert host.detach("vm.qcow2") == {"device": "nbd0", "read_only": True, "attached": []}
+    assert host.detach(name) == {"device": "nbd0", "read_only": True, "attached": []}
     assert host.left() == "/dev/nbd0\n"
-    assert host.run(f"cmp {POOL}/base.raw /root/whole && echo same") == "same\n"
+    assert host.run(f"cd {POOL}; sha256sum --quiet -c /root/sums && echo same") == "same\n"
 
 
 def test_a_clone_with_the_hosts_own_volume_group_and_filesystem_is_ignored_by_the_host(host: Host) -> None:
