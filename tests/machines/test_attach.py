@@ -1,16 +1,26 @@
 """Images attached to a real host by its kernel: what is read and written; LVM, udev and multipath ignore them."""
 
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from images.rewrite import attached
 from storage_admin.agent.protocol import b64
+from storage_admin.hosts import asking
+from storage_admin.hosts.models import Host as Row
+from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs import runner, services
+from storage_admin.jobs.models import Job
 from tests.agent.harness import NO_RESERVE, Agent
+from tests.factories import HostFactory
 from tests.harness.processes import wait_until
 from tests.machines.inside import FIRST_PORT, HOWS
 from tests.machines.lab import Machine, machine
 from tests.machines.nfs import Pinged, load_agents
+from tests.working import ADMIN, image_at, register, said, scan, work
 
 pytestmark = pytest.mark.machines
 
@@ -38,8 +48,8 @@ class Host:
     def agent(self, how: str = "") -> Agent:
         return Pinged(self.machine.connection(FIRST_PORT + HOWS.index(how)))
 
-    def ask(self, verb: str, args: dict[str, Any], job: str = "j1") -> dict[str, Any]:
-        with self.agent() as agent:
+    def ask(self, verb: str, args: dict[str, Any], job: str = "j1", how: str = "") -> dict[str, Any]:
+        with self.agent(how) as agent:
             agent.request(verb, args, job)
             return agent.answer()
 
@@ -256,3 +266,50 @@ def test_a_module_that_makes_partitions_and_encrypted_images_are_refused(host: H
     host.attach("vm.qcow2", disk, "base.raw")
     assert host.run("cat /sys/module/nbd/parameters/max_part") == "0\n"
     assert host.detach("vm.qcow2")["attached"] == []
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_kernel_without_landlock_attaches_as_well(host: Host, disk: int, writable: bool) -> None:
+    args = host.args("vm.qcow2", disk, "base.raw", by="ada", writable=writable)
+    assert host.ask("attach", args, how="no landlock").get("path") == DEVICE
+    assert host.run(f"cmp {DEVICE} /root/whole && echo same") == "same\n"
+    [row] = host.attached()
+    # It sees nothing but what it was given.
+    assert host.run(f"ls -A /proc/{row['pid']}/root/dev").split() == [".storage-admin", "null", "urandom"]
+    assert host.detach("vm.qcow2")["attached"] == []
+    assert host.left() == "/dev/nbd0\n"
+
+
+@pytest.fixture
+def as_host(host: Host, disk: int, monkeypatch: pytest.MonkeyPatch) -> StoragePool:
+    """The pool of the machine, as a host of the dashboard."""
+    command = host.machine.command("python3 /root/agent.pyz")
+    for module in (runner, asking):
+        monkeypatch.setattr(module, "agent_command", lambda *_: contextlib.nullcontext(command))
+    row = HostFactory.create(slug="far", kind="ssh", transport="forced", last_seen=None, capabilities={})
+    return register(row, Path(POOL))
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")
+def test_jobs_attach_and_detach_and_each_scan_finds_what_is_attached(as_host: StoragePool, host: Host) -> None:
+    scan(as_host.host)
+    image = image_at(Path(f"{POOL}/vm.qcow2"))
+    job = work("attach", image.pk, ADMIN)
+    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    assert host.run(f"cmp {DEVICE} /root/whole && echo same") == "same\n"
+    # Whatever the database knew is found again.
+    Row.objects.update(capabilities={})
+    scan(as_host.host)
+    [row] = attached.listed(ADMIN)
+    assert (row.image, row.by, row.job, row.path, row.writable) == (image, ADMIN.name, job, DEVICE, False)
+    codes = {one.code for one in services.plan(ADMIN, "reclaim", image.pk, {}).refusals}
+    assert codes == {"image_in_use"}
+    assert image_at(Path(f"{POOL}/base.raw")).in_use
+    host.run(f"mount -o ro,noload,offset={MIB} {DEVICE} /mnt/inside")
+    job = work("detach", image.pk, ADMIN)
+    assert (job.state, job.error_code) == (Job.State.FAILED, "device_in_use")
+    host.run("umount /mnt/inside; losetup -D")
+    assert work("detach", image.pk, ADMIN).state == Job.State.SUCCEEDED
+    assert attached.listed(ADMIN) == []
+    assert host.left() == "/dev/nbd0\n"

@@ -69,7 +69,10 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
             try:
                 chain.refuse_stale()
                 _connect(io, chain, name, writable=writable)
-                chain.refuse_stale()
+                if not writable:
+                    chain.refuse_stale()
+                elif not links.still_named(image):  # its header may be another one by now
+                    raise RefusedError("stale_plan", f"{image.shown} was replaced by another file; scan the host")
                 found = next(one for one in nbd.attached() if one["device"] == name)
                 size = image.facts.virtual_size
                 # Of a raw image that ends within a sector, qemu-nbd fills that up.
