@@ -371,3 +371,19 @@ class PoolBody(Body):
         required=False,
         help_text=_("Operators may have jobs read partition tables and filesystem headers of images in this pool."),
     )
+
+
+class AttachedSerializer(serializers.Serializer[Any]):
+    """A block device of a host that is an image."""
+
+    host = serializers.IntegerField(source="host.pk")
+    host_name = serializers.CharField(source="host.name")
+    device = serializers.CharField(help_text=_("Its name, such as nbd0."))
+    path = serializers.CharField(help_text=_("Path of the device on the host."))
+    file = serializers.CharField(help_text=_("The file that its process has open."))
+    size_bytes = serializers.IntegerField(source="size")
+    writable = serializers.BooleanField()
+    image = serializers.IntegerField(source="image.pk", default=None, help_text=_("Null if no listed image is it."))
+    at = serializers.DateTimeField(allow_null=True, help_text=_("Null if no job has attached it."))
+    by = serializers.CharField(help_text=_("Who requested it; empty if no job has attached it."))
+    job = serializers.IntegerField(source="job.pk", default=None)

@@ -24,6 +24,8 @@ JOB_KINDS = [
     "images.kinds.sparsify.Sparsify",
     "images.kinds.bitmaps.RemoveBitmaps",
     "images.kinds.keys.Keys",
+    "images.kinds.attach.Attach",
+    "images.kinds.attach.Detach",
     "images.kinds.undo.Undo",
     "images.kinds.undo.DiscardUndo",
     "images.kinds.leftover.SettleLeftover",

@@ -231,7 +231,7 @@ def runs(stage: Stage, markers: list[str]) -> bool:
 
 
 NIGHT_WORDS = re.compile(
-    r"pytest\.mark\.night|\b(Trials|trials_of)\((?!.*points=)|\b(night\(\)|WHEN|TRIED|steps\()|mark\.sampled"
+    r"pytest\.mark\.(night|machines)|\b(Trials|trials_of)\((?!.*points=)|\b(night\(\)|WHEN|TRIED|steps\()|mark\.sampled"
 )
 
 

@@ -14,9 +14,10 @@ from rest_framework.response import Response
 
 from images.api.shapes import GuestSnapshotsSerializer, OverviewSerializer
 from images.filters import GuestFilters, GuestsByName
+from images.rewrite import attached
 from images.selectors import guests_for, overview
 from images.selectors.snapshots import snapshots_of
-from images.serializers import GuestSerializer, SnapshotRowSerializer
+from images.serializers import AttachedSerializer, GuestSerializer, SnapshotRowSerializer
 from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests import snapshots
@@ -65,6 +66,19 @@ class SnapshotEndpoints(EndpointSet):
     def list(self, _request: Request) -> Response:
         rows = self.paginate_queryset(snapshots_of(self.filter_queryset(self.get_queryset())))
         return self.get_paginated_response(self.get_serializer(rows, many=True).data)
+
+
+class AttachedEndpoint(Endpoint):
+    """``attached/``."""
+
+    @extend_schema(
+        summary=_("Images that are block devices of their hosts"),
+        description="As the hosts told last. Jobs of the kinds `attach` and `detach` attach and detach (admin).",
+        responses=AttachedSerializer(many=True),
+        tags=["images"],
+    )
+    def get(self, _request: Request) -> Response:
+        return Response(AttachedSerializer(attached.listed(self.actor), many=True).data)
 
 
 class HostScanEndpoint(Endpoint):

@@ -5,6 +5,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from images.models import Image
+from images.rewrite import attached
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import transport
 from storage_admin.hosts.libvirt import alone
@@ -258,6 +259,8 @@ def _running(guest: Guest, image: Image) -> str:
 
 
 def _use(image: Image) -> list[Refusal]:
+    if found := attached.refusals(image):
+        return found
     if image.in_use is None:
         why = image.pool.owners_unknown or image.host.owners_unknown or _("The image has not been scanned yet.")
         return [

@@ -11,7 +11,13 @@ import storage_admin.rest.schema  # noqa: F401 (names the token's scheme to drf-
 from benchmarks.api import BenchmarkEndpoints, WatchEndpoints
 from images.api.images import ImageEndpoints
 from images.api.ledger import LedgerEndpoints
-from images.api.others import GuestEndpoints, HostScanEndpoint, OverviewEndpoint, SnapshotEndpoints
+from images.api.others import (
+    AttachedEndpoint,
+    GuestEndpoints,
+    HostScanEndpoint,
+    OverviewEndpoint,
+    SnapshotEndpoints,
+)
 from images.api.policies import AutomationEndpoint, PolicyEndpoints
 from images.api.pools import PoolEndpoints
 from images.api.uploads import UploadEndpoints
@@ -53,7 +59,7 @@ class Root(Endpoint):
 
     @extend_schema(exclude=True)
     def get(self, request: Request) -> Response:
-        names = [*(prefix for prefix, _, _ in router.registry), "automation", "overview", "schema", "docs"]
+        names = [*(prefix for prefix, _, _ in router.registry), "attached", "automation", "overview", "schema", "docs"]
         return Response({name: request.build_absolute_uri(f"{name}/") for name in names})
 
 
@@ -73,6 +79,7 @@ class Nothing(Endpoint):
 urlpatterns = [
     path("", Root.as_view(), name="api-root"),
     path("hosts/<int:pk>/scan/", HostScanEndpoint.as_view(), name="api-hosts-scan"),
+    path("attached/", AttachedEndpoint.as_view(), name="api-attached"),
     path("automation/", AutomationEndpoint.as_view(), name="api-automation"),
     path("overview/", OverviewEndpoint.as_view(), name="api-overview"),
     path("schema/", Schema.as_view(), name="schema"),

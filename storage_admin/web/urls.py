@@ -6,6 +6,7 @@ from images.rewrite import planning
 from storage_admin.web.pages import (
     account,
     alerts,
+    attached,
     audit,
     create,
     files,
@@ -60,6 +61,11 @@ urlpatterns = [
     *(
         path(f"images/<int:image_id>/{word}/", orphans.aside, {"kind_name": kind}, name=kind)
         for word, kind in (("set-aside", "set_aside"), ("restore", "restore_aside"), ("delete", "delete_aside"))
+    ),
+    path("images/attached/", attached.attached, name="attached"),
+    *(
+        path(f"images/<int:image_id>/{kind}/", attached.attach, {"kind_name": kind}, name=kind)
+        for kind in ("attach", "detach")
     ),
     path("jobs/", jobs.jobs, name="jobs"),
     path("jobs/export.csv", jobs.jobs_csv, name="jobs_csv"),

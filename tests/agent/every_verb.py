@@ -50,10 +50,11 @@ UNDOES = {"undo": "undo", "discard_undo": "discard_undo", "discard by force": "d
 NEVER_DONE = frozenset({"discard_undo"})
 #: Verbs that look at a whole pool, or at many images.
 POOLS = frozenset({"scan", "look", "sample", "recover", "folder"})
-#: Verbs that read nothing of an image, or only what they made, or start a machine.
+#: Verbs that read nothing of an image, or only what they made, or start a machine, or need a module of the kernel.
 _MADE = ("pve", "benchmark", "users", "beneath", "occupied", "unpack")
 _NEW = ("from_device", "receive", "upload", "forget_upload")
-NO_IMAGES = frozenset((*_MADE, *_NEW, "files", "sparsify"))
+_ATTACHES = ("attach", "detach", "attached")
+NO_IMAGES = frozenset((*_MADE, *_NEW, *_ATTACHES, "files", "sparsify"))
 #: Verbs that change an image's name and take nothing from its content.
 NAMES = frozenset({"set_aside", "restore_aside", "delete_aside", "drop"})
 #: How work may end that is neither a bug nor a result.

@@ -136,6 +136,7 @@ CASES = [
     Case("get", "ledger/", VIEWER),
     Case("get", "ledger/summary/", VIEWER),
     Case("get", "overview/", VIEWER),
+    Case("get", "attached/", VIEWER),
     Case("get", "views/", VIEWER),
     Case(
         "post",

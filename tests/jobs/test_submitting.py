@@ -191,7 +191,7 @@ def test_roles_are_asked_in_the_service_for_every_kind() -> None:
                     services.submit(Actor("x", role), kind.name, targets[kind.target], {})
     assert Job.objects.exclude(pk=done.pk).count() == 0
     admins = {kind.name for kind in kinds.every() if kind.role == Role.ADMIN}
-    devices, asides = {"from_device", "to_device"}, {"set_aside", "restore_aside", "delete_aside"}
+    devices, asides = {"from_device", "to_device", "attach", "detach"}, {"set_aside", "restore_aside", "delete_aside"}
     assert admins == {"discard_undo", "settle_leftover", *devices, *asides}
 
 

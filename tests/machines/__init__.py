@@ -1,1 +1,1 @@
-"""Two real machines with a network between them, for what one machine cannot show: ``make machines`` builds them."""
+"""Real machines, for what one machine or a container cannot show: ``make machines`` builds them."""

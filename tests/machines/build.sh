@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # build.sh FOLDER: a Debian for a virtual machine, with the cloud kernel: FOLDER/disk.img, vmlinuz, initrd.gz and key.
-# It can be an NFS server and a client, has qemu's tools, and lets in who has the key.
+# It can be an NFS server and a client, has qemu's tools, LVM with thin pools and multipath, and lets in who has the key.
+# Its kernel has nbd and the device mapper as modules.
 set -euo pipefail
 cd "$1"
 umask 022
@@ -8,6 +9,7 @@ command -v mmdebstrap >/dev/null || apt-get install -y -q mmdebstrap
 suite=bookworm
 packages=linux-image-cloud-amd64,systemd-sysv,dbus,udev,kmod,iproute2,openssh-server,python3,qemu-utils
 packages=$packages,nfs-kernel-server,nfs-common,procps,busybox-static
+packages=$packages,lvm2,thin-provisioning-tools,multipath-tools
 mirror=$(apt-get indextargets 'Identifier: Packages' 'Origin: Debian' "Codename: $suite" --format '$(REPO_URI)' | head -n 1)
 [ -n "$mirror" ] || { echo "apt here knows no Debian $suite: add it to its sources" >&2; exit 1; }
 echo "deb $mirror $suite main" >debian.list # it has to end so

@@ -138,32 +138,50 @@ def build() -> Path:
 
 
 @contextlib.contextmanager
+def machine() -> Iterator[Machine]:
+    """One of them, alone.
+
+    Raises:
+        AssertionError: it was not built.
+    """
+    with _running(["hubport,id=wire,hubid=0"]) as alone:
+        yield alone[0]
+
+
+@contextlib.contextmanager
 def machines() -> Iterator[tuple[Machine, Machine]]:
     """Two of them: the first one is an NFS server, and both can reach it.
 
     Raises:
         AssertionError: they were not built.
     """
+    ports = (free_port(), free_port())
+    ends = (f"udp=127.0.0.1:{to},localaddr=127.0.0.1:{own}" for own, to in (ports, ports[::-1]))
+    with _running([f"socket,id=wire,{end}" for end in ends]) as both:
+        for number, one in enumerate(both, 1):
+            one.run(
+                f"ip link set eth1 address 52:54:00:00:00:0{number}; "
+                f"ip address add {ADDRESSES[number - 1]}/24 dev eth1; ip link set eth1 up"
+            )
+        yield both[0], both[1]
+
+
+@contextlib.contextmanager
+def _running(wires: Sequence[str]) -> Iterator[list[Machine]]:
+    """A machine on each of these wires."""
     kept = built()
     assert kept.exists(), f"There are no machines in {kept}: `make machines` builds them (about ten minutes)."
     with tempfile.TemporaryDirectory(prefix="machines-") as name, contextlib.ExitStack() as stack:
-        folder, ports = Path(name), (free_port(), free_port())
-        both = []
-        for own in (0, 1):
+        folder, running = Path(name), list[Machine]()
+        for own, wire in enumerate(wires):
             disk = folder / f"{own}.qcow2"
             create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(kept / "disk.img"), str(disk)]
             subprocess.run(create, check=True)
-            wire = f"socket,id=wire,udp=127.0.0.1:{ports[1 - own]},localaddr=127.0.0.1:{ports[own]}"
             more = ("-incoming", f"exec:cat {kept}/state")
-            both.append(Machine(folder / str(own), kept, f"file={disk},format=qcow2", wire, more))
-            stack.callback(both[-1].stop)
-        for number, machine in enumerate(both, 1):
-            machine.wait_until_up(120)
-            # What both have in common since they were saved: the time, a name, randomness, and what cards are called.
-            machine.run(
-                f"date -s @{time.time():.0f}; hostname machine{number}; cat >/dev/urandom; "
-                f"ip link set eth1 address 52:54:00:00:00:0{number}; "
-                f"ip address add {ADDRESSES[number - 1]}/24 dev eth1; ip link set eth1 up",
-                os.urandom(512),
-            )
-        yield both[0], both[1]
+            running.append(Machine(folder / str(own), kept, f"file={disk},format=qcow2", wire, more))
+            stack.callback(running[-1].stop)
+        for number, one in enumerate(running, 1):
+            one.wait_until_up(120)
+            # What all have in common since they were saved: the time, a name, randomness.
+            one.run(f"date -s @{time.time():.0f}; hostname machine{number}; cat >/dev/urandom", os.urandom(512))
+        yield running

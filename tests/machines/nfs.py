@@ -1,9 +1,9 @@
 """Images on a storage that two machines mount: the first one is also its server, on the second one the agent works."""
 
+import contextlib
 import hashlib
 import os
 import subprocess
-import threading
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,22 +23,12 @@ _INSIDE = "exec python3 -IS /root/inside.py"
 
 
 class Pinged(Agent):
-    """One whose lifeline is kept alive, as a loaded machine takes its time."""
-
-    def request(self, verb: str, args: dict[str, Any], job: str = "j1", generation: int = 1) -> None:
-        super().request(verb, args, job, generation)
-        self._ended = threading.Event()
-        self._heart = threading.Thread(target=self._ping)
-        self._heart.start()
+    """One whose lifeline is kept alive for as long as it takes, as a loaded machine takes its time."""
 
     def _ping(self) -> None:
-        while not self._ended.wait(protocol.PING_INTERVAL):
-            self.say(protocol.PING)
-
-    def close(self) -> int:
-        self._ended.set()
-        self._heart.join()
-        return super().close()
+        while not self._over.wait(protocol.PING_INTERVAL):
+            with contextlib.suppress(ValueError, OSError):  # the line is closed
+                self.say(protocol.PING)
 
 
 class Inside:

@@ -78,7 +78,8 @@ class Filled:
     def pages(self) -> list[str]:
         """The address of every page that only reads."""
         return [
-            "/", "/images/", "/orphans/?everywhere=true", "/hosts/", "/guests/", "/guests/snapshots/", "/jobs/",
+            "/", "/images/", "/images/attached/", "/orphans/?everywhere=true", "/hosts/", "/guests/",
+            "/guests/snapshots/", "/jobs/",
             "/password/", "/account/",
             "/ledger/", f"/images/{self.image.pk}/",
             f"/images/{self.base.pk}/", f"/images/{self.image.pk}/reclaim/", f"/jobs/{self.running.pk}/",

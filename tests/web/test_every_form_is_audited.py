@@ -116,6 +116,8 @@ NOT_HERE = {
     "bitmaps": _A_JOB,
     "sparsify": _A_JOB,
     "keys": _A_JOB,
+    "attach": _A_JOB,
+    "detach": _A_JOB,
     "job_secrets": "It takes a job that waits for them: tests/images/test_keys.",
     "host_add": "It takes a host that answers: test_host_add_pages.",
     "host_connection": "It takes a host that answers: tests/hosts/test_proxmox_hosts.",

@@ -8,7 +8,7 @@ from django.conf import settings
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
-from images.rewrite import planning
+from images.rewrite import attached, planning
 from storage_admin.hosts.models import StoragePool
 from tests.e2e.browser import is_error
 from tests.factories import ImageFactory, JobFactory
@@ -84,10 +84,17 @@ def addresses(filled: Filled) -> list[str]:
     part = {"number": 1, "volume": name[:128], "start": 0, "size": 1 << 30, "name": "ext4"}
     found = {"table": "gpt", "wrong": "", "parts": [part | {"filesystem_bytes": 1 << 30, "free_bytes": 1 << 20}]}
     JobFactory.create(kind="inside", target=filled.base, state="succeeded", result=found | {"fingerprint": ""})
+    device = {"device": "nbd0", "path": "/dev/nbd0", "pid": 7, "size": 1 << 30, "read_only": True, "file": name}
+    by_hand = device | dict.fromkeys(("dev", "inode", "job", "by", "at"))
+    base = {"dev": int(filled.base.dev), "inode": int(filled.base.inode), "job": "j1", "by": name[:150], "at": 1e9}
+    attached.note(filled.host.pk, {"attached": [device | base, by_hand]})
     kinds = [kind.name for kind in planning.rewriting_kinds()]
     plans = [f"/images/{image}/{kind}/" for image in (filled.image.pk, lost.pk) for kind in kinds]
     new = [
         f"/images/{lost.pk}/",
+        "/images/attached/",
+        *(f"/images/{filled.image.pk}/attach/{query}" for query in ("", "?writable=true")),
+        f"/images/{filled.base.pk}/detach/",
         *(f"/pools/{filled.pool.pk}/{verb}/" for verb in ("create", "unpack", "upload", "from-device")),
     ]
     return filled.pages() + plans + new + ADMIN_PAGES

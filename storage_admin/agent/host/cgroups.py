@@ -25,6 +25,8 @@ WEIGHT = 10
 #: The group's name, with the process that it was made for.
 _PREFIX = "storage-admin-"
 _NAME = re.compile(_PREFIX + r"([0-9]+)")
+#: The group of those that outlive their agent.
+_FREE = _PREFIX + "attached"
 #: Seconds that processes which have just ended may take to leave the group.
 _LEAVE_SECONDS = 0.5
 MOUNTINFO, OWN_GROUPS = "/proc/self/mountinfo", "/proc/self/cgroup"
@@ -236,3 +238,27 @@ def _make(path: str) -> None:
 
 def _remove(path: str) -> None:
     os.rmdir(path)
+
+
+def set_free(pid: int) -> bool:
+    """Take a process out of the agent's control group, with whose service or session it would be ended.
+
+    It comes into a group at the top, which nobody ends. Only the hierarchies by which systemd knows processes count.
+
+    Returns:
+        Whether it is free now.
+    """
+    with open(MOUNTINFO, "rb") as file:
+        mounts = parse(file.read())
+    free = True
+    for mount in mounts:
+        named = mount.filesystem == "cgroup" and b"name=systemd" in mount.options.split(b",")
+        if mount.root == b"/" and (named or mount.filesystem == "cgroup2"):
+            group = os.path.join(os.fsdecode(mount.point), _FREE)
+            try:
+                _make(group)
+            except OSError:
+                free = False
+            else:
+                free = _set(os.path.join(group, "cgroup.procs"), str(pid)) and free
+    return free

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from storage_admin.agent.host.in_use import loop_devices, process_name
 from storage_admin.agent.host.locking import file_id
+from storage_admin.agent.host.mounts import parse
 from storage_admin.agent.protocol import INVALID, RefusedError, display
 
 
@@ -19,16 +20,21 @@ class Device:
     Args:
         number: of the device, as ``st_rdev`` has it.
         size: in bytes.
+        server: as of :meth:`open`.
     """
 
     fd: int
     path: bytes
     number: int
     size: int
+    server: int | None = None
 
     @classmethod
-    def open(cls, path: bytes, *, to_write: bool = False) -> Device:
+    def open(cls, path: bytes, server: int | None = None, *, to_write: bool = False) -> Device:
         """The device of that path below ``/dev``, to read, or to write to as well.
+
+        Args:
+            server: the process that serves it, and has it open for that.
 
         Raises:
             RefusedError: ``invalid``: it is none; ``device_in_use``; ``stale_plan``: it does not exist; ``immutable``:
@@ -49,12 +55,12 @@ class Device:
                 raise RefusedError("immutable", f"{shown} is read-only") from error
             if error.errno != errno.EBUSY:
                 raise
-            raise RefusedError("device_in_use", f"{shown} is mounted, or part of something that uses it") from error
+            raise RefusedError("device_in_use", f"{shown} is {_use(os.stat(path).st_rdev)}; end that first") from error
         try:
             status = os.fstat(fd)
             if not stat.S_ISBLK(status.st_mode):
                 raise RefusedError(INVALID, f"{shown} is no block device")
-            device = cls(fd, path, status.st_rdev, os.lseek(fd, 0, os.SEEK_END))
+            device = cls(fd, path, status.st_rdev, os.lseek(fd, 0, os.SEEK_END), server)
             device.refuse_used()
         except BaseException:
             os.close(fd)
@@ -68,17 +74,17 @@ class Device:
     def refuse_used(self) -> None:
         """Refuse one that another process has open, as the QEMU of a guest, or that something stands on."""
         if who := self._opener():
-            raise RefusedError("device_in_use", f"{display(self.path)} is open in {who}; shut the guest down first")
+            first = "shut the guest down" if self.server is None else "stop that program"
+            raise RefusedError("device_in_use", f"{display(self.path)} is open in {who}; {first} first")
 
     def _opener(self) -> str:
-        place = f"/sys/dev/block/{os.major(self.number)}:{os.minor(self.number)}/holders"
-        if os.path.isdir(place) and (held := os.listdir(place)):
-            return ", ".join(sorted(held))
+        if held := _holders(self.number):
+            return held
         own = file_id(self.fd)
         if above := next((name for name, file in loop_devices() if file == own), ""):
             return above
         for pid in filter(str.isdigit, os.listdir("/proc")):
-            if int(pid) == os.getpid():
+            if int(pid) in {os.getpid(), self.server}:
                 continue
             try:
                 for descriptor in os.listdir(f"/proc/{pid}/fd"):
@@ -92,3 +98,19 @@ class Device:
 
     def _is(self, status: os.stat_result) -> bool:
         return stat.S_ISBLK(status.st_mode) and status.st_rdev == self.number
+
+
+def _holders(number: int) -> str:
+    """The devices that stand on one."""
+    place = f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/holders"
+    return ", ".join(sorted(os.listdir(place))) if os.path.isdir(place) else ""
+
+
+def _use(number: int) -> str:
+    """What is done with a device that somebody has for himself alone."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        at = [display(mount.point) for mount in parse(file.read()) if mount.device == number]
+    if at:
+        return f"mounted at {at[0]}"
+    held = _holders(number)
+    return f"part of {held}" if held else "mounted elsewhere, or part of something that uses it"

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from storage_admin.agent.host import nbd
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.programs import confined
 from storage_admin.agent.protocol import HostError, machine_id
@@ -87,6 +88,9 @@ def host_event(etc_pve: str = "/etc/pve", root: str = "/", known: Any = None) ->
         "proxmox": proxmox,
         "proxmox_storages": [vars(storage) for storage in proxmox_storages(etc_pve)] if proxmox else [],
         "libvirt": libvirt_state(root),
+        # The code of what stands against attaching images here, and what is attached.
+        "nbd": nbd.against(root),
+        "attached": nbd.attached(root),
     }
 
 

@@ -138,8 +138,9 @@ LANDLOCK, NAMESPACES = "landlock", "namespaces"
 # linux/landlock.h; the numbers of its system calls are the same on every machine.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _EXECUTE, _WRITE, _READ, _LIST, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
+_MAKE_SOCKET = 1 << 9
 #: To ask a device anything but for its bytes (version 5): who is to write to one asks whether it can be.
-_ASK_DEVICE = 1 << 15
+_USE_DEVICE = 1 << 15
 _PATH_BENEATH = 1
 #: All rights over files that a version of Landlock knows, which are all refused but for the rules.
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
@@ -151,6 +152,8 @@ _DIE_WITH_PARENT, _SET_NO_NEW_PRIVS, _SET_SECCOMP, _FILTER, _DROP_CAPABILITY = 1
 _NEW_NETWORK = 0x40000000
 #: Capabilities that are kept: to open files whatever their mode, and to fill a disk to what is set aside for root.
 _KEPT = frozenset({1, 24})
+#: CAP_SYS_ADMIN, by which a device is connected.
+_CONNECTS = 21
 _CAPABILITIES = 64
 
 #: By machine: what its system calls are marked with (linux/audit.h), and the numbers of those that make a socket.
@@ -175,10 +178,16 @@ _NOTHING = "/dev/null"
 
 @dataclass(frozen=True)
 class Files:
-    """What a tool is given: descriptors that it may open anew as ``/proc/self/fd/N``, to read, or to write as well."""
+    """What a tool is given: descriptors that it may open anew as ``/proc/self/fd/N``, to read, or to write as well.
+
+    Args:
+        connected: paths of a block device that it connects to itself, and of the folder for its socket. That takes
+            sockets and the right to connect devices, so that it keeps both, and is kept from files alone.
+    """
 
     read: Sequence[int] = ()
     written: Sequence[int] = ()
+    connected: tuple[str, str] | None = None
 
     @property
     def fds(self) -> list[int]:
@@ -217,9 +226,13 @@ class Confinement:
             self._ruleset = _ruleset(files, programs, libraries)
         elif how == NAMESPACES:
             self._enclosure = Enclosure(
-                read=files.read, written=files.written, seen=[*libraries, *programs, *_LINKER], used=[_NOTHING]
+                read=files.read,
+                written=files.written,
+                seen=[*libraries, *programs, *_LINKER],
+                used=[_NOTHING, *(files.connected or ())],
             ).enter
-        self._network, self._filter = _empty_network(), _program()
+        self._network, self._filter = _empty_network(), None if files.connected else _program()
+        self._kept = _KEPT | {_CONNECTS} if files.connected else _KEPT
 
     def close(self) -> None:
         """To be called once the tool was started, or was not."""
@@ -236,7 +249,7 @@ class Confinement:
         elif self._network is not None:
             checked(LIBC.setns(self._network, _NEW_NETWORK))
         for number in range(_CAPABILITIES):
-            if number not in _KEPT:
+            if number not in self._kept:
                 LIBC.prctl(_DROP_CAPABILITY, number, 0, 0, 0)  # fails for numbers that there are not
         checked(LIBC.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         if self._ruleset >= 0:
@@ -269,7 +282,7 @@ def _ruleset(files: Files, programs: Sequence[str], libraries: Sequence[str]) ->
     ruleset = int(checked(LIBC.syscall(_CREATE_RULESET, attributes, len(attributes), 0)))
     try:
         for fd in files.fds:
-            written = _WRITE | _TRUNCATE | _ASK_DEVICE if fd in files.written else 0
+            written = _WRITE | _TRUNCATE | _USE_DEVICE if fd in files.written else 0
             _allow(ruleset, fd, (_READ | written) & rights)
         for path in libraries:
             _allow_path(ruleset, path, _READ | _EXECUTE | _LIST)
@@ -278,6 +291,10 @@ def _ruleset(files: Files, programs: Sequence[str], libraries: Sequence[str]) ->
         for path in _LINKER:
             _allow_path(ruleset, path, _READ)
         _allow_path(ruleset, _NOTHING, _READ | _WRITE)
+        if files.connected is not None:
+            device, sockets = files.connected
+            _allow_path(ruleset, device, (_READ | _WRITE | _USE_DEVICE) & rights)
+            _allow_path(ruleset, sockets, _MAKE_SOCKET)
     except BaseException:
         os.close(ruleset)
         raise

@@ -144,8 +144,33 @@ def _convert(io: AgentIO, source: Node, image: Node, target: Conversion, effort:
         asked += ["-o", options]
     written = image.path_by_descriptor() if target.backing is None else image.written()
     shown = [*map(text, asked), *formats([source]), display(source.path), display(target.shown)]
+    return _converted(io, [*asked, source.argument(), written], image, source, shown, effort)
+
+
+def fill(
+    io: AgentIO, source: Node, target: Node, effort: Effort, *, zeroed: bool, bandwidth: int | None = None
+) -> tools.Finished:
+    """Write all that a guest reads of an image into another one that exists, or into a device; returns as `convert`.
+
+    Args:
+        target: at least as large.
+        zeroed: whether it reads as zeros, which then are left out; packed is what its format can only hold so.
+        bandwidth: bytes a second, at most.
+    """
+    asked: list[tools.Argument] = ["convert", "-U", "-p", "-m", "8", "-n"]
+    asked += ["--target-is-zero"] if zeroed else []
+    asked += ["-c"] if target.format == "vmdk" else ["-W"]
+    asked += ["-r", str(bandwidth)] if bandwidth else []
+    asked += ["-O", target.format]
+    shown = [*map(text, asked), *formats([source]), display(source.path), display(target.path)]
+    return _converted(io, [*asked, source.argument(), target.written()], target, source, shown, effort)
+
+
+def _converted(
+    io: AgentIO, argv: Sequence[tools.Argument], image: Node, source: Node, shown: Sequence[str], effort: Effort
+) -> tools.Finished:
     return tools.run(
-        ["qemu-img", *asked, source.argument(), written],
+        ["qemu-img", *argv],
         io,
         limits=None,
         idle_io=effort.idle_io,
@@ -153,38 +178,6 @@ def _convert(io: AgentIO, source: Node, image: Node, target: Conversion, effort:
         on_output=effort.on_output(),
         watch=effort.watch,
         shown=["qemu-img", *shown],
-    )
-
-
-def fill(
-    io: AgentIO, source: Node, target: Node, effort: Effort, *, zeroed: bool, bandwidth: int | None = None
-) -> tools.Finished:
-    """Write all that a guest reads of an image into another one that exists, or into a device.
-
-    Args:
-        target: at least as large.
-        zeroed: whether it reads as zeros, which then are left out; packed is what its format can only hold so.
-        bandwidth: bytes a second, at most.
-
-    Returns:
-        As :func:`convert`.
-    """
-    asked: list[tools.Argument] = ["convert", "-U", "-p", "-m", "8", "-n"]
-    asked += ["--target-is-zero"] if zeroed else []
-    asked += ["-c"] if target.format == "vmdk" else ["-W"]
-    asked += ["-r", str(bandwidth)] if bandwidth else []
-    return tools.run(
-        ["qemu-img", *asked, "-O", target.format, source.argument(), target.written()],
-        io,
-        limits=None,
-        idle_io=effort.idle_io,
-        files=target.files(written=True, beside=[source]),
-        on_output=effort.on_output(),
-        watch=effort.watch,
-        shown=[
-            *("qemu-img", *map(text, asked), *formats([source]), "-O", target.format),
-            *(display(source.path), display(target.path)),
-        ],
     )
 
 

@@ -75,11 +75,20 @@ class Node:
         part = {"driver": "raw", "offset": offset, "size": size, "file": self.options()}
         return _json(part)
 
-    def files(self, *, written: bool = False, written_below: bool = False, beside: Sequence[Node] = ()) -> Files:
-        """What a tool is to be given that opens it, to write to it and to its base or not, and reads ``beside`` it."""
+    def files(
+        self,
+        *,
+        written: bool = False,
+        written_below: bool = False,
+        beside: Sequence[Node] = (),
+        connected: tuple[str, str] | None = None,
+    ) -> Files:
+        """What a tool is to be given that opens it, to write to it and to its base or not, and reads ``beside`` it;
+        ``connected`` as of :class:`Files`.
+        """
         read = [fd for node in (self, *beside) for fd in node._fds()]
         below = [self.backing.fd] if written_below and self.backing is not None else []
-        return Files(read, [*([self.fd] if written else []), *below])
+        return Files(read, [*([self.fd] if written else []), *below], connected)
 
     def _fds(self) -> list[int]:
         return [self.fd, *(self.backing._fds() if self.backing is not None else [])]

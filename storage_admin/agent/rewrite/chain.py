@@ -253,7 +253,7 @@ class Chain:
                 raise RefusedError(
                     "stale_plan", f"{link.shown} was changed while the job ran; scan the host and try again"
                 )
-            if names and not _still_named(link):
+            if names and not still_named(link):
                 raise RefusedError(
                     "stale_plan", f"{link.shown} was replaced by another file; scan the host and try again"
                 )
@@ -266,7 +266,8 @@ def _in_use(link: Link, who: str) -> RefusedError:
     return RefusedError("image_in_use", f"{link.shown} is in use by {who}; stop it and try again")
 
 
-def _still_named(link: Link) -> bool:
+def still_named(link: Link) -> bool:
+    """Whether a file still has the name that it was opened by."""
     try:
         with link.folder() as folder:
             now = os.stat(os.path.basename(link.planned.path), dir_fd=folder, follow_symlinks=False)

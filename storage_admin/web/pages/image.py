@@ -17,7 +17,7 @@ from images.kinds.relink import is_lost
 from images.models import Image
 from images.orphans import rows
 from images.orphans.selectors import evidence
-from images.rewrite import neighbours, planning
+from images.rewrite import attached, neighbours, planning
 from images.scan import look, vanished
 from images.selectors.snapshots import held_by_each
 from images.services import DECLARABLE, declare_format
@@ -41,6 +41,8 @@ HIGHEST_LINE = 4
 BROKEN = (Image.State.CHAIN_BROKEN, Image.State.CHAIN_CYCLE)
 
 
+#: What only admins do, and others need not read of.
+ATTACHING = frozenset({"attach", "detach"})
 #: What has a button at the head of the page; the others have a link among the actions.
 IN_HEAD = frozenset({"reclaim", "flatten", "convert", "check", "grow"})
 
@@ -106,6 +108,8 @@ def _actions(request: PageRequest, image: Image) -> list[Action]:
     for kind in planning.image_kinds():
         if (kind.name in rows.KINDS and not _is_for(request, image, kind.name)) or _lacks(image, kind.name):
             continue
+        if kind.role > request.actor.role and kind.name in ATTACHING:
+            continue
         actions.append(Action(image.pk, kind, planning.plan_for(request.actor, kind, image, {})))
     return sorted(actions, key=lambda action: not action.rewrites)
 
@@ -130,6 +134,8 @@ def _lacks(image: Image, kind: str) -> bool:
         "keys": not image.encrypted,
         "commit": image.backing_id is None,
         "relink": not is_lost(image),
+        "attach": attached.found_of(image) is not None,
+        "detach": attached.found_of(image) is None,
     }
     lacks["inside"] = not image.pool.look_inside
     return lacks.get(kind, False)
@@ -212,6 +218,7 @@ def image(request: PageRequest, image_id: int) -> HttpResponseBase:
         "broken": row.state in BROKEN,
         "lost_base": is_lost(row),
         "inside": last_look(row),
+        "attached": attached.of_image(row),
         "repair": _rebase(row),
     }
     return render(request, "images/image.html", context)

@@ -1,0 +1,104 @@
+"""What is attached to a host is told by its kernel, and where that has no module for it, nothing is attached."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from storage_admin.agent.host import nbd
+from tests.agent.harness import ask, leftovers, make_image, reclaim_args
+
+pytestmark = pytest.mark.qemu
+
+#: What a Debian 12 told while two images were attached: one by an agent, read-only, and one by hand.
+THREADS = {"nbd0": 481, "nbd10": 377}
+PROCESSES = {481: 477, 377: 374}
+NOTE = {"job": "j1", "by": "ada", "at": 1795783105.7, "dev": 65024, "inode": 12987}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A host's ``/sys``, ``/proc`` and ``/dev``, as far as they are read."""
+    for name, (size, read_only) in {"nbd0": (131072, 1), "nbd10": (2048, 0), "nbd2": (0, 0), "vda": (9, 0)}.items():
+        block = tmp_path / "sys/block" / name
+        block.mkdir(parents=True)
+        (block / "size").write_text(f"{size}\n")
+        (block / "ro").write_text(f"{read_only}\n")
+        if name in THREADS:
+            (block / "pid").write_text(f"{THREADS[name]}\n")
+    for thread, files in {481: {9: ("/images/vm.qcow2", 12987), 3: ("socket:[5]", 5)}, 377: {4: ("/x/y", 7)}}.items():
+        place = tmp_path / "proc" / str(thread)
+        (place / "fd").mkdir(parents=True)
+        (place / "fdinfo").mkdir()
+        (place / "status").write_text(f"Name:\tqemu-nbd\nTgid:\t{PROCESSES[thread]}\nPid:\t{thread}\n")
+        for descriptor, (path, inode) in files.items():
+            (place / "fd" / str(descriptor)).symlink_to(path)
+            (place / "fdinfo" / str(descriptor)).write_text(f"pos:\t0\nflags:\t02000000\nino:\t{inode}\n")
+    folder = tmp_path / nbd.FOLDER[1:]
+    folder.mkdir(parents=True)
+    (folder / "nbd0.json").write_text(json.dumps(NOTE))
+    return tmp_path
+
+
+def test_what_is_attached_is_told_with_who_has_attached_it(root: Path) -> None:
+    by_hand = dict.fromkeys(NOTE)
+    assert nbd.attached(str(root)) == [
+        {"device": "nbd0", "path": f"{nbd.FOLDER}/nbd0", "pid": 477, "size": 64 << 20, "read_only": True,
+         "file": "/images/vm.qcow2", **NOTE},
+        {"device": "nbd10", "path": "/dev/nbd10", "pid": 374, "size": 1 << 20, "read_only": False, "file": "/x/y",
+         **by_hand},
+    ]  # fmt: skip
+
+
+def test_a_device_that_serves_another_file_by_now_is_none_of_ours(root: Path) -> None:
+    (root / "proc/481/fdinfo/9").write_text("ino:\t12988\n")
+    told = nbd.attached(str(root))[0]
+    assert (told["job"], told["inode"], told["path"], told["file"]) == (None, None, "/dev/nbd0", "/images/vm.qcow2")
+
+
+def test_a_note_of_a_host_that_has_started_anew_tells_nothing(root: Path) -> None:
+    for name in THREADS:
+        (root / "sys/block" / name / "pid").unlink()
+    assert nbd.attached(str(root)) == []
+
+
+@pytest.mark.parametrize(
+    ("max_part", "modules", "code"),
+    [("0", "", ""), ("16", "kernel/drivers/block/nbd.ko:", "nbd_partitions"), (None, "", "nbd_missing"),
+     (None, None, "nbd_missing"), (None, "kernel/drivers/block/nbd.ko.xz:", "")],
+)  # fmt: skip
+def test_whether_a_host_can_attach_is_told_without_loading_anything(
+    tmp_path: Path, max_part: str | None, modules: str | None, code: str
+) -> None:
+    if max_part is not None:
+        place = tmp_path / "sys/module/nbd/parameters"
+        place.mkdir(parents=True)
+        (place / "max_part").write_text(f"{max_part}\n")
+    if modules is not None:
+        place = tmp_path / "lib/modules" / os.uname().release
+        place.mkdir(parents=True)
+        (place / "modules.dep").write_text(modules)
+    assert nbd.against(str(tmp_path)) == code
+
+
+def test_without_the_module_an_image_is_refused_and_as_it_was(pool: Path) -> None:
+    assert nbd.against() == "nbd_missing", "tests/machines/test_attach.py attaches where there is one"
+    make_image(pool / "vm.qcow2")
+    args = reclaim_args(pool / "vm.qcow2")
+    del args["method"]
+    before = (pool / "vm.qcow2").read_bytes()
+    for writable in (False, True):
+        assert ask("attach", args | {"writable": writable, "by": "ada"})["code"] == "nbd_missing"
+    assert (pool / "vm.qcow2").read_bytes() == before
+    assert leftovers(pool) == set()
+
+
+def test_what_is_not_attached_cannot_be_detached(pool: Path) -> None:
+    make_image(pool / "vm.qcow2")
+    status = (pool / "vm.qcow2").stat()
+    for device in ("nbd0", "sda", "../../etc/passwd"):
+        answer = ask("detach", {"device": device, "dev": status.st_dev, "inode": status.st_ino})
+        assert answer["code"] == "stale_plan"
+    told = ask("attached", {})
+    assert (told["nbd"], told["attached"]) == ("nbd_missing", [])
