@@ -132,8 +132,8 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
     )
     @action(detail=True, methods=["post"])
     def secrets(self, _request: Request, **_where: Any) -> Response:
-        given = self._body(SecretsBody)["secrets"]
-        return self._accepted(services.tell_secrets(self.actor, self.get_object(), given))
+        job = self.get_object()
+        return self._accepted(services.tell_secrets(self.actor, job, self._body(SecretsBody)["secrets"]))
 
     @extend_schema(summary=_("Undo a job: restore the original"), request=UndoBody, responses={202: JobSerializer})
     @action(detail=True, methods=["post"])
