@@ -1,0 +1,86 @@
+"""Logical volumes of a real host: images become volumes and come back; what is in use is refused; what frees is told."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from storage_admin.agent.protocol import b64
+from tests.agent.harness import NO_RESERVE
+from tests.machines.host import MIB, POOL, Host, host
+
+__all__ = ["host"]
+
+pytestmark = pytest.mark.machines
+
+SIZE = 32 * MIB
+
+
+@pytest.fixture
+def group(host: Host) -> Iterator[Host]:
+    """A volume group ``vg`` with volumes ``thick`` and ``thin``, and an image ``vm.qcow2`` with noise and zeros."""
+    host.run(f"rm -rf {POOL}/* {POOL}/.sa-*; rm -f /root/pv; truncate -s 256M /root/pv")
+    host.run("pvcreate -q $(losetup -f --show /root/pv); vgcreate -q vg $(losetup -j /root/pv | cut -d: -f1)")
+    host.run("lvcreate -q -y -L 32M -n thick vg; lvcreate -q -L 64M -T vg/pool; lvcreate -q -V 40M -T vg/pool -n thin")
+    host.run(f"cd {POOL}; dd if=/dev/urandom of=raw bs=1M count=5 status=none; truncate -s {SIZE} raw")
+    host.run(f"cd {POOL}; qemu-img convert -f raw -O qcow2 raw vm.qcow2; mv raw /root/expected; sync")
+    yield host
+    host.run("umount /mnt/volume 2>/dev/null || true; vgremove -q -f vg; losetup -D; rm /root/pv")
+
+
+def written(host: Host, device: str, **more: Any) -> dict[str, Any]:
+    args = host.args("vm.qcow2", SIZE, device_b64=b64(device.encode()), reserve=NO_RESERVE, idle_io=False, **more)
+    return host.ask("to_device", args)
+
+
+def read(host: Host, device: str, name: str = "back.qcow2") -> dict[str, Any]:
+    target = {"pool_path_b64": b64(POOL.encode()), "path_b64": b64(f"{POOL}/{name}".encode()), "format": "qcow2"}
+    return host.ask("from_device", {"device_b64": b64(device.encode()), "target": target, "reserve": NO_RESERVE})
+
+
+def rows(host: Host, *devices: str) -> list[tuple[Any, ...]]:
+    told = host.ask("beneath", {"paths_b64": [b64(one.encode()) for one in devices]})["devices"]
+    return [(one["target"], one["discards"], one["passes_on"]) for one in told]
+
+
+@pytest.mark.parametrize("volume", ["thick", "thin"])
+def test_an_image_becomes_a_volume_and_a_volume_an_image(group: Host, volume: str) -> None:
+    group.run(f"dd if=/dev/zero bs=1M count=32 status=none | tr '\\0' x >/dev/vg/{volume}; sync")
+    told = written(group, f"/dev/vg/{volume}")
+    assert told.get("virtual_size") == SIZE, told
+    assert group.run(f"cmp -n {SIZE} /dev/vg/{volume} /root/expected && echo same") == "same\n"
+    before = group.run(f"sha256sum </dev/vg/{volume}")
+    back = read(group, f"/dev/vg/{volume}")
+    assert back.get("device_bytes") == (SIZE if volume == "thick" else 40 * MIB), back
+    group.run(f"qemu-img compare -f raw -F qcow2 /dev/vg/{volume} {POOL}/back.qcow2")
+    assert back["after_bytes"] < (9 if volume == "thick" else 18) * MIB
+    assert group.run(f"sha256sum </dev/vg/{volume}") == before
+
+
+def test_a_volume_that_is_in_use_is_neither_read_nor_written(group: Host) -> None:
+    group.run("mkfs.ext4 -q /dev/vg/thick; mkdir -p /mnt/volume; mount /dev/vg/thick /mnt/volume")
+    physical = group.run("losetup -j /root/pv | cut -d: -f1").strip()
+    for device in ("/dev/vg/thick", "/dev/mapper/vg-pool_tdata", physical):
+        assert read(group, device)["code"] == "device_in_use", device
+        assert written(group, device, overwrite=True)["code"] == "device_in_use", device
+    group.run("umount /mnt/volume")
+    assert written(group, "/dev/vg/thick")["code"] == "target_exists"
+    group.run("lvchange -an vg/thick")
+    assert written(group, "/dev/vg/thick")["code"] == "stale_plan"
+
+
+def test_a_snapshot_of_the_volume_keeps_what_was_there(group: Host) -> None:
+    group.run("printf before >/dev/vg/thin; sync; lvcreate -q -s -n kept -K -ay vg/thin")
+    assert written(group, "/dev/vg/thin").get("virtual_size") == SIZE
+    assert group.run("head -c 6 /dev/vg/kept") == "before"
+
+
+def test_what_a_volume_does_with_discards_is_what_lvm_says(group: Host) -> None:
+    assert rows(group, "/dev/vg/thick", "/dev/vg/thin", "/dev/vg/none") == [
+        ("linear", True, None), ("thin", True, True), ("", None, None),
+    ]  # fmt: skip
+    group.run("lvchange -q --discards nopassdown vg/pool")
+    assert rows(group, "/dev/vg/thin") == [("thin", True, False)]
+    group.run("lvchange -q -an vg/thin vg/pool; lvchange -q --discards ignore vg/pool; lvchange -q -ay vg/thin")
+    [(target, discards, passes_on)] = rows(group, "/dev/vg/thin")
+    assert (target, discards, passes_on) == ("thin", False, False)
