@@ -1,4 +1,4 @@
-"""Logical volumes of a real host: images become volumes and come back; what is in use is refused; what frees is told."""
+"""Logical volumes of a real host: images become volumes and come back; what is in use is refused."""
 
 from collections.abc import Iterator
 from typing import Any
