@@ -54,10 +54,11 @@ class Follower:
     ) -> None:
         """Args:
 
-        against: asked before the guest is switched over: why that must not be; empty for nothing.
+        against: asked once as soon as QEMU writes: why the guest must not be switched over; empty for nothing.
         """
         self._job, self._recorder, self._guest, self._wanted = job, recorder, guest, wanted
-        self._against, self.refused = against, ""
+        self._against: Callable[[], str] | None = against
+        self.refused = ""
 
     def run(self, *, taken_over: bool) -> Ended:
         """Starts it, or takes over what another worker has begun."""
@@ -110,10 +111,11 @@ class Follower:
             if not self._job.ours().exists():
                 raise GoesOnError("another worker has it")
             return "abort"
-        if stage != "ready" or not self._job.ours().filter(cancel_requested=False).exists():
-            return ""
-        self.refused = self.refused or self._against()
-        return "abort" if self.refused else "pivot"
+        if stage in {"mirroring", "ready"} and self._against is not None:
+            self.refused, self._against = self._against(), None
+        if self.refused:
+            return "abort"
+        return "pivot" if stage == "ready" and self._job.ours().filter(cancel_requested=False).exists() else ""
 
 
 def settled(guest: Guest, wanted: Wanted, ended: Ended, *, cancelled: bool) -> dict[str, Any]:
