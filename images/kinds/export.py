@@ -13,6 +13,8 @@ from images.rewrite import forecasts, readers, record
 from images.rewrite.kind import REWRITE_OPTIONS, Choice
 from images.rewrite.neighbours import find
 from storage_admin.agent.protocol import b64
+from storage_admin.agent.rewrite.exporting import room
+from storage_admin.agent.rewrite.packed import MOST_PARTS
 from storage_admin.errors import of_fields
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display
@@ -91,6 +93,8 @@ class Export(convert.Convert):
             fields |= dict.fromkeys(set_to, gettext("only an OVA describes a guest. Leave this out."))
         if why := convert.wrong_target(name, ""):
             fields["target_name"] = why
+        elif name is not None and name.startswith("."):
+            fields["target_name"] = gettext("A name that begins with a dot hides the file.")
         elif name is not None and not name.lower().endswith(ENDINGS[packing]):
             fields["target_name"] = gettext("The name must end in {ending}.").format(ending=ENDINGS[packing])
         if fields:
@@ -128,6 +132,10 @@ class Export(convert.Convert):
         warnings = []
         if size.high is None:
             warnings.append(gettext("How well the data can be packed is not known in advance."))
+        part = options["part_bytes"]
+        if part and whole > part * MOST_PARTS:
+            told = gettext("There may be more than {most} parts, which are refused. Choose a larger size of a part.")
+            warnings.append(told.format(most=MOST_PARTS))
         if image.snapshots and packing == "ova":
             told = gettext("The {count} internal snapshots of the image are not exported.")
             warnings.append(told.format(count=len(image.snapshots)))
@@ -139,8 +147,7 @@ class Export(convert.Convert):
             low=size.low,
             high=size.high,
             took=forecasts.seconds(image, self.name, 2 * whole, options["bandwidth_bytes_sec"]),
-            # What cannot be packed grows by a hundredth.
-            scratch=round(whole * 1.01) + 16 * _MIB,
+            scratch=room(packing, whole, image.file_size or 0, image.virtual_size or 0),
             refusals=foreign,
             by_hand=allowed,
             warnings=warnings,

@@ -73,7 +73,9 @@ def converted(image: Image, below: Sequence[Image], form: str, options: dict[str
             told = predicted(image, "compress", options.get("compression_type", ""))
             if told.low is not None and told.high is not None:
                 return Range(max(told.low - _EDGES, 0), told.after, told.high + _EDGES)
-        return Range(round(data.low * _PACKED_AT_BEST), None, round(min(data.high * 1.01, size) + most))
+        # A grain of a VMDK that cannot be packed grows by its header.
+        largest = data.high * 1.01 if form == "vmdk" else min(data.high * 1.01, size)
+        return Range(round(data.low * _PACKED_AT_BEST), None, round(largest + most))
     if form == "qcow2" and options.get("extended_l2") in new_image.ON:
         unit = max(unit // 32, BLOCK)  # a part of a cluster is written alone
     written = _in_units(data, [image, *below], unit, size)

@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 
+from storage_admin.agent import protocol
 from storage_admin.agent.formats import ova
 from storage_admin.agent.protocol import b64
-from tests.agent.harness import ask, image_info, leftovers, make_image, qemu_img, reclaim_args
+from storage_admin.agent.rewrite.exporting import room
+from tests.agent.harness import AGENT, Agent, ask, image_info, leftovers, make_image, qemu_img, reclaim_args
 from tests.agent.test_unpack import MIB, args_for, image
 
 pytestmark = pytest.mark.qemu
+#: An agent that has, as its tools have, one gigabyte of address space.
+LIMITED = ["prlimit", f"--as={1 << 30}:unlimited"]
 
 
 def export_args(path: Path, name: str, packing: str, *ancestors: Path, **more: Any) -> dict[str, Any]:
@@ -71,16 +75,55 @@ def test_parts_have_the_size_that_was_asked_for_and_come_back_as_one_image(pool:
     assert (pool / "new.qcow2").read_bytes() == before
 
 
-def test_a_part_whose_name_somebody_has_leaves_that_file_alone_and_nothing_else(pool: Path) -> None:
+@pytest.mark.parametrize("number", ["003", "777"])
+def test_where_a_part_of_that_name_is_there_nothing_is_packed(pool: Path, number: str) -> None:
     path = pool / "disk.qcow2"
     make_image(path, "16M")
     fill(path, 5 * MIB)
-    (pool / "disk.qcow2.gz.003").write_bytes(b"somebody's")
+    (pool / f"disk.qcow2.gz.{number}").write_bytes(b"somebody's")
     before = {one.name for one in pool.iterdir()}
     answer = ask("export", export_args(path, "disk.qcow2.gz.001", "gzip", part_bytes=2 * MIB))
     assert answer["code"] == "target_exists", answer
     assert {one.name for one in pool.iterdir()} == before
-    assert (pool / "disk.qcow2.gz.003").read_bytes() == b"somebody's"
+    assert (pool / f"disk.qcow2.gz.{number}").read_bytes() == b"somebody's"
+
+
+@pytest.mark.parametrize("when", ["before its name", "its name"])
+def test_a_part_that_somebody_exchanges_is_found_before_the_first_one_is_there(pool: Path, when: str) -> None:
+    path = pool / "disk.qcow2"
+    make_image(path, "16M")
+    fill(path, 5 * MIB)
+    with Agent() as agent:
+        agent.request("export", export_args(path, "disk.qcow2.gz.001", "gzip", part_bytes=2 * MIB))
+        agent.until(protocol.READY)
+        theirs = pool / (".sa-j1.002" if when == "before its name" else "disk.qcow2.gz.002")
+        theirs.unlink(missing_ok=True)
+        theirs.write_bytes(b"somebody's")
+        agent.say(protocol.GO, generation=1)
+        assert agent.answer()["code"] in {"tool_failed", "target_exists"}
+    assert theirs.read_bytes() == b"somebody's"
+    assert {one.name for one in pool.iterdir()} <= {path.name, theirs.name}
+
+
+def test_an_archive_of_a_large_disk_takes_neither_memory_nor_space_for_its_tables(pool: Path) -> None:
+    path = pool / "large.qcow2"
+    qemu_img("create", "-q", "-f", "qcow2", path, "4T")
+    result = ask("export", export_args(path, "large.ova", "ova"), command=[*LIMITED, *AGENT])
+    assert result.get("packing") == "ova", result
+    status = (pool / "large.ova").stat()
+    assert status.st_size > 500 * MIB
+    assert result["after_bytes"] == status.st_blocks * 512 < room("ova", 0, path.stat().st_size, 4 << 40)
+
+
+def test_what_cannot_be_packed_takes_no_more_than_was_claimed(pool: Path) -> None:
+    path = pool / "noise.raw"
+    path.write_bytes(os.urandom(24 * MIB))
+    for packing, ending in (("ova", "ova"), ("gzip", "raw.gz"), ("zstd", "raw.zst")):
+        result = ask("export", export_args(path, f"noise.{ending}", packing, format="raw"), job=packing)
+        assert 24 * MIB < result["after_bytes"] <= room(packing, 24 * MIB, 24 * MIB, 24 * MIB), result
+    empty = pool / "empty.raw"
+    empty.touch()
+    assert ask("export", export_args(empty, "empty.ova", "ova", format="raw"))["code"] == "unsupported_subformat"
 
 
 def test_an_archive_holds_the_whole_chain_as_one_disk_that_can_be_imported(pool: Path) -> None:

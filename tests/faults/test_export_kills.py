@@ -41,3 +41,26 @@ def test_one_that_dies_at_any_step_leaves_all_parts_or_none(tmp_path: Path, when
         raise AssertionError("no run came to its end")
     assert at > 20
     assert outcomes == {True, False}
+
+
+def test_what_somebody_puts_under_a_parts_name_after_a_death_stays(tmp_path: Path) -> None:
+    seen = 0
+    for at in range(88, 400):  # where parts get their names
+        pool = tmp_path / str(at) / "pool"
+        pool.mkdir(parents=True)
+        image = pool / "disk.qcow2"
+        make_image(image, "16M")
+        fill(image, 3 * MIB)
+        args = export_args(image, "disk.qcow2.gz.001", "gzip", part_bytes=MIB)
+        died = run_to_death("export", args, "j1", at, "after")
+        if died is None:
+            break
+        second = pool / "disk.qcow2.gz.002"
+        if not second.exists() or (pool / "disk.qcow2.gz.001").exists():
+            continue
+        second.unlink()
+        second.write_bytes(b"somebody's")
+        ask("recover", recover_args(pool))
+        assert (second.read_bytes(), leftovers(pool)) == (b"somebody's", set()), died
+        seen += 1
+    assert seen

@@ -363,7 +363,7 @@ class Rewrite:
             self.chain.refuse_changes()
             space.watch(self.folder, self.wish.reserve)
             if self._made is not None:
-                self._claim.left(self._needed - space.allocated(self._made.new))
+                self._claim.left(self._needed - space.allocated(self._made.new) - self._made.parts_bytes)
 
     def _result(self, before: int, after: int, swapped: Swapped | None) -> dict[str, Any]:
         # A copy may wait and occupy nothing, as that of an image without a single block.

@@ -13,7 +13,7 @@ import os
 
 from storage_admin.agent.host import attributes
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import RefusedError, Request, b64, display
+from storage_admin.agent.protocol import HostError, RefusedError, Request, b64, display
 from storage_admin.agent.swap import exchange, journal
 from storage_admin.agent.swap.exchange import OtherName
 from storage_admin.agent.swap.journal import Stamp
@@ -53,15 +53,24 @@ class Publication(NewFile):
         looks.thorough()
         self.check_made()
         self.dress()
-        try:
-            exchange.link(self.new, self.folder, self.name)
-        except FileExistsError:
-            _refuse_taken(self.folder, self.name)
-            raise
+        for name, fd in (*self.parts, (self.name, self.new)):
+            try:
+                if fd == self.new:
+                    self._check_parts()
+                exchange.link(fd, self.folder, name)
+            except FileExistsError:
+                _refuse_taken(self.folder, name)
+                raise
         new = Stamp.of(os.fstat(self.new))
         self._journal.append(journal.DONE, new=new)
         settle(self._journal)
         return Swapped(new, new.allocated_size)
+
+    def _check_parts(self) -> None:
+        """Each part has its name by now, so that all are there once the first one has; raises HostError."""
+        for name, fd in self.parts:
+            if not Stamp.of(os.fstat(fd)).same_file(stat_in(self.folder, name)):
+                raise HostError(f"{display(name)} was replaced by someone else")
 
 
 class Birth(Publication):

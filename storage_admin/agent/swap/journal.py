@@ -26,7 +26,7 @@ CREATED = "created"
 EXCHANGING = "exchanging"
 #: Before an undo copy is removed: what the filesystem gets back by that.
 DISCARD = "discard"
-#: After ``CREATED``: one more file, the next part of what the new one begins, under the name that it keeps.
+#: After ``CREATED``: one more file, the next part of what the new one begins, and the name that it will have.
 PART = "part"
 #: After ``STARTED``: the images that the original stands on, and the new one will not.
 LEFT = "left"
@@ -39,7 +39,7 @@ MAX_BYTES = 1 << 20
 #: What its first line may have.
 _FIRST_RECORD = 16 * 1024
 
-_NAME = re.compile(rb"\.sa-(%s)\.(journal|new|next|orig|aside)" % JOB.encode())
+_NAME = re.compile(rb"\.sa-(%s)\.(journal|new|orig|aside|[0-9]{3})" % JOB.encode())
 
 
 class JournalError(Exception):
@@ -83,8 +83,13 @@ class Stamp:
 
 
 def file_name(job: str, kind: str) -> bytes:
-    """The name of a job's file: ``kind`` is ``journal``, ``new``, ``next``, ``orig`` or ``aside``."""
+    """The name of a job's file: ``kind`` is ``journal``, ``new``, ``orig``, ``aside``, or a part's number."""
     return f".sa-{job}.{kind}".encode("ascii")
+
+
+def part_name(job: str, place: int) -> bytes:
+    """The name that a part has until all are whole; the second one's place is 0."""
+    return file_name(job, f"{place + 2:03d}")
 
 
 def parse_name(name: bytes) -> tuple[str, str] | None:

@@ -161,6 +161,7 @@ def _settle_done(one: Journal, story: Story) -> Settled:
         return _strangers(one, story)
     # A new file that got a name of its own still has the one that it was made under.
     unlink(one.folder, journal.file_name(one.job, "new"))
+    _clear_parts(one, story, done=True)
     one.remove()
     return replace(settled, outcome=FINISHED)
 
@@ -201,11 +202,7 @@ def _revert(one: Journal, story: Story) -> Settled:
 
 def _clear_made(one: Journal, story: Story) -> bool:
     """Remove what the job made; whether nothing has that name any more."""
-    known = {inode for _, inode in story.parts}
-    for part in (*(name for name, _ in story.parts), temporary := journal.file_name(one.job, "next")):
-        there = stat_in(one.folder, part)
-        if there is not None and (there.inode in known or (part == temporary and not there.file_size)):
-            unlink(one.folder, part)
+    _clear_parts(one, story, done=False)
     name = journal.file_name(one.job, "new")
     made = stat_in(one.folder, name)
     if made is None:
@@ -216,6 +213,24 @@ def _clear_made(one: Journal, story: Story) -> bool:
     if ours:
         unlink(one.folder, name)
     return ours
+
+
+def _clear_parts(one: Journal, story: Story, *, done: bool) -> None:
+    """Remove the parts' names of the job's own; where that is not done, also those that they were to keep.
+
+    As long as a file has the first, its number is no other one's: what has both names is surely the job's.
+    """
+    for place, (name, inode) in enumerate(story.parts):
+        own = journal.part_name(one.job, place)
+        made = stat_in(one.folder, own)
+        if made is not None and made.inode == inode:
+            if not done and made.same_file(stat_in(one.folder, name)):
+                unlink(one.folder, name)
+            unlink(one.folder, own)
+    last = journal.part_name(one.job, len(story.parts))  # perhaps created, and not written down yet
+    made = stat_in(one.folder, last)
+    if made is not None and not made.file_size:
+        unlink(one.folder, last)
 
 
 def _strangers(one: Journal, story: Story) -> Settled:

@@ -16,9 +16,9 @@ from typing import Any, Callable
 
 from storage_admin.agent.host import attributes, locking, space
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import HostError, RefusedError, Request, b64, display
+from storage_admin.agent.protocol import HostError, RefusedError, Request, b64
 from storage_admin.agent.swap import journal
-from storage_admin.agent.swap.exchange import OtherName, SameName, TakeOver, link
+from storage_admin.agent.swap.exchange import OtherName, SameName, TakeOver
 from storage_admin.agent.swap.fence import Fence
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
 from storage_admin.agent.swap.moment import Guard, refuse_unguarded, take_over
@@ -94,7 +94,7 @@ class NewFile(ABC):
             **more,
         )
         self.new = -1
-        self.parts: list[int] = []
+        self.parts: list[tuple[bytes, int]] = []
         self._shared: dict[str, int] = {}
         try:
             self.new = os.open(self.new_name, _NEW, 0o600, dir_fd=folder)
@@ -120,32 +120,26 @@ class NewFile(ABC):
             settle(self._journal)
         finally:
             self._journal.close()
-            for fd in (self.new, *self.parts):
+            for fd in (self.new, *self._part_fds):
                 if fd >= 0:
                     os.close(fd)
 
     def add_part(self, name: bytes) -> int:
-        """One more empty file, which goes if the new one does not get its name.
+        """One more empty file, which gets its name together with the new one, or goes.
 
         Args:
-            name: in the folder, which it has from now on.
+            name: in the folder, which it will have.
 
         Returns:
             Its descriptor, which is closed with this.
-
-        Raises:
-            RefusedError: ``target_exists``; that file keeps its name.
         """
-        made = journal.file_name(self.job, "next")
-        fd = os.open(made, _NEW, 0o600, dir_fd=self.folder)
-        self.parts.append(fd)
+        fd = os.open(self._part_name(len(self.parts)), _NEW, 0o600, dir_fd=self.folder)
+        self.parts.append((name, fd))
         self._journal.append(journal.PART, name_b64=b64(name), new=Stamp.of(os.fstat(fd)))
-        try:
-            link(fd, self.folder, name)
-        except FileExistsError as error:
-            raise RefusedError("target_exists", f"{display(name)} already exists; choose another name") from error
-        os.unlink(made, dir_fd=self.folder)
         return fd
+
+    def _part_name(self, place: int) -> bytes:
+        return journal.part_name(self.job, place)
 
     def note_left(self, bases: Sequence[tuple[bytes, Stamp]]) -> None:
         """Write down which images the original stands on that the new one does not: an undo needs them as they are.
@@ -191,6 +185,10 @@ class NewFile(ABC):
         made = stat_in(self.folder, self.new_name)
         if made is None or not made.same_file(Stamp.of(os.fstat(self.new))) or os.fstat(self.new).st_nlink != 1:
             raise HostError("the temporary file was replaced by someone else")
+        for place, (_, fd) in enumerate(self.parts):
+            made = stat_in(self.folder, self._part_name(place))
+            if made is None or not made.same_file(Stamp.of(os.fstat(fd))):
+                raise HostError("a part was replaced by someone else")
 
     def dress(self) -> None:
         """Give the new file the original's owner, mode and attributes: it is root's alone until every check is done.
@@ -198,7 +196,7 @@ class NewFile(ABC):
         Raises:
             HostError: they could not be set, or read back otherwise.
         """
-        for fd in (self.new, *self.parts):
+        for fd in (self.new, *self._part_fds):
             attributes.copy(self.original, fd)
             os.fsync(fd)
 
@@ -211,13 +209,17 @@ class NewFile(ABC):
         return sizes | self._shared
 
     @property
+    def _part_fds(self) -> list[int]:
+        return [fd for _, fd in self.parts]
+
+    @property
     def parts_bytes(self) -> int:
         """What all parts but the first one occupy."""
-        return sum(space.allocated(fd) for fd in self.parts)
+        return sum(map(space.allocated, self._part_fds))
 
     def written(self) -> None:
         """The new file is whole: have it on the disk, and its journal say so."""
-        for fd in (*self.parts, self.new):
+        for fd in (*self._part_fds, self.new):
             os.fsync(fd)
         # A sibling on XFS or btrfs has most of its blocks in common with the original.
         self._shared = {
