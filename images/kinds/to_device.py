@@ -15,6 +15,7 @@ from images.rewrite.neighbours import ancestors, find, locks_on
 from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import INVALID, b64
 from storage_admin.errors import of_fields
+from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
@@ -79,10 +80,15 @@ class ToDevice(Rewriting):
         read = [lock for one in (image, *ancestors(image)) for lock in locks_on(one, exclusive=False)]
         return [*read, Lock(f"path:{image.host_id}:{path_key(os.fsencode(options['device']))}", exclusive=True)]
 
-    def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:  # noqa: ARG002 (the same for all)
+    def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
         # It is only read, and what a copy does not carry stays in it.
         kept = {"has_internal_snapshots", "hard_linked", "immutable"}
-        return [one for one in refusals.for_rewrite(image) if one.code not in kept]
+        found = [one for one in refusals.for_rewrite(image) if one.code not in kept]
+        for path, whose in _owners(image.host_id):
+            if path == os.fsencode(options["device"]):
+                told = gettext("{device} belongs to {whose}. Choose another device.")
+                found.append(Refusal("device_in_use", told.format(device=options["device"], whose=whose)))
+        return found
 
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
         device, form = options["device"], image.declared_format
@@ -110,7 +116,14 @@ class ToDevice(Rewriting):
         )
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
-        return {"device_b64": b64(os.fsencode(job.options["device"])), "overwrite": job.options["overwrite"]}
+        return {
+            "device_b64": b64(os.fsencode(job.options["device"])),
+            "overwrite": job.options["overwrite"],
+            "owners": [[b64(path), whose] for path, whose in _owners(image.host_id)],
+        }
+
+    def before_swap(self, job: Job) -> None:
+        """Nothing: the image is only read, and no name changes hands."""
 
     def note_ready(self, job: Job, ready: dict[str, Any]) -> None:
         """Nothing: no file is made."""
@@ -118,6 +131,17 @@ class ToDevice(Rewriting):
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         told = {name: result[name] for name in ("virtual_size", "device_bytes", "seconds")}
         return told | {"method": "to_device", "device": job.options["device"], "swapped": False}
+
+
+def _owners(host_id: int) -> list[tuple[bytes, str]]:
+    """Block devices of a host that are known to be a guest's disk, an image, or what an image stands on; and whose."""
+    disks = GuestDisk.objects.filter(guest__host=host_id, path__startswith="/dev/").select_related("guest")
+    found = [(bytes(disk.path_bytes), gettext("guest {name}").format(name=disk.guest.name)) for disk in disks]
+    images = Image.objects.filter(host=host_id)
+    there = images.filter(path__startswith="/dev/").values_list("path_bytes", "name")
+    below = images.filter(backing_path__startswith="/dev/").values_list("backing_path_bytes", "name")
+    found += [(bytes(path), gettext("image {name}").format(name=name)) for path, name in (*there, *below)]
+    return found
 
 
 def wrong_device(path: str) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,53 @@ def test_nothing_is_written_before_the_controller_says_go(image: Path, behind: P
         agent.say(protocol.GO, generation=2)
         assert agent.answer()["code"] == protocol.NO_GO
     assert behind.read_bytes() == before
+
+
+@pytest.fixture
+def partition(device: Path) -> Iterator[Path]:
+    """A partition of the device."""
+    part = Path(f"{device}p1")
+    subprocess.run(["addpart", device, "1", "2048", "40960"], check=True)
+    try:
+        number = Path(f"/sys/class/block/{part.name}/dev").read_text().split(":")
+        if not part.exists():
+            subprocess.run(["mknod", part, "b", *(one.strip() for one in number)], check=True)
+        yield part
+    finally:
+        subprocess.run(["delpart", device, "1"], check=True)
+        part.unlink(missing_ok=True)
+
+
+def test_who_has_a_part_of_it_open_has_all_of_it(image: Path, behind: Path, device: Path, partition: Path) -> None:
+    before = behind.read_bytes()
+    with partition.open("rb"):
+        assert ask("to_device", args_for(image, device, overwrite=True))["code"] == "device_in_use"
+    small = image.with_name("small.qcow2")
+    qemu_img("create", "-q", "-f", "qcow2", small, "1M")
+    with device.open("rb"):
+        assert ask("to_device", args_for(small, partition, overwrite=True))["code"] == "device_in_use"
+    assert behind.read_bytes() == before
+    assert ask("to_device", args_for(small, partition, overwrite=True), job="j2").get("virtual_size") == MIB
+
+
+def test_a_device_that_is_somebodys_under_another_name_is_refused(image: Path, behind: Path, device: Path) -> None:
+    before, alias = behind.read_bytes(), Path(f"/dev/sa-alias-{os.getpid()}")
+    number = device.stat().st_rdev
+    subprocess.run(["mknod", alias, "b", str(os.major(number)), str(os.minor(number))], check=True)
+    try:
+        owners = [[b64(b"/dev/nothing"), "guest a"], [b64(bytes(alias)), "guest b"]]
+        answer = ask("to_device", args_for(image, device, overwrite=True, owners=owners))
+    finally:
+        alias.unlink()
+    assert answer["code"] == "device_in_use", answer
+    assert behind.read_bytes() == before
+
+
+def test_who_opens_the_device_meanwhile_stops_it(image: Path, device: Path) -> None:
+    with Agent() as agent:
+        agent.request("to_device", args_for(image, device, overwrite=True, bandwidth_bytes_sec=2 * MIB))
+        agent.until(protocol.READY)
+        agent.say(protocol.GO, generation=1)
+        agent.until("progress", stage="copying")
+        with device.open("rb"):
+            assert agent.answer()["code"] == "device_in_use"

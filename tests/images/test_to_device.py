@@ -12,6 +12,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.test_from_device import behind, device
 from tests.agent.test_unpack import image
+from tests.factories import GuestDiskFactory, GuestFactory, ImageFactory
 from tests.images.scanned import folder, pool
 from tests.working import ADMIN, OPERATOR, client_as, image_at, run, said, scan
 
@@ -61,3 +62,15 @@ def test_what_is_on_the_device_and_who_asks_is_minded(disk: Image, device: Path)
             "/api/v1/jobs/", {"kind": "to_device", "image": disk.pk, "options": {"device": wrong}}, "application/json"
         )
         assert (answer.status_code, list(answer.json()["fields"])) == (400, ["device"]), wrong
+
+
+def test_a_device_that_is_a_guests_or_an_images_is_refused_by_the_plan(disk: Image) -> None:
+    def codes(device: str) -> set[str]:
+        return {one.code for one in services.plan(ADMIN, "to_device", disk.pk, {"device": device}).refusals}
+
+    guest = GuestFactory.create(host=disk.host, state="shut off")
+    GuestDiskFactory.create(guest=guest, path="/dev/vg/db1", path_bytes=b"/dev/vg/db1")
+    ImageFactory.create(host=disk.host, pool=disk.pool, path="/dev/vg/other", path_bytes=b"/dev/vg/other")
+    assert (codes("/dev/vg/db1"), codes("/dev/vg/other"), codes("/dev/vg/free")) == (
+        {"device_in_use"}, {"device_in_use"}, set(),
+    )  # fmt: skip

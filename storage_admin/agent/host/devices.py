@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from storage_admin.agent.host.in_use import loop_devices, process_name
@@ -83,21 +85,62 @@ class Device:
         own = file_id(self.fd)
         if above := next((name for name, file in loop_devices() if file == own), ""):
             return above
+        numbers = _related(self.number)
         for pid in filter(str.isdigit, os.listdir("/proc")):
-            if int(pid) in {os.getpid(), self.server}:
-                continue
             try:
+                if int(pid) in {os.getpid(), self.server} or _parent(pid) == os.getpid():
+                    continue  # a tool of ours
                 for descriptor in os.listdir(f"/proc/{pid}/fd"):
                     link = f"/proc/{pid}/fd/{descriptor}"
                     # Only what lies below /dev is asked further: a file of a silent server would make one wait.
-                    if os.readlink(link).startswith("/dev/") and self._is(os.stat(link)):
+                    if os.readlink(link).startswith("/dev/") and _number(os.stat(link)) in numbers:
                         return f"{process_name(pid)} ({pid})"
             except OSError:
                 continue  # it has ended, or closed that
         return ""
 
-    def _is(self, status: os.stat_result) -> bool:
-        return stat.S_ISBLK(status.st_mode) and status.st_rdev == self.number
+    def refuse_owned(self, owners: Sequence[tuple[bytes, str]]) -> None:
+        """Refuse one that is known to be somebody's, perhaps under another name.
+
+        Args:
+            owners: paths of devices below ``/dev``, and whose each is.
+
+        Raises:
+            RefusedError: ``device_in_use``.
+        """
+        numbers = _related(self.number)
+        for path, whose in owners:
+            try:
+                is_this = path.startswith(b"/dev/") and _number(os.stat(path)) in numbers
+            except (OSError, ValueError):
+                continue  # it is not there, so it is not this one
+            if is_this:
+                raise RefusedError("device_in_use", f"{display(self.path)} belongs to {whose}; choose another device")
+
+
+def _number(status: os.stat_result) -> int | None:
+    return status.st_rdev if stat.S_ISBLK(status.st_mode) else None
+
+
+def _related(number: int) -> frozenset[int]:
+    """The numbers of a device, of its partitions, and of the disk that it is a partition of: they share their bytes."""
+    place = f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"
+    named = [f"{place}/../dev"] if os.path.exists(f"{place}/partition") else []
+    with contextlib.suppress(FileNotFoundError):
+        parts = [f"{place}/{name}" for name in os.listdir(place)]
+        named += [f"{part}/dev" for part in parts if os.path.exists(f"{part}/partition")]
+    found = {number}
+    for path in named:
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+            major, minor = map(int, file.read().split(":"))
+            found.add(os.makedev(major, minor))
+    return frozenset(found)
+
+
+def _parent(pid: str) -> int:
+    """The process that has started one."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[1])
 
 
 def _holders(number: int) -> str:

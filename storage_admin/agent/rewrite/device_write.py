@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,12 @@ from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import DeviceNode
 from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite.base import WATCH_INTERVAL, Wish
-from storage_admin.agent.rewrite.chain import Chain
+from storage_admin.agent.rewrite.chain import PROCESS_INTERVAL, Chain
+from storage_admin.agent.rewrite.copying import refuse_two_sizes
 
 #: What a copy on a device does not carry stays in the image.
+#: So much of a device's ends has to be readable.
+_ENDS = 1 << 20
 _CARRIED = frozenset({"has_internal_snapshots", "hard_linked", "immutable"})
 
 
@@ -30,6 +34,7 @@ class DeviceWrite:
         chain: the image, which is only read.
         device: what is written to.
         overwrite: whether it may hold something by now.
+        owners: as of :meth:`Device.refuse_owned`.
     """
 
     request: Request
@@ -38,7 +43,9 @@ class DeviceWrite:
     chain: Chain
     device: Device
     overwrite: bool
+    owners: Sequence[tuple[bytes, str]]
     _looked: float = 0.0
+    _looked_at_device: float = 0.0
 
     def run(self) -> dict[str, Any]:
         """All steps; returns and raises as the verb."""
@@ -72,6 +79,8 @@ class DeviceWrite:
     def _refuse(self, size: int) -> None:
         shown = self.chain.image.shown
         links.refuse_unsafe(self.chain, children_known=self.wish.children_known, carried=_CARRIED)
+        self.device.refuse_owned(self.owners)
+        refuse_two_sizes(self.chain.image)
         self.chain.refuse_in_use()
         if size != self.wish.virtual_size:
             raise RefusedError("stale_plan", f"{shown} was resized since it was scanned; scan the host and try again")
@@ -90,6 +99,8 @@ class DeviceWrite:
 
     def _held(self) -> str:
         """What is on the device, in a few words, as ``blkid`` knows it; empty where it knows nothing of that."""
+        for at in (0, max(self.device.size - _ENDS, 0)):
+            os.pread(self.device.fd, _ENDS, at)  # of what it cannot read, it says nothing
         node = DeviceNode(self.device.fd, "raw", self.device.path)
         done = tools.run(
             ["blkid", "-p", "-o", "export", node.path_by_descriptor()], self.io, files=Files(written=[self.device.fd]),
@@ -113,10 +124,13 @@ class DeviceWrite:
         )
 
     def _watch(self) -> None:
-        """A guest that starts wins."""
+        """A guest that starts wins, be it one with the image or with the device."""
         if time.monotonic() - self._looked > WATCH_INTERVAL:
             self._looked = time.monotonic()
             self.chain.refuse_changes()
+        if time.monotonic() - self._looked_at_device > PROCESS_INTERVAL:
+            self._looked_at_device = time.monotonic()
+            self.device.refuse_used()
 
     def _look_again(self) -> None:
         """The image is as it was planned, and nobody else has the device."""
