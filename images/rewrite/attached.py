@@ -3,6 +3,7 @@
 It stands among what is known of the host (``capabilities``), as :func:`storage_admin.agent.host.nbd.attached` tells it.
 """
 
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -98,7 +99,15 @@ def note(host_id: int, told: dict[str, Any]) -> None:
     with transaction.atomic():
         host = Host.objects.select_for_update().get(pk=host_id)
         host.capabilities |= {name: told[name] for name in ("nbd", "attached") if name in told}
+        host.capabilities["attached_at"] = time.time()
         host.save(update_fields=["capabilities"])
+
+
+def as_told_since(host: Host, at: datetime) -> dict[str, Any]:
+    """What was noted of a host since then: a scan that began before knows less."""
+    if host.capabilities.get("attached_at", 0) < at.timestamp():
+        return {}
+    return {name: host.capabilities[name] for name in ("nbd", "attached", "attached_at") if name in host.capabilities}
 
 
 def look(host: Host) -> None:

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from images.models import Image
 from images.orphans import host_facts as world
-from images.rewrite import holding, moving, space
+from images.rewrite import attached, holding, moving, space
 from images.scan import bulk_write, hypervisors, shared_storages
 from images.scan import rows as scan_rows
 from images.scan.hypervisors import Told
@@ -225,6 +225,7 @@ class ScanRun:
         capabilities = {name: value for name, value in facts.items() if name not in {"event", "proxmox_storages"}}
         if "busy_complete" in self.seen:
             capabilities["busy_complete"] = self.seen["busy_complete"]
+        capabilities |= attached.as_told_since(host, self.at)
         capabilities["libvirt"] = "present" if self.libvirt is not None else facts.get("libvirt")
         if api is not None and host.token_id:
             known = host.capabilities.get("missing_rights", [])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,12 @@ def test_what_is_not_attached_cannot_be_detached(pool: Path) -> None:
         assert answer["code"] == "stale_plan"
     told = ask("attached", {})
     assert (told["nbd"], told["attached"]) == ("nbd_missing", [])
+
+
+def test_only_the_process_that_was_started_for_a_device_is_its_server() -> None:
+    name = f"nbd9{os.getpid()}"
+    for given, found in ((f"{name}.socket", True), (f"{name}0.socket", False)):
+        argv = ["python3", "-c", "input()", f"--socket={nbd.FOLDER}/{given}"]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
+            assert (nbd.servers(name) == [process.pid]) is found
+            process.communicate(b"\n")

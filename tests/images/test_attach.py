@@ -1,8 +1,10 @@
 """Admins attach images to their hosts: plan, roles, typed confirmation, the list, and what is refused meanwhile."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from images.kinds.attach import Attach
 from images.models import Image
@@ -203,3 +205,11 @@ def test_a_look_asks_the_host_and_a_host_that_is_silent_changes_nothing(
 def test_a_job_that_was_cut_off_claims_nothing_of_the_device() -> None:
     said = Attach.unsuccessful[""]
     assert said.cut_off == said.ended
+
+
+def test_a_scan_that_began_before_does_not_take_an_attached_image_off_the_list(image: Image) -> None:
+    began = timezone.now()
+    told = attach(image)
+    host = fetched(image).host
+    assert attached.as_told_since(host, began)["attached"] == [told]
+    assert attached.as_told_since(host, timezone.now() + timedelta(seconds=1)) == {}

@@ -108,6 +108,17 @@ def is_connected(name: str) -> bool:
     return os.path.exists(f"/sys/block/{name}/pid")
 
 
+def servers(name: str) -> list[int]:
+    """The processes of root that an agent has started to serve a device, whether they do so yet or not."""
+    wanted = f"--socket={FOLDER}/{name}.socket".encode()
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+            if wanted in file.read().split(b"\0") and os.fstat(file.fileno()).st_uid == 0:
+                found.append(int(pid))
+    return found
+
+
 def _number(path: str) -> int | None:
     try:
         with open(path, encoding="ascii") as file:

@@ -281,8 +281,9 @@ class Rewrite:
         if self.recipe.replaces:
             stays = len(self.chain.ancestors) - len(self._left())
             volume_chains.refuse_rewriting(self.chain.links, stays=stays)
-        self.recipe.refuse(self)
         volume_chains.refuse_foreign(image, self._left(), self.folder)
+        self.chain.refuse_in_use()
+        self.recipe.refuse(self)
         self.chain.refuse_in_use()
 
     def refuse_damaged(self) -> None:

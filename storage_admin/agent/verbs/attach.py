@@ -18,6 +18,7 @@ from storage_admin.agent.protocol import Arguments, HostError, RefusedError, Req
 from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite.base import COMMON, Wish, host_errors, opened
 from storage_admin.agent.rewrite.chain import Chain
+from storage_admin.agent.rewrite.copying import refuse_two_sizes
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.verbs.inside import HARMLESS
 
@@ -58,6 +59,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         chain.refuse_in_use()
         image = chain.image
         if writable:
+            refuse_two_sizes(image)
             with image.folder() as folder:
                 status = os.fstat(folder)
             place = FileId(status.st_dev, status.st_ino)
@@ -113,20 +115,29 @@ def _connect(io: AgentIO, chain: Chain, name: str, *, writable: bool) -> None:
 def _wait_until_closed(name: str, pid: int) -> None:
     """Wait until a device serves nothing any more and its process has closed the image; raises HostError."""
     deadline = time.monotonic() + _CLOSING
-    while nbd.is_connected(name) or os.path.exists(f"/proc/{pid}"):
+    while nbd.is_connected(name):
         if time.monotonic() > deadline:
             raise HostError(f"{name} is still connected after {_CLOSING:.0f} s")
         time.sleep(0.05)
+    _wait_until_gone(pid)
 
 
 def _give_up(name: str) -> None:
-    """End what has just begun, whether the controller still listens or not."""
-    pid = next((one["pid"] for one in nbd.attached() if one["device"] == name), None)
-    if pid is not None:
+    """End what has just begun, also where it does not serve the device yet, whether the controller listens or not."""
+    for pid in nbd.servers(name):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-        _wait_until_closed(name, pid)
-    nbd.give_back(name)
+        _wait_until_gone(pid)
+    if not nbd.is_connected(name):  # else somebody else has connected it meanwhile, which a later look puts right
+        nbd.give_back(name)
+
+
+def _wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + _CLOSING
+    while os.path.exists(f"/proc/{pid}"):
+        if time.monotonic() > deadline:
+            raise HostError(f"qemu-nbd ({pid}) has not ended after {_CLOSING:.0f} s")
+        time.sleep(0.05)
 
 
 def detach(request: Request, io: AgentIO) -> dict[str, Any]:
