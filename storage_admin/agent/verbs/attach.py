@@ -25,7 +25,7 @@ from storage_admin.agent.verbs.inside import HARMLESS
 #: What an image keeps that is written to.
 _KEPT = frozenset({"has_internal_snapshots"})
 #: Seconds in which the kernel has to serve a device whose qemu-nbd is ready, and in which that has to close the image.
-_CONNECTING, _CLOSING = 10.0, 60.0
+_CONNECTING, _CLOSING = 60.0, 60.0
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:
