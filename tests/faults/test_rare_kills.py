@@ -1,23 +1,29 @@
 """Work that no scene has dies at any step, or has no room: the image reads as before, a new file is whole or none."""
 
 import gzip
+import random
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.agent import test_bitmaps, test_from_device, test_relink, test_shrink, test_unpack
-from tests.agent.harness import ask, image_info, leftovers, make_image, qemu_img, recover_args
+from storage_admin.agent import protocol
+from tests.agent import test_bitmaps, test_from_device, test_keys, test_relink, test_shrink, test_unpack
+from tests.agent.harness import Agent, ask, image_info, leftovers, make_image, qemu_img, recover_args
+from tests.chance import night, seed
 from tests.faults.test_full_disk import disk
 from tests.faults.test_full_disk import fill as fill_disk
-from tests.faults.test_kills import run_to_death
+from tests.faults.test_kills import listen, run_to_death, tools_of, wait_until_gone
+from tests.faults.test_power_cuts import clone, disks, mounted, run
 from tests.faults.trials import WHEN, steps
 
-__all__ = ["disk"]
+__all__ = ["disk", "disks"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 MIB = 1 << 20
@@ -108,11 +114,25 @@ def shrink(pool: Path, stack: ExitStack) -> Case:
     return Case("shrink", test_shrink.args_for(path, None, "qcow2") | {"undo_hours": 0.0}, whole, done)
 
 
-CASES = (bitmaps, relink, shrink, unpack, from_device)
+def keys(pool: Path, stack: ExitStack) -> Case:
+    path = test_keys.made(pool, "qcow2")
+    test_keys.fill(path, "qcow2", test_keys.FIRST)
+    before = test_keys.content(path, "qcow2", test_keys.FIRST)
+    secrets = {"passphrase": test_keys.FIRST, "new_passphrase": test_keys.SECOND}
+    args = test_keys.args_for(path, "qcow2", secrets=secrets, undo_hours=0.0)
+    return Case(
+        "keys", args, lambda: test_keys.content(path, "qcow2", test_keys.FIRST) == before,
+        lambda: test_keys.opens(path, "qcow2", test_keys.SECOND),
+    )  # fmt: skip
+
+
+#: The first deaths of keys are in test_key_kills.
+STEPPED = (bitmaps, relink, shrink, unpack, from_device)
+CASES = (*STEPPED, keys)
 
 
 @pytest.mark.parametrize("when", WHEN)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", STEPPED)
 def test_whatever_step_it_dies_at_everything_is_whole(
     tmp_path: Path, case: Callable[[Path, ExitStack], Case], when: str
 ) -> None:
@@ -135,7 +155,7 @@ def test_whatever_step_it_dies_at_everything_is_whole(
     assert False in outcomes
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case is not relink])  # whose base has no room there
+@pytest.mark.parametrize("case", [case for case in STEPPED if case is not relink])  # whose base has no room there
 def test_a_full_disk_changes_nothing(disk: Path, case: Callable[[Path, ExitStack], Case]) -> None:
     pool = disk / "here" / "pool"
     pool.mkdir(parents=True)
@@ -149,3 +169,53 @@ def test_a_full_disk_changes_nothing(disk: Path, case: Callable[[Path, ExitStack
         ballast.unlink()
         assert asked.whole()
         assert {one: one.read_bytes() for one in pool.iterdir()} == there
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_cancel_at_a_random_moment_leaves_everything_whole(
+    tmp_path: Path, case: Callable[[Path, ExitStack], Case]
+) -> None:
+    chance = random.Random(seed())
+    for trial in range(20 if night() else 2):
+        pool = tmp_path / str(trial) / "pool"
+        pool.mkdir(parents=True)
+        with ExitStack() as stack:
+            asked = case(pool, stack)
+            with Agent() as agent:
+                agent.request(asked.verb, asked.args)
+                listen(agent, time.monotonic() + chance.uniform(0, 1))
+                tools = tools_of(agent)
+                agent.say(protocol.CANCEL)
+                listen(agent, time.monotonic() + 20, go=False)
+                agent.process.wait(20)
+            assert psutil.wait_procs(tools, timeout=1)[1] == []
+            assert (asked.whole(), leftovers(pool)) == (True, set()), trial
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_power_cut_leaves_everything_whole(
+    tmp_path: Path, disks: Path, case: Callable[[Path, ExitStack], Case]
+) -> None:
+    chance = random.Random(seed())
+    for trial in range(20 if night() else 1):
+        disk, cut, place = disks / "disk.img", disks / "cut.img", tmp_path / "disk"
+        with disk.open("wb") as file:
+            file.truncate(512 << 20)
+        run("mkfs.ext4", "-q", disk)
+        with mounted(disk, place, "loop,noauto_da_alloc") as folder, ExitStack() as stack:
+            pool = folder / "pool"
+            pool.mkdir()
+            asked = case(pool, stack)
+            run("sync", "-f", pool)
+            with Agent() as agent:
+                agent.request(asked.verb, asked.args)
+                listen(agent, time.monotonic() + chance.uniform(0.05, 1))
+                clone(disk, cut)
+                tools = tools_of(agent)
+                agent.process.kill()
+            wait_until_gone(tools)
+        with mounted(cut, place, "loop,noauto_da_alloc"):
+            ask("recover", recover_args(pool), job="r1")
+            assert (asked.whole(), leftovers(pool)) == (True, set()), trial
+        disk.unlink()
+        cut.unlink()
