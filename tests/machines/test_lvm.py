@@ -24,6 +24,9 @@ __all__ = ["host"]
 
 pytestmark = [pytest.mark.machines, pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
+ATTACH = "for one in 1 2; do losetup -f /root/pv$one; done; udevadm settle"
+DETACH = "udevadm settle; losetup -D; udevadm settle"
+DISKS = "$(losetup -j /root/pv1 | cut -d: -f1) $(losetup -j /root/pv2 | cut -d: -f1)"
 #: Below which nothing is activated or written without that these change.
 STATE = "udevadm settle; dmsetup ls | sort; vgs --noheadings -o vg_seqno,vg_free; lvs -a --noheadings -o name,lv_active"
 
@@ -31,15 +34,15 @@ STATE = "udevadm settle; dmsetup ls | sort; vgs --noheadings -o vg_seqno,vg_free
 @pytest.fixture
 def group(host: Host) -> Iterator[Host]:
     """A group ``vg`` on two disks: thick, mirrored and inactive volumes, a thin pool with a volume and snapshots."""
-    host.run("for one in 1 2; do truncate -s 256M /root/pv$one; losetup /dev/loop2$one /root/pv$one; done")
-    host.run("pvcreate -q /dev/loop21 /dev/loop22; vgcreate -q vg /dev/loop21 /dev/loop22")
+    host.run(f"truncate -s 256M /root/pv1 /root/pv2; {ATTACH}")
+    host.run(f"pvcreate -q {DISKS}; vgcreate -q vg {DISKS}")
     host.run("lvcreate -q -y -L 32M -n thick vg; lvcreate -q -y --type raid1 -m1 --nosync -L 16M -n mirrored vg")
     host.run("lvcreate -q -y -L 24M -n idle vg; lvcreate -q -y -s -L 8M -n classic vg/thick; lvchange -an vg/idle")
     host.run("lvcreate -q -L 64M -T vg/pool; lvcreate -q -V 40M -T vg/pool -n thin")
     host.run("dd if=/dev/urandom of=/dev/vg/thin bs=1M count=5 oflag=direct status=none")
     host.run("lvcreate -q -s -n kept -K -ay vg/thin; lvcreate -q -s -n away vg/thin; udevadm settle")
     yield host
-    host.run("umount /mnt/volume 2>/dev/null || true; vgremove -q -f vg; losetup -d /dev/loop21 /dev/loop22")
+    host.run(f"umount /mnt/volume 2>/dev/null || true; vgremove -q -f vg; {DETACH}; rm /root/pv1 /root/pv2")
 
 
 @pytest.fixture
@@ -132,10 +135,10 @@ def test_guests_are_found_by_any_name_and_what_is_open_is_in_use(group: Host, ro
 
 def test_volumes_of_a_group_on_a_disk_that_is_away_stay_as_last_seen(group: Host, row: Row) -> None:
     scan(row)
-    group.run("vgchange -q -an vg; udevadm settle; losetup -d /dev/loop21 /dev/loop22; udevadm settle")
+    group.run(f"vgchange -q -an vg; {DETACH}")
     assert scan(row)["vanished"] == 0
     assert set(StoragePool.objects.values_list("state", flat=True)) == {"missing"}
-    group.run("for one in 1 2; do losetup /dev/loop2$one /root/pv$one; done; udevadm settle; vgchange -q -an vg")
+    group.run(f"{ATTACH}; vgchange -q -an vg")
     scan(row)
     assert set(StoragePool.objects.values_list("state", flat=True)) == {"ok"}
     assert image_at(b"/dev/vg/thin").allocated_size is None
