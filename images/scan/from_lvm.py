@@ -164,7 +164,7 @@ def _pool_event(row: StoragePool, told: _Told, vanished: Iterable[bytes]) -> Eve
         "capacity_bytes": told.capacity, "available_bytes": told.available, "images": len(told.volumes),
         "others": {"count": 0, "bytes": 0}, "undo_bytes": 0, "undo_copies": 0, "leftovers": 0,
         "vanished_b64": b64(b"".join(sorted(vanished))), "owners_unknown": _OWNERS_UNKNOWN, "fs_key": told.key,
-        "lvm": told.facts,
+        "shared_key": told.key, "lvm": told.facts,
     }  # fmt: skip
 
 

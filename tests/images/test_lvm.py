@@ -10,11 +10,12 @@ from django.utils import timezone
 
 from images.alert_rules.looking import look
 from images.models import Image
+from images.selectors.overview import overview
 from storage_admin.events.models import Alert
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from tests.agent.test_lvm import GROUPS, MIB, VOLUMES
-from tests.factories import StoragePoolFactory
+from tests.factories import HostFactory, StoragePoolFactory
 from tests.guests.test_other_pools import LOGICAL, Node, disk, domain, image, node
 from tests.working import ADMIN, client_as, scan, this_machine
 
@@ -75,6 +76,16 @@ def test_groups_and_thin_pools_are_pools_and_their_volumes_images(lvm_says: Says
     assert {one.state for one in Image.objects.all()} == {"ok"}
     assert {one.orphan for one in Image.objects.all()} <= {None, False}
     assert scan(host)["read"] == 0
+
+
+def test_sums_count_a_thin_pool_within_its_group_and_a_group_that_two_hosts_see_once(lvm_says: Says) -> None:
+    for host in (this_machine(), HostFactory.create(slug="other", kind="local", last_seen=None, capabilities={})):
+        scan(host)
+        found = overview(ADMIN).totals
+        assert found.capacity_bytes == 1065353216
+        assert found.available_bytes == 830472192 + 64 * MIB - 64 * MIB * 781 // 10_000
+        assert found.used_bytes == found.capacity_bytes - found.available_bytes
+        assert (found.images_count, found.allocated_bytes) == (9, 157 * MIB)
 
 
 def test_pages_and_rest_show_what_lvm_says(lvm_says: Says) -> None:

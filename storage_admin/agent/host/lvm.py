@@ -22,7 +22,7 @@ _GROUPS = "vg_name,vg_uuid,vg_size,vg_free"
 #: Of a volume, none of its segments: with one of these there would be a line for each segment.
 _VOLUMES = (
     "lv_name,vg_name,lv_layout,lv_role,lv_parent,lv_size,data_percent,metadata_percent,lv_metadata_size,origin,"
-    "origin_size,pool_lv,lv_active,lv_device_open,lv_health_status,lv_dm_path"
+    "origin_size,pool_lv,lv_device_open,lv_health_status"
 )
 #: For ten thousand volumes and the parts of each.
 _LIMITS = tools.Limits(output_bytes=32 << 20)
@@ -110,7 +110,7 @@ def _volume(line: Mapping[str, str], parts: Mapping[tuple[str, str], Sequence[Ma
     return {
         "group": group, "name": name, "pool": pool, "size": int(size or line["lv_size"]), "allocated": allocated,
         "origin": line["origin"], "open": line["lv_device_open"] == "open", "health": line["lv_health_status"],
-        "dm_path": line["lv_dm_path"], "dev": dev, "inode": inode,
+        "dm_path": f"/dev/mapper/{group.replace('-', '--')}-{name.replace('-', '--')}", "dev": dev, "inode": inode,
     }  # fmt: skip
 
 
