@@ -7,7 +7,7 @@ what they told. What nodes share is left to the API, which lists it once.
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -42,7 +42,7 @@ class _Told:
     name: str
     kind: Kind
     why: str = ""
-    #: The group's own id: hosts that see one group see one storage.
+    #: By the group's own id: hosts that see one group see one storage.
     key: str = ""
     capacity: int | None = None
     available: int | None = None
@@ -108,8 +108,9 @@ def events(host: Host, event: Event, held: Iterable[Event], declared: Mapping[st
             yield as_last_seen(first, gone) | {"state": "missing"}
         else:
             yield from _pool(first, one, declared)
-        for row in rest:  # each volume is listed once
-            yield _pool_event(row, _Told(name, Kind(row.kind)), _known(row)) | {"detail": f"See {first.name}."}
+            for row in rest:  # each volume is listed once
+                detail = f"Its volumes are listed in {first.name}."
+                yield _pool_event(row, replace(one, volumes=[]), _known(row)) | {"detail": detail}
     yield from (one for one in held if one.get("pool", one.get("id")) not in taken)
 
 

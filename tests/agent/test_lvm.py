@@ -19,6 +19,7 @@ def lines(name: str, kind: str) -> list[dict[str, str]]:
     return told
 
 
+STRANGE = 'echo \'{"report": [{"vg": [{"vg_name": "vg0", "vg_uuid": "", "vg_size": ""}]}]}\''
 GROUPS, VOLUMES = lines("vgs.json", "vg"), lines("lvs.json", "lv")
 
 
@@ -82,7 +83,7 @@ def test_a_host_without_lvm_tells_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert lvm.read(io) is None
 
 
-@pytest.mark.parametrize("answer", ["exit 5", "echo no", "echo '[]'", "echo '{\"report\": [1]}'"])
+@pytest.mark.parametrize("answer", ["exit 5", "echo no", "echo '[]'", "echo '{\"report\": [1]}'", STRANGE])
 def test_where_lvm_does_not_answer_it_is_said_and_nothing_guessed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:

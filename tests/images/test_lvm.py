@@ -139,6 +139,21 @@ def test_a_storage_of_proxmox_gets_the_facts_unless_nodes_share_it(lvm_says: Say
     assert (pools()["san"].images_count, pools()["san"].capacity_bytes) == ((0, None) if shared else (7, 1065353216))
 
 
+def test_two_storages_of_one_thin_pool_list_its_volumes_once_and_have_one_size(lvm_says: Says) -> None:
+    host = this_machine()
+    for name in ("first", "second"):
+        StoragePoolFactory.create(
+            host=host, name=name, kind="lvmthin", path="lvmthin vg0/pool0", path_bytes=b"", path_key=name,
+            source="proxmox", capacity_bytes=None, available_bytes=None,
+        )  # fmt: skip
+    scan(host)
+    first, second = pools()["first"], pools()["second"]
+    assert (first.images_count, second.images_count) == (2, 0)
+    assert (first.capacity_bytes, second.capacity_bytes) == (64 * MIB, 64 * MIB)
+    assert overview(ADMIN).totals.capacity_bytes == 1065353216
+    assert scan(host)["read"] == 0
+
+
 @pytest.mark.parametrize("path", ["/dev/vg0/thick", "/dev/mapper/vg0-thick"])
 def test_a_guest_is_linked_to_its_volume_by_each_of_its_names(node: Node, lvm_says: Says, path: str) -> None:
     node(domain("web", disk(f"dev='{path}'", "vda", "qcow2")))

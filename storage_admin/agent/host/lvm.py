@@ -48,22 +48,21 @@ def read(io: AgentIO) -> dict[str, Any] | None:
     """
     try:
         groups = _ask("vgs", "vg", _GROUPS, io)
-        volumes = _ask("lvs", "lv", _VOLUMES, io, "-a")
+        return {"why": "", **parsed(groups, _ask("lvs", "lv", _VOLUMES, io, "-a"))}
     except RefusedError:
         return None
     except HostError as error:
-        return {"why": f"LVM does not answer: {error.detail}.", "groups": [], "pools": [], "volumes": []}
-    return {"why": "", **parsed(groups, volumes)}
+        why = f"LVM does not answer: {error.detail}."
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        why = f"The answer of LVM is not understood: {error!r}."
+    return {"why": why, "groups": [], "pools": [], "volumes": []}
 
 
 def _ask(tool: str, kind: str, columns: str, io: AgentIO, *more: str) -> list[dict[str, str]]:
     done = tools.run([tool, *more, *_REPORT, columns], io, limits=_LIMITS)
     if done.exit_code:
         raise HostError(f"{tool} ended with {done.words()}")
-    try:
-        return [line for report in json.loads(done.stdout)["report"] for line in report.get(kind, [])]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise HostError(f"{tool} does not answer in JSON") from error
+    return [line for report in json.loads(done.stdout)["report"] for line in report.get(kind, [])]
 
 
 def parsed(groups: Sequence[Mapping[str, str]], volumes: Sequence[Mapping[str, str]]) -> dict[str, Any]:
