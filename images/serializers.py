@@ -62,15 +62,18 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
         help_text=_("Evidence in sentences: why the image is an orphan, why it is not, or why this is not known.")
     )
     aside_by = TextOrNull()
+    exclusive_bytes = serializers.IntegerField(
+        read_only=True, allow_null=True, help_text=_("What deleting a logical volume would free; null while unknown.")
+    )
     last_scanned = serializers.DateTimeField(read_only=True, allow_null=True)
 
     class Meta:
         model = Image
         fields = (
             "id", "host", "host_name", "pool", "pool_name", "path", "name", "format", "declared_format", "declared_by",
-            "virtual_size", "allocated_size", "file_size", "cluster_size", "compression", "preallocation",
-            "backing_file", "backing_format", "backing", "chain_depth", "overlays_count", "snapshots", "encrypted",
-            "in_use", "in_use_detail", "guests", "state", "state_detail", "orphan", "orphan_evidence",
+            "virtual_size", "allocated_size", "exclusive_bytes", "file_size", "cluster_size", "compression",
+            "preallocation", "backing_file", "backing_format", "backing", "chain_depth", "overlays_count", "snapshots",
+            "encrypted", "in_use", "in_use_detail", "guests", "state", "state_detail", "orphan", "orphan_evidence",
             "reclaimable_bytes", "reclaimable_low", "reclaimable_high", "reclaimable_method", "analyzed_at",
             "first_seen", "last_scanned",
             "missing_since", "aside_since", "aside_until", "aside_by", "deleted_at",
@@ -246,6 +249,12 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
     used_bytes = serializers.IntegerField(
         read_only=True, allow_null=True, help_text=_("As in df: space reserved for root does not count as used.")
     )
+    metadata_bytes = serializers.IntegerField(
+        read_only=True, allow_null=True, help_text=_("Size of the metadata of an LVM thin pool; null for all else.")
+    )
+    metadata_percent = serializers.FloatField(
+        read_only=True, allow_null=True, help_text=_("How much of that is used, as LVM reports it.")
+    )
     shared_key = TextOrNull()
     filesystem = TextOrNull()
     leftovers = serializers.SerializerMethodField(help_text=_("Files of jobs that this dashboard does not know."))
@@ -269,7 +278,8 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
             "id", "host", "host_name", "name", "kind", "source", "path", "shared_key", "filesystem", "network",
             "all_hosts_registered", "share_bases", "look_inside", "state", "state_detail", "owners_unknown",
             "capacity_bytes",
-            "available_bytes", "reserved_bytes", "used_bytes", "images_count", "allocated_bytes", "virtual_bytes",
+            "available_bytes", "reserved_bytes", "used_bytes", "metadata_bytes", "metadata_percent",
+            "images_count", "allocated_bytes", "virtual_bytes",
             "overcommit_ratio", "reclaimable_bytes", "undo_bytes", "leftovers", "aside_bytes", "warn_percent",
             "warn_overcommit", "warn_days", "warn_undo_percent", "days_until_full", "days_until_full_low",
             "days_until_full_high", "last_scanned",

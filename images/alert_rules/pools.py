@@ -21,6 +21,8 @@ from storage_admin.words import days, size, tenths
 
 #: So many points below its threshold a pool's alert closes, in percent of what can be used.
 MARGIN_PERCENT = 2.0
+#: A volume group is full as soon as it is divided up: at this threshold, that is no alert.
+NEVER_PERCENT = 100
 #: The same of other thresholds, as a part of them.
 MARGIN = 0.05
 MARGIN_DAYS = 0.25
@@ -162,6 +164,10 @@ def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterat
             yield from place.as_it_is(kind)
             continue
         percent, limit = pool.used_percent or 0.0, min(one.warn_percent for one in place.pools)
+        if pool.kind == StoragePool.Kind.LVM and limit >= NEVER_PERCENT:
+            continue
+        # A thin pool whose metadata is full takes no more writes either.
+        percent = max(percent, pool.metadata_percent or 0.0)
         danger = DANGER_PERCENT - (MARGIN_PERCENT if place.is_told(kind, is_open, "danger") else 0.0)
         # The name in the title is one of several: which of them asks for it may be nobody's business who reads it.
         whose = (
@@ -169,15 +175,30 @@ def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterat
             if {one.warn_percent for one in place.pools} == {limit}
             else "the threshold of its filesystem"
         )
-        if percent >= limit - (MARGIN_PERCENT if place.is_told(kind, is_open) else 0.0):
+        bound = limit - (MARGIN_PERCENT if place.is_told(kind, is_open) else 0.0)
+        if percent >= bound:
             yield from place.troubles(
                 kind,
                 "danger" if percent >= danger else "warning",
                 f"{{pool}} is {'over' if percent >= limit else 'just below'} {whose} of {limit} %",
-                f"{tenths(percent)} % used: {size(pool.used_bytes)} of {size(pool.capacity_bytes)}, "
-                f"{size(pool.available_bytes)} free{_reserved(pool)}. Reclaim space (the images page "
-                "lists the top candidates), discard undo copies, or enlarge the pool.",
+                _what_is_used(pool, bound),
             )
+
+
+def _what_is_used(pool: StoragePool, bound: float) -> str:
+    data, metadata = pool.used_percent or 0.0, pool.metadata_percent
+    told = f"{tenths(data)} % used: {size(pool.used_bytes)} of {size(pool.capacity_bytes)}, "
+    told += f"{size(pool.available_bytes)} free{_reserved(pool)}. "
+    if pool.kind != StoragePool.Kind.LVMTHIN or metadata is None:
+        more = "Reclaim space (the images page lists the top candidates), discard undo copies, or enlarge the pool."
+        return told + more
+    which = [name for name, used in (("Data", data), ("Metadata", metadata)) if used >= bound]
+    extend = {"Data": "--size", "Metadata": "--poolmetadatasize"}
+    how = " and ".join(f"lvextend {extend[name]}" for name in which)
+    return (
+        f"{' and '.join(which).capitalize()} of the thin pool: {told}{tenths(metadata)} % of "
+        f"{size(pool.metadata_bytes)} metadata used. Trim guests, delete snapshots, or extend the pool ({how})."
+    )
 
 
 def _reserved(pool: StoragePool) -> str:

@@ -1,6 +1,7 @@
 """The job kind ``scan``: a host's pools, guests and images as they are now."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from django.db.models import Exists, OuterRef, QuerySet
@@ -57,8 +58,8 @@ class Scan(HostKind):
         run = self._runs[job.pk] = ScanRun(job, pools, libvirt, error, asked, others)
         if libvirt is not None:
             for event in from_libvirt.beside_an_agent(job.host, libvirt, rows):
-                run.take(event)
-        self._take_volumes(job, run)
+                run.hold(event)
+        self._take_volumes(job, run, run.hold)
         return {
             "pools": [
                 {
@@ -80,12 +81,12 @@ class Scan(HostKind):
         return run
 
     @staticmethod
-    def _take_volumes(job: Job, run: ScanRun) -> None:
+    def _take_volumes(job: Job, run: ScanRun, take: Callable[[dict[str, Any]], None]) -> None:
         """Takes what the API of Proxmox VE told of volumes that no agent reads."""
         for told in run.others:
             if told.answered and told.proxmox is not None:
                 for event in from_proxmox.events(job.host, told.proxmox, job.pk):
-                    run.take(event)
+                    take(event)
 
     @staticmethod
     def _ask_libvirt(host: Host) -> tuple[LibvirtFacts | None, str]:
@@ -112,7 +113,8 @@ class Scan(HostKind):
             recorder.tick()
             told = hypervisors.guests_by_api(job.host)
             shown = {pool.pk: pool for pool in from_proxmox.shown_pools(job.host)}
-            self._take_volumes(job, self._start(job, ScanRun(job, shown, None, "", [], [told])))
+            run = self._start(job, ScanRun(job, shown, None, "", [], [told]))
+            self._take_volumes(job, run, run.take)
             return {}
         recorder.progress({"stage": "asking libvirt"})
         recorder.tick()

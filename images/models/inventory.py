@@ -245,6 +245,11 @@ class Image(PartialRows):
         return self.allocated_size or 0
 
     @property
+    def exclusive_bytes(self) -> int | None:
+        """What deleting it would free: all of a volume that shares nothing; ``None`` where that is not known."""
+        return self.allocated_size if self.pool.kind == StoragePool.Kind.LVM and self.pool.lvm is not None else None
+
+    @property
     def offered_bytes(self) -> int | None:
         """What can be reclaimed now: nothing in a state in which no job rewrites it; ``None`` until it was analyzed."""
         return self.reclaimable_bytes if self.state == Image.State.OK else 0

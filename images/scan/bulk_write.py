@@ -16,6 +16,7 @@ from images.orphans import host_facts
 from images.rewrite import space
 from images.scan import shared_storages
 from images.scan.linking import Disk, Resolved, Resolver, Row
+from images.scan.rows import stand_in
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.models import Host, PoolSample, StoragePool
 from storage_admin.hosts.names import path_key
@@ -128,9 +129,11 @@ def _disks(host: Host) -> list[Disk]:
 
 def _disk(disk: GuestDisk, host: Host) -> Disk:
     name = disk.guest.name if disk.guest.host_id == host.pk else ""
+    # One that is not there may be a volume that is inactive, which has this as its inode.
+    number = disk.inode or stand_in(bytes(disk.path_bytes))
     return Disk(
         id=disk.pk, guest=name, guest_off=disk.guest.off, path_key=disk.path_key,
-        inode=f"{disk.dev}:{disk.inode}", format=disk.format, target=disk.target, only_in=disk.only_in,
+        inode=f"{disk.dev}:{number}", format=disk.format, target=disk.target, only_in=disk.only_in,
         kind=disk.guest.kind, uid=disk.guest.uid,
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from images.models import Image
+from images.scan.rows import stand_in
 from storage_admin.agent.folders.pools import is_ours
 from storage_admin.agent.protocol import HostError, b64
 from storage_admin.agent.scan.pool_scan import EXTENSIONS
@@ -213,7 +214,7 @@ def _image(seen: Seen, row: StoragePool, facts: PoolFacts, volume: VolumeFacts) 
         "event": "image", "pool": row.pk, "path_b64": b64(raw),
         "fp": blake2b(told, digest_size=FINGERPRINT_SIZE).hexdigest(),
         # Nobody tells device and inode. These stand for the path alone, so that no two volumes look like one file.
-        "dev": "", "inode": blake2b(raw, digest_size=8).hexdigest(), "nlink": 1,
+        "dev": "", "inode": stand_in(raw), "nlink": 1,
         "mtime_ns": _nanoseconds(volume.mtime), "ctime_ns": _nanoseconds(volume.ctime),
         "file_size": _size(volume.physical, volume.capacity), "allocated_size": _size(volume.allocation),
         "virtual_size": volume.capacity, "format": _format(seen, facts, volume),

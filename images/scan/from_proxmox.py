@@ -14,6 +14,7 @@ from typing import Any
 from images.models import Image
 from images.orphans.evidence import NAMED, number_of
 from images.scan import shared_storages
+from images.scan.rows import stand_in
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.scan.records import FINGERPRINT_SIZE, backing_unsafe
 from storage_admin.guests.models import Guest
@@ -71,7 +72,7 @@ def events(host: Host, facts: ProxmoxFacts, scan: int) -> Iterator[dict[str, Any
     for row in shown_pools(host):
         storage = storages.get(row.name)
         if facts.api_away:
-            yield _as_last_seen(row, facts.api_away)
+            yield as_last_seen(row, f"{facts.api_away} {_AS_LAST_SEEN}")
         elif storage is not None:
             yield from _pool(seen, row, storage, listings.get(row.name))
     if host.by_api_alone:
@@ -147,14 +148,14 @@ def _pool(seen: _Seen, row: StoragePool, storage: StorageFacts, listing: Listing
 _AS_LAST_SEEN = "Anything that the API no longer reports is shown as last seen."
 
 
-def _as_last_seen(row: StoragePool, why: str) -> dict[str, Any]:
-    """The event of a storage that nobody told of: its row stays as it is."""
+def as_last_seen(row: StoragePool, detail: str) -> dict[str, Any]:
+    """The event of a pool that nobody told of: its row stays as it is."""
     kept = ("capacity_bytes", "available_bytes", "reserved_bytes", "filesystem", "network", "shared_key", "fs_key")
     return {
-        "event": "pool", "id": row.pk, "state": "unreadable", "detail": f"{why} {_AS_LAST_SEEN}", "kind": str(row.kind),
+        "event": "pool", "id": row.pk, "state": "unreadable", "detail": detail, "kind": str(row.kind),
         "images": row.images_count, "others": {"count": row.others_count, "bytes": row.others_bytes},
         "undo_bytes": row.undo_bytes, "undo_copies": 0, "leftovers": 0, "vanished_b64": "",
-        "owners_unknown": row.owners_unknown, **{name: getattr(row, name) for name in kept},
+        "owners_unknown": row.owners_unknown, "lvm": row.lvm, **{name: getattr(row, name) for name in kept},
     }  # fmt: skip
 
 
@@ -185,7 +186,7 @@ def _image(seen: _Seen, row: StoragePool, storage: StorageFacts, volume: VolumeF
         "event": "image", "pool": row.pk, "path_b64": b64(raw),
         "fp": blake2b(told, digest_size=FINGERPRINT_SIZE).hexdigest(),
         # Nobody tells device and inode. These stand for the place alone, so that no two volumes look like one file.
-        "dev": "", "inode": blake2b(raw, digest_size=8).hexdigest(), "nlink": 1, "mtime_ns": 0, "ctime_ns": 0,
+        "dev": "", "inode": stand_in(raw), "nlink": 1, "mtime_ns": 0, "ctime_ns": 0,
         "file_size": None, "allocated_size": _size(volume.used_bytes),
         # A container's folder without a quota has no size of its own.
         "virtual_size": _size(volume.size_bytes or None) if not broken else None,

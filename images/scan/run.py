@@ -4,7 +4,7 @@ Rows are written in batches as they come; a new image is not listed, and nothing
 transaction (:meth:`ScanRun.finish`). A scan that dies on the way leaves what the last whole one found.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -16,7 +16,7 @@ from django.utils import timezone
 from images.models import Image
 from images.orphans import host_facts as world
 from images.rewrite import attached, holding, moving, space
-from images.scan import bulk_write, hypervisors, shared_storages
+from images.scan import bulk_write, from_lvm, hypervisors, shared_storages
 from images.scan import rows as scan_rows
 from images.scan.hypervisors import Told
 from images.scan.known import of_strangers, standing_on_others
@@ -43,7 +43,7 @@ DOMAINS = (Guest.Kind.DOMAIN,)
 SCANNED_OF_POOL = (
     "state", "state_detail", "last_scanned", "capacity_bytes", "available_bytes", "reserved_bytes", "filesystem",
     "network", "shared_key", "fs_key", "root", "kind", "others_count", "others_bytes", "undo_bytes", "leftovers",
-    "owners_unknown",
+    "owners_unknown", "lvm",
 )  # fmt: skip
 
 
@@ -63,6 +63,8 @@ class ScanRun:
     seen: dict[str, Any] = field(default_factory=dict)
     images_read: int = 0
     new_pools: bool = False
+    #: What hypervisors told of volumes of LVM, until the agent has told of these.
+    held: list[dict[str, Any]] = field(default_factory=list)
     _batch: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -101,10 +103,36 @@ class ScanRun:
                 self.host_facts = event
             case "pool":
                 self.pool_facts.append(event)
+            case "lvm":
+                self._take_lvm(event)
             case "seen":
                 self.seen = event
+                self._release(self.held)
             case other:
                 raise ValueError(f"a scan does not know the event {other!r}")
+
+    def hold(self, event: dict[str, Any]) -> None:
+        """Takes an event of a pool that hypervisors told of; the agent may know better what LVM has in it."""
+        pool = self.pools.get(event["pool"] if event["event"] == "image" else event["id"])
+        if pool is not None and pool.kind in from_lvm.KINDS:
+            self.held.append(event)
+        else:
+            self.take(event)
+
+    def _release(self, events: Iterable[dict[str, Any]]) -> None:
+        self.held = []
+        for event in events:
+            self.take(event)
+
+    def _take_lvm(self, event: dict[str, Any]) -> None:
+        host = self.job.host
+        self.pools |= from_lvm.sync(host, event)
+        guests = [
+            *(self.libvirt.domains if self.libvirt else ()),
+            *(one for told in self.others for one in told.guests),
+        ]
+        declared = {disk.path: disk.format for guest in guests for disk in guest.disks if disk.path}
+        self._release(list(from_lvm.events(host, event, self.held, declared)))
 
     def _write_batch(self) -> None:
         """Writes what has gathered; known paths are updated, new ones inserted unlisted.
@@ -223,8 +251,7 @@ class ScanRun:
             unknown = self.libvirt_error or "libvirt is installed here and has guests, but does not answer."
             unknown += " Start it (systemctl start libvirtd), then scan the host."
         capabilities = {name: value for name, value in facts.items() if name not in {"event", "proxmox_storages"}}
-        if "busy_complete" in self.seen:
-            capabilities["busy_complete"] = self.seen["busy_complete"]
+        capabilities |= {name: self.seen[name] for name in ("busy_complete",) if name in self.seen}
         capabilities |= attached.as_told_since(host, self.at)
         capabilities["libvirt"] = "present" if self.libvirt is not None else facts.get("libvirt")
         if api is not None and host.token_id:
@@ -280,7 +307,7 @@ class ScanRun:
             pool.others_count, pool.others_bytes = others.get("count", 0), others.get("bytes", 0)
             pool.undo_bytes = facts.get("undo_bytes", 0)
             pool.leftovers = of_strangers(facts.get("own_files", []))
-            pool.owners_unknown = facts.get("owners_unknown") or ""
+            pool.owners_unknown, pool.lvm = facts.get("owners_unknown") or "", facts.get("lvm")
             if pool.network and not pool.all_hosts_registered and "kind" not in facts:
                 pool.owners_unknown = (
                     f"The folder is on a network filesystem ({pool.filesystem}). Hosts that are not registered here "

@@ -21,13 +21,14 @@ def totals_of(actor: Actor, hosts: list[Host], pools: list[StoragePool]) -> Tota
     """The sums over these hosts and pools, which are all that exist for ``actor``."""
     sized = [pool for pool in pools if pool.capacity_bytes is not None and pool.available_bytes is not None]
     filesystems = _each_filesystem_once(sized)
-    capacity = _sum(pool.capacity_bytes for pool in filesystems)
-    used = _sum(pool.used_bytes for pool in filesystems)
+    inside = _in_groups(filesystems)
+    capacity = _sum([*(pool.capacity_bytes for pool in filesystems), *inside])
+    used = _sum([*(pool.used_bytes for pool in filesystems), *inside])
     available = _sum(pool.available_bytes for pool in filesystems)
     sums = _image_sums(_each_file_once(images_for(actor), pools))
     scanned = any(pool.last_scanned is not None for pool in pools)
     virtual = sums["virtual_size"] if scanned else None
-    usable = _sum(pool.usable_bytes for pool in filesystems)
+    usable = _sum([*(pool.usable_bytes for pool in filesystems), *inside])
     # Images on storages of unknown size are promised to nobody's account.
     unsized = {pool.shared_key or str(pool.pk): pool.virtual_bytes or 0 for pool in pools if pool not in sized}
     promised = None if virtual is None else max(virtual - sum(unsized.values()), 0)
@@ -56,6 +57,13 @@ def _each_filesystem_once(sized: list[StoragePool]) -> list[StoragePool]:
     for pool in sized:
         found.setdefault(filesystem_of(pool), []).append(pool)
     return [best for group in found.values() if (best := freshest(group)) is not None]
+
+
+def _in_groups(filesystems: list[StoragePool]) -> list[int]:
+    """What to take away for each thin pool in a volume group that is counted as well: there it is used space."""
+    keys = {pool.fs_key for pool in filesystems if pool.kind == StoragePool.Kind.LVM}
+    thin = [pool for pool in filesystems if pool.kind == StoragePool.Kind.LVMTHIN]
+    return [-(pool.capacity_bytes or 0) for pool in thin if pool.fs_key.rpartition("/")[0] in keys]
 
 
 def _known(total: int | None, count: int | None) -> int | None:

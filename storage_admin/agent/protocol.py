@@ -44,8 +44,9 @@ REQUEST, PING, CANCEL, GO, NO = "request", "ping", "cancel", "go", "no"
 
 # Events that the agent sends.
 HELLO, PROGRESS, LOG, COMMAND, READY, RESULT, ERROR = "hello", "progress", "log", "command", "ready", "result", "error"
-#: Events of a scan: facts about the host, one pool's space, one image, the files that something holds open.
-HOST, POOL, IMAGE, SEEN = "host", "pool", "image", "seen"
+#: Events of a scan: facts about the host, one pool's space, one image, what LVM says, the files that something holds
+#: open.
+HOST, POOL, IMAGE, LVM, SEEN = "host", "pool", "image", "lvm", "seen"
 #: Of work that changes an image where it stands: what it occupied before, and what it does now, however that ended.
 OCCUPIED = "occupied"
 #: Of work that makes a new file: the most that it may write, as measured on the spot.

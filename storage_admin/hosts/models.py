@@ -154,6 +154,7 @@ class StoragePool(PartialRows):
         STANDARD = "standard", _("libvirt's standard folder")
         LIBVIRT = "libvirt", "libvirt"
         PROXMOX = "proxmox", "Proxmox VE"
+        LVM = "lvm", "LVM"
         DEMO = "demo", _("the demo")
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="pools")
@@ -185,6 +186,8 @@ class StoragePool(PartialRows):
     available_bytes = models.BigIntegerField(null=True)
     #: Free, but not available: what the filesystem keeps for root; null where nobody tells.
     reserved_bytes = models.BigIntegerField(null=True)
+    #: What LVM says of its metadata, where the agent has read the pool's volumes there; else null.
+    lvm = models.JSONField(null=True, blank=True)
     #: Sums over the pool's images, each inode once; written when a scan or a job ends.
     images_count = models.PositiveIntegerField(default=0)
     allocated_bytes = models.BigIntegerField(null=True)
@@ -217,6 +220,16 @@ class StoragePool(PartialRows):
     def known_count(self) -> int | None:
         """How many images it has; ``None`` while nobody has listed them yet."""
         return self.images_count if self.images_count or self.last_scanned is not None else None
+
+    @property
+    def metadata_bytes(self) -> int | None:
+        """The size of a thin pool's metadata volume; ``None`` for what is none, or where nobody tells."""
+        return (self.lvm or {}).get("metadata_bytes")
+
+    @property
+    def metadata_percent(self) -> float | None:
+        """How much of that is used, as LVM tells."""
+        return (self.lvm or {}).get("metadata_percent")
 
     @property
     def overcommit_ratio(self) -> float | None:

@@ -1,6 +1,7 @@
 """The verb ``scan``: every disk image of some storage pools, read once, without a process per image.
 
-And what guests' disks outside of every pool stand on: a base in a pool would look as if nobody needed it.
+And what guests' disks outside of every pool stand on: a base in a pool would look as if nobody needed it. And what LVM
+says of its volumes.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from storage_admin.agent.folders import image_folders, roots, scratch
 from storage_admin.agent.folders.pools import is_absolute, open_root
 from storage_admin.agent.formats import Facts, UnreadableError, guess, read_as
 from storage_admin.agent.formats.facts import Reader
-from storage_admin.agent.host import facts, in_use, special_mounts
+from storage_admin.agent.host import facts, in_use, lvm, special_mounts
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import HOST, POOL, SEEN, RefusedError, Request, unb64
+from storage_admin.agent.protocol import HOST, LVM, POOL, SEEN, RefusedError, Request, unb64
 from storage_admin.agent.scan.pool_scan import PoolScan
 from storage_admin.agent.scan.records import FINGERPRINT_SIZE, Recorder, absolute, b64, backing_unsafe
 
@@ -54,7 +55,7 @@ class ScanArgs:
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:
-    """Walk the pools and tell the host, every image that is new or changed, each pool, and what is in use.
+    """Walk the pools and tell the host, every image that is new or changed, each pool, volumes, and what is in use.
 
     Args:
         request: ``pools`` (``id``, ``path_b64``, ``kind`` of dir, libvirt or proxmox, ``known_b64``: the 16-byte
@@ -98,13 +99,20 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         images, changed = scan.images, changed + scan.changed
         files.add(scan)
     io.progress("checking which images are in use", images, images)
+    volumes = lvm.read(io)
+    if volumes is not None:
+        io.emit(LVM, **volumes)
+    opened = [one for one in volumes["volumes"] if one["open"] and one["inode"]] if volumes is not None else []
     held = in_use.holds(files.inodes, files.aliases, io.check)
     prefixes = tuple(_prefix(pool) for pool in args.pools)
     elsewhere = [path for path in args.named if path.startswith(b"/") and not path.startswith(prefixes)]
     io.emit(
         SEEN,
         probe=[_existence(path, mounts) for path in args.probe],
-        busy=[[hold.device, hold.inode, hold.why] for hold in held.holds],
+        busy=[
+            *([hold.device, hold.inode, hold.why] for hold in held.holds),
+            *([one["dev"], one["inode"], "the volume is open on the host"] for one in opened),
+        ],
         busy_complete=held.complete,
         outside=list(bases_outside(elsewhere, files.inodes, mounts)),
     )

@@ -322,7 +322,7 @@ def _sync_storage(host: Host, facts: ProxmoxFacts, storage: StorageFacts) -> Non
     state, detail = ("ok", "") if storage.active else why_away(facts, storage)
     values: dict[str, Any] = {
         "name": storage.name, "kind": storage.kind, "source": StoragePool.Source.PROXMOX,
-        "path": storage.path or f"{storage.type} {storage.group or storage.name}", "path_bytes": b"",
+        "path": storage.path or f"{storage.type} {storage.place}", "path_bytes": b"",
         "capacity_bytes": storage.total_bytes, "available_bytes": storage.available_bytes,
         "reserved_bytes": storage.reserved_bytes,
         "network": storage.shared, "state": state, "state_detail": detail,

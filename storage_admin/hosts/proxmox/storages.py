@@ -31,6 +31,7 @@ class StorageFacts:
         type: in Proxmox VE's words.
         path: of the folder; of ZFS the mount point of its containers' filesystems; empty for the rest.
         group: volume group of LVM, pool of ZFS and RBD.
+        thin_pool: in that volume group.
         content: what may be in it: ``images``, ``rootdir``, ``iso``, ...
         server, export: of what comes over the network.
         subfolders: by content, where the definition says otherwise than Proxmox VE's own.
@@ -47,6 +48,7 @@ class StorageFacts:
     type: str
     path: str = ""
     group: str = ""
+    thin_pool: str = ""
     content: tuple[str, ...] = ()
     server: str = ""
     export: str = ""
@@ -79,6 +81,11 @@ class StorageFacts:
         return _KINDS.get(self.type, "dir" if self.is_folder else "other")
 
     @property
+    def place(self) -> str:
+        """Where its volumes are, if in no folder: a group, or a thin pool in one."""
+        return f"{self.group}/{self.thin_pool}" if self.thin_pool else self.group or self.name
+
+    @property
     def holds_images(self) -> bool:
         """Whether disks of guests may be in it."""
         return not {"images", "rootdir"}.isdisjoint(self.content)
@@ -108,6 +115,7 @@ def of_definition(settings: Mapping[str, Any]) -> StorageFacts:
         type=kind,
         path=path.rstrip("/") or path,
         group=_text(settings, "vgname") or _text(settings, "pool"),
+        thin_pool=_text(settings, "thinpool"),
         content=_words(settings, "content") or _CONTENT.get(kind, ()),
         server=_text(settings, "server") or _text(settings, "portal"),
         export=_text(settings, "export") or _text(settings, "share"),

@@ -147,6 +147,8 @@ POOL_CSV_COLUMNS: Columns = {
     "used_bytes": "used_bytes",
     "available_bytes": "available_bytes",
     "reserved_bytes": "reserved_bytes",
+    "metadata_bytes": "metadata_bytes",
+    "metadata_percent": "metadata_percent",
     "warn_percent": "warn_percent",
     "images": lambda pool: pool.images_count if pool.last_scanned else None,
     "allocated_bytes": "allocated_bytes",

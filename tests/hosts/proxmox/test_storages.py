@@ -17,6 +17,7 @@ def test_each_kind_is_read_for_what_it_is() -> None:
         "store", "dir", "/mnt/pve/store",
         content=("backup", "images", "import", "iso", "rootdir", "snippets", "vztmpl"),
     )  # fmt: skip
+    assert found["local-lvm"].place == "pve/data"
     assert (found["local-lvm"].group, found["local-lvm"].kind, found["local-lvm"].is_folder) == (
         "pve",
         "lvmthin",

@@ -1,0 +1,96 @@
+"""What LVM said on a real machine (lvm2 2.03.16), read as what each volume takes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_admin.agent.host import lvm
+from storage_admin.agent.programs import tools
+from tests.agent.recording import RecordingIO
+
+DATA = Path(__file__).parents[1] / "data" / "lvm"
+MIB = 1 << 20
+
+
+def lines(name: str, kind: str) -> list[dict[str, str]]:
+    told: list[dict[str, str]] = json.loads((DATA / name).read_text())["report"][0][kind]
+    return told
+
+
+STRANGE = 'echo \'{"report": [{"vg": [{"vg_name": "vg0", "vg_uuid": "", "vg_size": ""}]}]}\''
+GROUPS, VOLUMES = lines("vgs.json", "vg"), lines("lvs.json", "lv")
+
+
+def told(*more: dict[str, str]) -> dict[str, Any]:
+    return lvm.parsed(GROUPS, [*VOLUMES, *more])
+
+
+def test_each_volume_takes_what_its_parts_take_and_nothing_hidden_is_one() -> None:
+    found = {one["name"]: (one["pool"], one["size"], one["allocated"], one["origin"]) for one in told()["volumes"]}
+    assert found == {
+        "thick": ("", 32 * MIB, 32 * MIB, ""),
+        "idle": ("", 24 * MIB, 24 * MIB, ""),
+        "st": ("", 16 * MIB, 16 * MIB, ""),
+        "web-1.qcow2": ("", 12 * MIB, 12 * MIB, ""),
+        "mirrored": ("", 16 * MIB, 40 * MIB, ""),  # two legs, and metadata of each
+        "oldm": ("", 8 * MIB, 20 * MIB, ""),
+        "classic": ("", 32 * MIB, 8 * MIB, "thick"),
+        "thin1": ("pool0", 40 * MIB, 5 * MIB, ""),
+        "snap1": ("pool0", 40 * MIB, None, "thin1"),  # it is inactive
+    }
+
+
+def test_volumes_and_thin_pools_are_all_that_is_not_free() -> None:
+    found = told()
+    spare = 4 * MIB
+    (pool,) = found["pools"]
+    assert (pool["size"], pool["used"], pool["metadata_size"]) == (64 * MIB, 64 * MIB * 781 // 10_000, 4 * MIB)
+    assert pool["metadata_percent"] == 10.94
+    thick = sum(one["allocated"] for one in found["volumes"] if not one["pool"])
+    (group,) = found["groups"]
+    assert thick + pool["size"] + pool["metadata_size"] + spare == group["size"] - group["free"]
+
+
+@pytest.mark.parametrize("name", ["-f", "..", "a/b", "a b", "a\n", "", "\x1b[31m", "[hidden]", "x" * 128])
+def test_a_name_that_lvm_gives_to_none_is_none(name: str) -> None:
+    usual = next(line for line in VOLUMES if line["lv_name"] == "thick")
+    assert told(usual | {"lv_name": name}) == told()
+    assert told(usual | {"vg_name": name}) == told()
+    assert lvm.parsed([*GROUPS, GROUPS[0] | {"vg_name": name}], VOLUMES) == told()
+
+
+def test_nothing_is_told_of_the_volumes_of_two_groups_with_one_name() -> None:
+    found = lvm.parsed([*GROUPS, GROUPS[0] | {"vg_uuid": "x"}], VOLUMES)
+    assert (len(found["groups"]), bool(found["groups"][0]["why"])) == (1, True)
+    assert (found["volumes"], found["pools"]) == ([], [])
+
+
+@pytest.mark.parametrize("layout", ["cache", "writecache", "vdo,sparse", "raid,raid5,cache", "unknown"])
+def test_what_is_kept_in_ways_that_are_not_added_up_is_not_known(layout: str) -> None:
+    usual = next(line for line in VOLUMES if line["lv_name"] == "thick")
+    found = told(usual | {"lv_name": "other", "lv_layout": layout})["volumes"][-1]
+    assert (found["name"], found["allocated"], found["size"]) == ("other", None, 32 * MIB)
+
+
+def test_a_host_without_lvm_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for tool in ("setpriv", "prlimit"):
+        (tmp_path / tool).symlink_to(tools.find(tool))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(tools, "_SEARCH_PATH", str(tmp_path))
+    io: Any = RecordingIO()
+    assert lvm.read(io) is None
+
+
+@pytest.mark.parametrize("answer", ["exit 5", "echo no", "echo '[]'", "echo '{\"report\": [1]}'", STRANGE])
+def test_where_lvm_does_not_answer_it_is_said_and_nothing_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    (tmp_path / "vgs").write_text(f"#!/bin/sh\n{answer}\n")
+    (tmp_path / "vgs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    io: Any = RecordingIO()
+    found = lvm.read(io)
+    assert found is not None
+    assert (bool(found["why"]), found["groups"], found["volumes"]) == (True, [], [])

@@ -1,0 +1,230 @@
+"""Volumes of LVM as rows: by the real agent, and what LVM said on a real machine (lvm2 2.03.16)."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from images.alert_rules.looking import look
+from images.models import Image
+from images.selectors.overview import overview
+from storage_admin.events.models import Alert
+from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs import services
+from tests.agent.test_lvm import GROUPS, MIB, VOLUMES
+from tests.factories import HostFactory, StoragePoolFactory
+from tests.guests.test_other_pools import LOGICAL, Node, disk, domain, image, node
+from tests.working import ADMIN, client_as, scan, this_machine
+
+__all__ = ["node"]
+
+pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
+
+Line = dict[str, str]
+Says = Callable[[list[Line], list[Line]], None]
+
+
+@pytest.fixture
+def lvm_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
+    """``lvm_says(groups, volumes)``: what LVM answers from now on; of neither, it fails."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+    (tmp_path / "bin").mkdir()
+
+    def says(groups: list[Line], volumes: list[Line]) -> None:
+        for tool, kind, lines in (("vgs", "vg", groups), ("lvs", "lv", volumes)):
+            program = tmp_path / "bin" / tool
+            (tmp_path / f"{tool}.json").write_text(json.dumps({"report": [{kind: lines}]}))
+            program.write_text(f"#!/bin/sh\ncat {tmp_path}/{tool}.json\n" if groups or volumes else "#!/bin/sh\nexit 5")
+            program.chmod(0o755)
+
+    says(GROUPS, VOLUMES)
+    return says
+
+
+def changed(name: str, **columns: str) -> list[Line]:
+    """The volumes with other columns of one of them."""
+    return [line | columns if line["lv_name"] == name else line for line in VOLUMES]
+
+
+def pools() -> dict[str, StoragePool]:
+    return {pool.name: pool for pool in StoragePool.objects.order_by("pk")}
+
+
+def listed() -> dict[str, str]:
+    return {one.name: one.pool.name for one in Image.objects.filter(missing_since=None).select_related("pool")}
+
+
+def test_groups_and_thin_pools_are_pools_and_their_volumes_images(lvm_says: Says) -> None:
+    host = this_machine()
+    assert scan(host)["images"] == 9
+    group, thin = pools()["vg0"], pools()["vg0/pool0"]
+    assert (group.kind, group.source, group.state, group.path) == ("lvm", "lvm", "ok", "/dev/vg0")
+    assert (group.capacity_bytes, group.available_bytes) == (1065353216, 830472192)
+    assert (group.images_count, group.allocated_bytes, group.metadata_percent) == (7, 152 * MIB, None)
+    assert (thin.kind, thin.capacity_bytes, thin.metadata_bytes, thin.metadata_percent) == (
+        "lvmthin", 64 * MIB, 4 * MIB, 10.94,
+    )  # fmt: skip
+    assert round(thin.used_percent or 0, 2) == 7.81
+    assert thin.virtual_bytes == 80 * MIB
+    mirrored, snap = image("mirrored"), image("snap1")
+    assert (mirrored.virtual_size, mirrored.allocated_size, mirrored.exclusive_bytes) == (16 * MIB, 40 * MIB, 40 * MIB)
+    assert (snap.allocated_size, snap.exclusive_bytes, snap.backing) == (None, None, image("thin1"))
+    assert (image("classic").backing, image("thick").overlays_count) == (image("thick"), 1)
+    assert {one.state for one in Image.objects.all()} == {"ok"}
+    assert {one.orphan for one in Image.objects.all()} <= {None, False}
+    assert scan(host)["read"] == 0
+
+
+def test_sums_count_a_thin_pool_within_its_group_and_a_group_that_two_hosts_see_once(lvm_says: Says) -> None:
+    for host in (this_machine(), HostFactory.create(slug="other", kind="local", last_seen=None, capabilities={})):
+        scan(host)
+        found = overview(ADMIN).totals
+        assert found.capacity_bytes == 1065353216
+        assert found.available_bytes == 830472192 + 64 * MIB - 64 * MIB * 781 // 10_000
+        assert found.used_bytes == found.capacity_bytes - found.available_bytes
+        assert (found.images_count, found.allocated_bytes) == (9, 157 * MIB)
+
+
+def test_pages_and_rest_show_what_lvm_says(lvm_says: Says) -> None:
+    scan(this_machine())
+    client, thin = client_as(role="admin"), pools()["vg0/pool0"]
+    told = client.get(f"/api/v1/pools/{thin.pk}/").json()
+    assert (told["metadata_bytes"], told["metadata_percent"], told["source"]) == (4 * MIB, 10.94, "lvm")
+    page = client.get(f"/pools/{thin.pk}/").content.decode()
+    assert "10.94 % of 4 MiB used" in page
+    assert f"/pools/{thin.pk}/create" not in page
+    volumes = {one["name"]: one["exclusive_bytes"] for one in client.get("/api/v1/images/").json()["results"]}
+    assert (volumes["thick"], volumes["thin1"]) == (32 * MIB, None)
+    assert "8,388,608" in client.get(f"/images/{image('classic').pk}/").content.decode()
+
+
+def test_a_pool_of_libvirt_gets_the_facts_and_no_volume_is_listed_twice(node: Node, lvm_says: Says) -> None:
+    node(LOGICAL)
+    host = this_machine()
+    assert scan(host)["images"] == 9
+    assert {name: pool.source for name, pool in pools().items()} == {"vg0": "libvirt", "vg0/pool0": "lvm"}
+    assert (pools()["vg0"].capacity_bytes, pools()["vg0"].images_count) == (1065353216, 7)
+    # What libvirt alone tells of is none of LVM's.
+    assert set(listed()) == {line["lv_name"] for line in VOLUMES if "public" in line["lv_role"]}
+    assert scan(host)["read"] == 0
+
+
+def test_a_pool_that_libvirt_gets_later_takes_the_volumes_over_with_their_history(node: Node, lvm_says: Says) -> None:
+    node()
+    host = this_machine()
+    scan(host)
+    known = {one.name: one.pk for one in Image.objects.all()}
+    node(LOGICAL)
+    assert scan(host)["vanished"] == 0
+    assert listed() == dict.fromkeys(known, "vg0") | {"thin1": "vg0/pool0", "snap1": "vg0/pool0"}
+    assert {one.name: one.pk for one in Image.objects.all()} == known
+    assert scan(host)["read"] == 0
+    assert {pool.source for pool in StoragePool.objects.filter(kind="lvm")} == {"libvirt"}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_storage_of_proxmox_gets_the_facts_unless_nodes_share_it(lvm_says: Says, shared: bool) -> None:
+    host, thin = this_machine(), ("local-lvm", "lvmthin", "lvmthin vg0/pool0")
+    for name, kind, path in (thin, ("san", "lvm", "lvm vg0")):
+        StoragePoolFactory.create(
+            host=host, name=name, kind=kind, path=path, path_bytes=b"", path_key=name, source="proxmox",
+            network=shared and name == "san", capacity_bytes=None, available_bytes=None,
+        )  # fmt: skip
+    scan(host)
+    assert set(pools()) == {"local-lvm", "san"}
+    assert (pools()["local-lvm"].images_count, pools()["local-lvm"].metadata_percent) == (2, 10.94)
+    assert (pools()["san"].images_count, pools()["san"].capacity_bytes) == ((0, None) if shared else (7, 1065353216))
+
+
+def test_two_storages_of_one_thin_pool_list_its_volumes_once_and_have_one_size(lvm_says: Says) -> None:
+    host = this_machine()
+    for name in ("first", "second"):
+        StoragePoolFactory.create(
+            host=host, name=name, kind="lvmthin", path="lvmthin vg0/pool0", path_bytes=b"", path_key=name,
+            source="proxmox", capacity_bytes=None, available_bytes=None,
+        )  # fmt: skip
+    scan(host)
+    first, second = pools()["first"], pools()["second"]
+    assert (first.images_count, second.images_count) == (2, 0)
+    assert (first.capacity_bytes, second.capacity_bytes) == (64 * MIB, 64 * MIB)
+    assert overview(ADMIN).totals.capacity_bytes == 1065353216
+    assert scan(host)["read"] == 0
+
+
+@pytest.mark.parametrize("path", ["/dev/vg0/thick", "/dev/mapper/vg0-thick"])
+def test_a_guest_is_linked_to_its_volume_by_each_of_its_names(node: Node, lvm_says: Says, path: str) -> None:
+    node(domain("web", disk(f"dev='{path}'", "vda", "qcow2")))
+    scan(this_machine())
+    volume = image("thick")
+    assert [use.disk.guest.name for use in volume.uses.all()] == ["web"]
+    assert (volume.in_use, volume.orphan, volume.format, volume.state) == (True, False, "qcow2", "ok")
+
+
+def test_volumes_go_and_come_and_a_group_that_is_away_keeps_its_volumes(lvm_says: Says) -> None:
+    host = this_machine()
+    scan(host)
+    lvm_says(GROUPS, [line for line in VOLUMES if line["lv_name"] != "idle"])
+    assert scan(host)["vanished"] == 1
+    assert image("idle").state == "missing"
+    lvm_says([GROUPS[0] | {"vg_name": "other"}], [])
+    assert scan(host)["vanished"] == 0
+    assert [pool.state for pool in pools().values()] == ["missing", "missing"]
+    assert (pools()["vg0"].capacity_bytes, image("thick").state) == (None, "ok")
+    lvm_says(GROUPS, VOLUMES)
+    scan(host)
+    assert [pool.state for pool in pools().values()] == ["ok", "ok"]
+    assert image("idle").state == "ok"
+
+
+def test_where_lvm_does_not_answer_all_is_as_last_seen(lvm_says: Says) -> None:
+    host = this_machine()
+    scan(host)
+    before = listed()
+    lvm_says([], [])
+    assert scan(host)["vanished"] == 0
+    assert {pool.state for pool in pools().values()} == {"unreadable"}
+    assert listed() == before
+    assert (pools()["vg0"].capacity_bytes, pools()["vg0/pool0"].metadata_percent) == (1065353216, 10.94)
+    assert image("thick").exclusive_bytes == 32 * MIB
+
+
+@pytest.mark.parametrize("kind", ["reclaim", "flatten", "convert", "check", "analyze", "set_aside", "commit", "grow"])
+def test_no_job_on_files_works_on_a_volume(lvm_says: Says, kind: str) -> None:
+    scan(this_machine())
+    given: dict[str, dict[str, Any]] = {"convert": {"format": "qcow2"}, "grow": {"size_bytes": 64 * MIB}}
+    for name in ("thick", "snap1"):
+        codes = {one.code for one in services.plan(ADMIN, kind, image(name).pk, given.get(kind, {})).refusals}
+        assert "unsupported_pool" in codes, (kind, name)
+
+
+@pytest.mark.parametrize(
+    ("data", "metadata", "severity", "told"),
+    [
+        ("84.90", "84.90", "", ()), ("90.00", "10.00", "warning", ("Data of",)),
+        ("10.00", "97.00", "danger", ("Metadata of", "97.0 % of 4 MiB")), ("96.00", "90.00", "danger", ("Data and",)),
+    ],
+)  # fmt: skip
+def test_a_thin_pool_that_fills_up_is_told_of_with_what_is_full(
+    lvm_says: Says, data: str, metadata: str, severity: str, told: tuple[str, ...]
+) -> None:
+    host = this_machine()
+    lvm_says(GROUPS, changed("pool0", data_percent=data, metadata_percent=metadata))
+    scan(host)
+    look(timezone.now())
+    alerts = Alert.objects.filter(closed=None, key=f"pool_over_threshold:{pools()['vg0/pool0'].pk}")
+    assert [one.severity for one in alerts] == ([severity] if severity else [])
+    assert all(words in one.detail for words in told for one in alerts)
+
+
+def test_a_group_that_is_divided_up_is_no_trouble_until_an_admin_says_so(lvm_says: Says) -> None:
+    host = this_machine()
+    lvm_says([GROUPS[0] | {"vg_free": "0"}], VOLUMES)
+    scan(host)
+    look(timezone.now())
+    assert not Alert.objects.filter(closed=None, target_id=pools()["vg0"].pk).exists()
+    StoragePool.objects.filter(name="vg0").update(warn_percent=90)
+    look(timezone.now())
+    assert Alert.objects.get(closed=None, target_kind="pool", target_id=pools()["vg0"].pk).severity == "danger"
