@@ -134,13 +134,16 @@ class ToDevice(Rewriting):
 
 
 def _owners(host_id: int) -> list[tuple[bytes, str]]:
-    """Block devices of a host that are known to be a guest's disk, an image, or what an image stands on; and whose."""
+    """Block devices of a host that are known to be a guest's disk, or what an image stands on; and whose.
+
+    A snapshot of LVM keeps what was on its origin, whatever is written there.
+    """
     disks = GuestDisk.objects.filter(guest__host=host_id, path__startswith="/dev/").select_related("guest")
     found = [(bytes(disk.path_bytes), gettext("guest {name}").format(name=disk.guest.name)) for disk in disks]
-    images = Image.objects.filter(host=host_id)
-    there = images.filter(path__startswith="/dev/").values_list("path_bytes", "name")
-    below = images.filter(backing_path__startswith="/dev/").values_list("backing_path_bytes", "name")
-    found += [(bytes(path), gettext("image {name}").format(name=name)) for path, name in (*there, *below)]
+    below = Image.objects.filter(host=host_id, backing_path__startswith="/dev/")
+    below = below.exclude(path__startswith="/dev/", format="raw")
+    for path, name in below.values_list("backing_path_bytes", "name"):
+        found += [(bytes(path), gettext("image {name}").format(name=name))]
     return found
 
 

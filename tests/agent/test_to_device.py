@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,3 +177,9 @@ def test_who_opens_the_device_meanwhile_stops_it(image: Path, device: Path) -> N
         agent.until("progress", stage="copying")
         with device.open("rb"):
             assert agent.answer()["code"] == "device_in_use"
+
+
+def test_who_only_looks_at_the_device_does_not_keep_it(image: Path, device: Path) -> None:
+    with device.open("rb") as looker:
+        threading.Timer(1, looker.close).start()
+        assert ask("to_device", args_for(image, device, overwrite=True)).get("virtual_size") == 40 * MIB

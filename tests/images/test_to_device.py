@@ -70,7 +70,11 @@ def test_a_device_that_is_a_guests_or_an_images_is_refused_by_the_plan(disk: Ima
 
     guest = GuestFactory.create(host=disk.host, state="shut off")
     GuestDiskFactory.create(guest=guest, path="/dev/vg/db1", path_bytes=b"/dev/vg/db1")
-    ImageFactory.create(host=disk.host, pool=disk.pool, path="/dev/vg/other", path_bytes=b"/dev/vg/other")
-    assert (codes("/dev/vg/db1"), codes("/dev/vg/other"), codes("/dev/vg/free")) == (
+    ImageFactory.create(pool=disk.pool, backing_path="/dev/vg/base", backing_path_bytes=b"/dev/vg/base")
+    # A volume that is only listed, and one with a snapshot.
+    ImageFactory.create(pool=disk.pool, path="/dev/vg/free", path_bytes=b"/dev/vg/free", format="raw")
+    origin = {"backing_path": "/dev/vg/free", "backing_path_bytes": b"/dev/vg/free"}
+    ImageFactory.create(pool=disk.pool, path="/dev/vg/snap", path_bytes=b"/dev/vg/snap", format="raw", **origin)
+    assert (codes("/dev/vg/db1"), codes("/dev/vg/base"), codes("/dev/vg/free")) == (
         {"device_in_use"}, {"device_in_use"}, set(),
     )  # fmt: skip

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ from storage_admin.agent.host.in_use import loop_devices, process_name
 from storage_admin.agent.host.locking import file_id
 from storage_admin.agent.host.mounts import parse
 from storage_admin.agent.protocol import INVALID, RefusedError, display
+
+#: Seconds that what only looks at all devices, as LVM's tools, blkid and udev do, has one open at most.
+_PASSING = 2.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,11 @@ class Device:
 
     def refuse_used(self) -> None:
         """Refuse one that another process has open, as the QEMU of a guest, or that something stands on."""
-        if who := self._opener():
+        deadline = time.monotonic() + _PASSING
+        while who := self._opener():
+            if time.monotonic() < deadline:
+                time.sleep(0.2)
+                continue
             first = "shut the guest down" if self.server is None else "stop that program"
             raise RefusedError("device_in_use", f"{display(self.path)} is open in {who}; {first} first")
 
