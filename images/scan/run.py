@@ -252,7 +252,7 @@ class ScanRun:
             unknown += " Start it (systemctl start libvirtd), then scan the host."
         capabilities = {name: value for name, value in facts.items() if name not in {"event", "proxmox_storages"}}
         capabilities |= {name: self.seen[name] for name in ("busy_complete",) if name in self.seen}
-        capabilities |= attached.as_told_since(host, self.at)
+        capabilities |= attached.as_told_since(host, self.at) if "attached_at" in host.capabilities else {}
         capabilities["libvirt"] = "present" if self.libvirt is not None else facts.get("libvirt")
         if api is not None and host.token_id:
             known = host.capabilities.get("missing_rights", [])
