@@ -60,7 +60,7 @@ def test_an_image_is_changed_in_every_way_that_its_page_offers(
     begin("vm.qcow2", "Merge into backing file…")
     page.get_by_label("Type “vm.qcow2”").fill("renamed.qcow2")
     page.get_by_role("button", name="Merge vm.qcow2").click()
-    expect(page.locator("#plan")).to_contain_text("Type the image's name to confirm.")
+    expect(page.locator("#plan")).to_contain_text("Type vm.qcow2 to confirm.")
     assert ["409" in complaint for complaint in seen.complaints] == [True]  # that it was refused
     seen.complaints.clear()
     page.get_by_label("Type “vm.qcow2”").fill("vm.qcow2")
