@@ -19,8 +19,7 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, of_fields
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.kinds import Lock
-from storage_admin.jobs.options import StrictValidator
-from storage_admin.jobs.plan_and_progress import Affected, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Refusal, StrictValidator
 from storage_admin.words import size
 
 KIND = "boot"

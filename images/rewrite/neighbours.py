@@ -254,7 +254,7 @@ def _walk(sql: str, ids: Iterable[int]) -> RawSQL:
 
 
 def _uses() -> QuerySet[ImageUse]:
-    return ImageUse.objects.select_related("disk__guest").defer("disk__path_bytes").order_by("disk__guest__name", "id")
+    return ImageUse.objects.select_related("disk__guest").order_by("disk__guest__name", "id")
 
 
 def find(image_id: int) -> Image:

@@ -15,8 +15,7 @@ from storage_admin.accounts.models import Actor, Role
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.options import cleaned
-from storage_admin.jobs.plan_and_progress import Plan, Recorder
+from storage_admin.jobs.plan_and_progress import Plan, Recorder, cleaned
 from storage_admin.words import Translatable, words
 
 

@@ -53,18 +53,21 @@ class Publication(NewFile):
         looks.thorough()
         self.check_made()
         self.dress()
-        for name, fd in (*self.parts, (self.name, self.new)):
-            try:
-                if fd == self.new:
-                    self._check_parts()
-                exchange.link(fd, self.folder, name)
-            except FileExistsError:
-                _refuse_taken(self.folder, name)
-                raise
+        for name, fd in self.parts:
+            self._link(fd, name)
+        self._check_parts()
+        self._link(self.new, self.name)
         new = Stamp.of(os.fstat(self.new))
         self._journal.append(journal.DONE, new=new)
         settle(self._journal)
         return Swapped(new, new.allocated_size)
+
+    def _link(self, fd: int, name: bytes) -> None:
+        try:
+            exchange.link(fd, self.folder, name)
+        except FileExistsError:
+            _refuse_taken(self.folder, name)
+            raise
 
     def _check_parts(self) -> None:
         """Each part has its name by now, so that all are there once the first one has; raises HostError."""

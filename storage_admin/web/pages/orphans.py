@@ -1,11 +1,9 @@
 """Images that nobody needs: the list with its evidence, what is set aside, and the steps from the one to the other."""
 
 from typing import Any
-from uuid import uuid4
 
 from django.http.response import HttpResponseBase
-from django.shortcuts import redirect, render
-from django.urls import reverse
+from django.shortcuts import render
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop
@@ -20,12 +18,14 @@ from storage_admin.accounts.models import Role
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.hosts.selectors import hosts_for, pool_names
-from storage_admin.jobs import kinds, services
+from storage_admin.jobs import kinds
 from storage_admin.jobs.kinds import JobKind
-from storage_admin.web.forms import Form, status_of, typed
+from storage_admin.jobs.plan_and_progress import Plan
+from storage_admin.web.forms import Form, typed
 from storage_admin.web.lists import Filtered, as_choices, filtered
-from storage_admin.web.page import PageRequest, looked_plan, page, paginated, shown_as, wants_fragment
+from storage_admin.web.page import PageRequest, page, paginated
 from storage_admin.web.pages.image import image_of
+from storage_admin.web.pages.image_job import image_job
 
 PER_PAGE = 50
 PAGE = list_page("orphans", gettext_noop("Orphans"), {*OrphanFilters.base_filters, "everywhere"})
@@ -110,31 +110,14 @@ def _options(form: Form, kind: JobKind) -> dict[str, Any]:
 @require_http_methods(["GET", "HEAD", "POST"])
 @page(Role.ADMIN)
 def aside(request: PageRequest, image_id: int, kind_name: str) -> HttpResponseBase:
-    """The plan of setting an image aside, restoring or deleting it; POST starts the job that the plan showed.
+    """The steps that set an image aside, restore or delete it."""
+    kind = kinds.get(kind_name)
 
-    For htmx it is what a look at the image on its host changes of that.
-    """
-    image, kind = image_of(request, image_id), kinds.get(kind_name)
-    if request.method == "POST":
-        form, key = Form(request), "".join(filter(str.isalnum, request.POST.get("key", "")))[:64]
-        options = _options(form, kind)
-        job = form.save(lambda: services.submit(request.actor, kind.name, image.pk, options, idempotency_key=key))
-        if job is not None:
-            return redirect("job", job.pk)
-    look = request.method != "POST" and wants_fragment(request)
-    plan = services.plan(request.actor, kind.name, image.pk, {}, look=look)
-    image = image_of(request, image.pk) if look else image
-    context = {
-        "section": "orphans",
-        "image": image,
-        "kind": kind,
-        "address": reverse(kind.name, args=[image.pk]),
-        "plan": plan,
-        "shown": shown_as(request, plan),
-        "evidence": selectors.evidence(image),
-        "form": typed(request, request.path, {"grace_days": GRACE_DAYS, "confirm_name": ""}),
-        "key": uuid4().hex,
-    }
-    if look:
-        return looked_plan(request, "orphans/job.html", context)
-    return render(request, "orphans/job.html", context, status=status_of(request))
+    def more(image: Image, plan: Plan) -> dict[str, Any]:  # noqa: ARG001 (as of every such page)
+        form = typed(request, request.path, {"grace_days": GRACE_DAYS, "confirm_name": ""})
+        return {"section": "orphans", "evidence": selectors.evidence(image), "form": form}
+
+    image = image_of(request, image_id)
+    return image_job(
+        request, image, kind, "orphans/job.html", more, given=lambda form: _options(form, kind), planned={}
+    )
