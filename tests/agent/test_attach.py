@@ -108,7 +108,9 @@ def test_what_is_not_attached_cannot_be_detached(pool: Path) -> None:
 def test_only_the_process_that_was_started_for_a_device_is_its_server() -> None:
     name = f"nbd9{os.getpid()}"
     for given, found in ((f"{name}.socket", True), (f"{name}0.socket", False)):
-        argv = ["python3", "-c", "input()", f"--socket={nbd.FOLDER}/{given}"]
-        with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
+        argv = ["python3", "-c", "print(flush=True); input()", f"--socket={nbd.FOLDER}/{given}"]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout
+            process.stdout.readline()  # until then its command line may not be there yet
             assert (nbd.servers(name) == [process.pid]) is found
             process.communicate(b"\n")
