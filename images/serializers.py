@@ -65,18 +65,24 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
     exclusive_bytes = serializers.IntegerField(
         read_only=True, allow_null=True, help_text=_("What deleting a logical volume would free; null while unknown.")
     )
+    exclusive_at = serializers.DateTimeField(
+        source="alone_at",
+        read_only=True,
+        allow_null=True,
+        help_text=_("When that was measured of a thin volume; null of any other, whose exclusive size is of the scan."),
+    )
     last_scanned = serializers.DateTimeField(read_only=True, allow_null=True)
 
     class Meta:
         model = Image
         fields = (
             "id", "host", "host_name", "pool", "pool_name", "path", "name", "format", "declared_format", "declared_by",
-            "virtual_size", "allocated_size", "exclusive_bytes", "file_size", "cluster_size", "compression",
-            "preallocation", "backing_file", "backing_format", "backing", "chain_depth", "overlays_count", "snapshots",
-            "encrypted", "in_use", "in_use_detail", "guests", "state", "state_detail", "orphan", "orphan_evidence",
-            "reclaimable_bytes", "reclaimable_low", "reclaimable_high", "reclaimable_method", "analyzed_at",
-            "first_seen", "last_scanned",
-            "missing_since", "aside_since", "aside_until", "aside_by", "deleted_at",
+            "virtual_size", "allocated_size", "exclusive_bytes", "exclusive_at", "file_size", "cluster_size",
+            "compression", "preallocation", "backing_file", "backing_format", "backing", "chain_depth",
+            "overlays_count", "snapshots", "encrypted", "in_use", "in_use_detail", "guests", "state",
+            "state_detail", "orphan", "orphan_evidence", "reclaimable_bytes", "reclaimable_low", "reclaimable_high",
+            "reclaimable_method", "analyzed_at", "first_seen", "last_scanned", "missing_since",
+            "aside_since", "aside_until", "aside_by", "deleted_at",
         )  # fmt: skip
         read_only_fields = fields
         extra_kwargs = {

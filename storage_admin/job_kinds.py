@@ -5,6 +5,7 @@ JOB_KINDS = [
     "images.kinds.scan.Scan",
     "images.kinds.analyze.Analyze",
     "images.kinds.analyze.Sample",
+    "images.kinds.exclusive.Exclusive",
     "images.kinds.inside.Inside",
     "images.kinds.reclaim.Reclaim",
     "images.kinds.flatten.Flatten",

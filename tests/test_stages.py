@@ -12,6 +12,7 @@ import pytest
 
 from tests import long, stage_runs, stages
 from tests.faults.figures import NIGHTLY
+from tests.harness.processes import wait_until
 from tests.stage_runs import ROOT, Outcome, Stage, run
 
 
@@ -166,7 +167,9 @@ def test_a_stage_that_is_cut_off_takes_along_what_it_has_started_in_sessions_of_
     )
     assert run_one(Stage("it", (sys.executable, "-c", script, str(tmp_path / "pid")), limit_seconds=3)).failed
     pid = int((tmp_path / "pid").read_text())
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    wait_until(
+        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 30, "it ends"
+    )
 
 
 def test_what_the_shell_has_set_does_not_reach_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,8 @@ class Scan(HostKind):
             services.submit(SYSTEM, "recover", job.host_id, {})
         if not self.in_controller(job) and space.due_for_estimates(job.host_id).exists():
             services.submit(SYSTEM, "sample", job.host_id, {})
+        if space.due_for_exclusive_sizes(job.host_id):
+            services.submit(SYSTEM, "exclusive", job.host_id, {})
         waiting.look(job.host_id, starts=False)
 
     @staticmethod

@@ -128,6 +128,9 @@ class Image(PartialRows):
     reclaimable_method = models.CharField(max_length=20, blank=True)
     estimate = models.JSONField(null=True)
     analyzed_at = models.DateTimeField(null=True)
+    #: Of a thin volume: what it has alone, and when that was measured.
+    alone_bytes = models.BigIntegerField(null=True)
+    alone_at = models.DateTimeField(null=True)
     analyzed_fingerprint = models.BinaryField(max_length=16, default=b"")
 
     first_seen = models.DateTimeField()
@@ -246,8 +249,11 @@ class Image(PartialRows):
 
     @property
     def exclusive_bytes(self) -> int | None:
-        """What deleting it would free: all of a volume that shares nothing; ``None`` where that is not known."""
-        return self.allocated_size if self.pool.kind == StoragePool.Kind.LVM and self.pool.lvm is not None else None
+        """What deleting it would free: all of a volume that shares nothing, else as it was measured at ``alone_at``;
+        ``None`` where that is not known.
+        """
+        whole = self.pool.kind == StoragePool.Kind.LVM and self.pool.lvm is not None
+        return self.allocated_size if whole else self.alone_bytes
 
     @property
     def offered_bytes(self) -> int | None:

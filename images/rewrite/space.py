@@ -10,10 +10,11 @@ passes for as many jobs as run at once (docs/decisions/0009-space-of-admitted-jo
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db.models import Count, F, Q, QuerySet, Sum
+from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from images.kinds.stages import WRITTEN
@@ -55,6 +56,18 @@ def due_for_estimates(host_id: int) -> QuerySet[Image]:
     )
     changed = readable.filter(~Q(analyzed_fingerprint=F("fingerprint")), encrypted=False)
     return changed.select_related("host", "pool", "backing__pool").order_by("-allocated_size", "pk")
+
+
+def thin_volumes(host_id: int) -> QuerySet[Image]:
+    """The volumes of the thin pools that LVM lists on a host."""
+    pools = StoragePool.objects.filter(host=host_id, kind=StoragePool.Kind.LVMTHIN, lvm__isnull=False)
+    return Image.objects.filter(host=host_id, pool__in=pools, missing_since=None)
+
+
+def due_for_exclusive_sizes(host_id: int) -> bool:
+    """Whether a host has thin volumes, and nobody has begun to measure them in the last hour."""
+    jobs = Job.objects.filter(host=host_id, kind="exclusive", created__gt=timezone.now() - timedelta(minutes=55))
+    return thin_volumes(host_id).exists() and not jobs.exists()
 
 
 def record_estimate(image: Image, fingerprint: bytes, estimate: dict[str, Any], at: datetime) -> None:

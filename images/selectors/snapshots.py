@@ -28,8 +28,8 @@ class Kept:
         kind: ``internal`` to its qcow2 images, ``external`` with files of its own, or kept by the ``storage``.
         by: who lists it: ``libvirt``, ``proxmox``, or ``image``: its header alone.
         held_bytes: what it holds alone, as its images were last analyzed; ``None`` while unknown. Of one with files of
-            its own, what is newer hides so much of it.
-        held_at: when the first of these images was analyzed.
+            its own, what is newer hides so much of it; of one in a thin pool, the exclusive size of its volumes.
+        held_at: when the first of these images was analyzed, or measured.
         files_bytes: what its own files occupy; ``None`` where it has none, or they are unknown.
     """
 
@@ -75,10 +75,18 @@ class _Images:
 
 def _images(guests: list[Guest]) -> _Images:
     """What the guests' disks are, the files of their snapshots, and what stands on those: three queries."""
-    needed = ("host", "path_key", "snapshots", "estimate", "analyzed_at", "allocated_size", "backing")
+    needed = (
+        "host", "path_key", "path", "snapshots", "estimate", "analyzed_at", "allocated_size", "backing", "alone_bytes",
+        "alone_at",
+    )  # fmt: skip
     rows = Image.objects.only(*needed)
     by_id = {row.pk: row for row in rows.filter(uses__disk__guest__in=[guest.pk for guest in guests])}
-    places = {(guest.host_id, _key(path)) for guest in guests for one in guest.snapshots for path in _files(one)}
+    places = {
+        (guest.host_id, _key(path))
+        for guest in guests
+        for one in guest.snapshots
+        for path in (*_files(one), *_volumes(guest, by_id, one["name"]))
+    }
     by_place = {(row.host_id, row.path_key): row for row in rows.filter(path_key__in=[key for _, key in places])}
     above = defaultdict[int, list[Image]](list)
     states = {*by_id, *(row.backing_id for row in by_place.values())}
@@ -90,6 +98,17 @@ def _images(guests: list[Guest]) -> _Images:
 def _files(snapshot: dict[str, Any]) -> list[str]:
     files: list[str] = snapshot.get("files") or []
     return files
+
+
+def _volumes(guest: Guest, by_id: dict[int, Image], name: str) -> list[str]:
+    """Where Proxmox VE has what it keeps of a snapshot in thin pools: a volume for each disk, and one of its memory."""
+    if guest.kind == Guest.Kind.DOMAIN:
+        return []
+    uses = [getattr(disk, "use", None) for disk in guest.disks.all() if not disk.only_in]
+    disks = [by_id[use.image_id] for use in uses if use is not None and use.image_id in by_id]
+    thin = [image.path.rpartition("/")[::2] for image in disks if image.alone_at is not None]
+    kept = [f"{folder}/snap_{volume}_{name}" for folder, volume in thin]
+    return [*kept, *dict.fromkeys(f"{folder}/vm-{guest.uid}-state-{name}" for folder, _ in thin)]
 
 
 def _key(path: str) -> str:
@@ -118,9 +137,11 @@ def _kept(guest: Guest, images: _Images) -> Iterator[Kept]:
         kind = EXTERNAL if one["external"] or files else INTERNAL if internal else STORAGE
         states = [None if image is None else image.backing_id if by == "libvirt" else image.pk for image in files]
         tops = [None if state is None else _only(images.above[state]) for state in states]
+        volumes = [images.by_place.get((guest.host_id, _key(path))) for path in _volumes(guest, images.by_id, name)]
+        thin = [_Part(None, volume.alone_bytes, volume.alone_at) for volume in volumes if volume is not None]
         yield Kept(
             guest, name, since_1970(created), kind, by,
-            *_held([*inside, *(_below(top, since_1970(created)) for top in tops)]),
+            *_held([*inside, *thin, *(_below(top, since_1970(created)) for top in tops)]),
             _sum([None if image is None else image.allocated_size for image in files]),
         )  # fmt: skip
     for name, inside in own.items():

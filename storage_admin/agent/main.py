@@ -133,6 +133,7 @@ VERBS = {
     "folder": ("folder", "run"),
     "analyze": ("analyze", "run"),
     "sample": ("sample", "run"),
+    "exclusive": ("exclusive", "run"),
     "reclaim": ("reclaim", "run"),
     "undo": ("undo", "run"),
     "discard_undo": ("undo", "discard"),

@@ -98,6 +98,8 @@ class JobKind(ABC):
     rewrites: ClassVar[bool] = False
     #: It changes nothing on its host that outlives it, whatever its options (:meth:`only_looks`).
     looks: ClassVar[bool] = False
+    #: Where it is cut off, a recovery clears what it has left on its host.
+    leaves: ClassVar[bool] = False
     #: At most one of its kind at work per host; a queued one is returned instead of queueing another.
     single: ClassVar[bool] = False
     #: Whether its agent asks for leave (``ready``) before it changes what was there: until then nothing has happened.
@@ -319,8 +321,9 @@ class HostKind(JobKind):
 
 
 def leaves_traces(job: Job) -> bool:
-    """Whether a job that was cut off may have left files on its host, which a recovery then looks for."""
-    return job.rewrites or get(job.kind).measures
+    """Whether a job that was cut off may have left something on its host, which a recovery then looks for."""
+    kind = get(job.kind)
+    return job.rewrites or kind.measures or kind.leaves
 
 
 def goes_on(job: Job) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,19 @@ from django.utils import timezone
 
 from images.alert_rules.looking import look
 from images.models import Image
+from images.rewrite.space import due_for_exclusive_sizes
 from images.selectors.overview import overview
 from storage_admin.events.models import Alert
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
+from storage_admin.jobs.models import Job
 from tests.agent.test_lvm import GROUPS, MIB, VOLUMES
+from tests.agent.test_thin import NUMBERED, Tools, pool
 from tests.factories import HostFactory, StoragePoolFactory
 from tests.guests.test_other_pools import LOGICAL, Node, disk, domain, image, node
-from tests.working import ADMIN, client_as, scan, this_machine
+from tests.working import ADMIN, client_as, run, scan, this_machine, work
 
-__all__ = ["node"]
+__all__ = ["node", "pool"]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
 
@@ -31,7 +35,7 @@ Says = Callable[[list[Line], list[Line]], None]
 def lvm_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
     """``lvm_says(groups, volumes)``: what LVM answers from now on; of neither, it fails."""
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin:/usr/sbin:/sbin")
-    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin").mkdir(exist_ok=True)
 
     def says(groups: list[Line], volumes: list[Line]) -> None:
         for tool, kind, lines in (("vgs", "vg", groups), ("lvs", "lv", volumes)):
@@ -228,3 +232,31 @@ def test_a_group_that_is_divided_up_is_no_trouble_until_an_admin_says_so(lvm_say
     StoragePool.objects.filter(name="vg0").update(warn_percent=90)
     look(timezone.now())
     assert Alert.objects.get(closed=None, target_kind="pool", target_id=pools()["vg0"].pk).severity == "danger"
+
+
+def test_exclusive_sizes_of_thin_volumes_are_measured_once_an_hour_and_dated(
+    lvm_says: Says, pool: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool()
+    lvm_says(GROUPS, NUMBERED)
+    host = this_machine()
+    scan(host)
+    job = run(Job.objects.get(kind="exclusive"))  # the scan has submitted it
+    assert (job.state, job.result) == ("succeeded", {"measured": 1, "skipped": []})
+    assert not due_for_exclusive_sizes(host.pk)
+    client = client_as(role="viewer")
+    told = {one["name"]: one for one in client.get("/api/v1/images/").json()["results"]}
+    assert [told[name]["exclusive_bytes"] for name in ("thin1", "snap1", "thick")] == [4 * MIB, MIB, 32 * MIB]
+    assert [told[name]["exclusive_at"] is None for name in ("thin1", "snap1", "thick")] == [False, False, True]
+    assert "4,194,304" in client.get(f"/images/{image('thin1').pk}/").content.decode()
+    pool(used=900, says="1 65536\n")
+    result = work("exclusive", host.pk).result or {}
+    assert [one["pool"] for one in result["skipped"]] == ["vg0/pool0"]
+    assert image("thin1").exclusive_bytes == 4 * MIB
+    pool(says="1 65536\n")
+    work("exclusive", host.pk)
+    assert (image("thin1").exclusive_bytes, image("snap1").exclusive_bytes) == (65536, None)
+    Job.objects.update(created=timezone.now() - timedelta(hours=1))
+    assert due_for_exclusive_sizes(host.pk)
+    lvm_says([], [])
+    assert work("exclusive", host.pk).state == "failed"

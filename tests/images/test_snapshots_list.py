@@ -108,6 +108,27 @@ def test_of_proxmox_ve_it_is_a_file_where_the_storage_keeps_files_and_else_the_s
     assert in_short(kept()) == [("one", "external", "proxmox", None, 500), ("thin", "storage", "proxmox", None, None)]
 
 
+def test_of_a_thin_pool_it_is_what_the_snapshots_volumes_have_alone() -> None:
+    host = HostFactory.create(kind=Host.Kind.PROXMOX)
+    pool = StoragePoolFactory.create(host=host, kind="lvmthin", path="lvmthin pve/data", source="proxmox")
+    names = ("vm-9-disk-0", "vm-9-disk-1", "snap_vm-9-disk-0_one", "snap_vm-9-disk-1_one", "vm-9-state-one")
+    volumes = [
+        ImageFactory.create(pool=pool, path=(path := f"/dev/pve/{name}"), path_key=path_key(path.encode()))
+        for name in (*names, "snap_vm-9-disk-0_two", "snap_vm-99-disk-0_one")
+    ]
+    for number, volume in enumerate(volumes):
+        Image.objects.filter(pk=volume.pk).update(alone_bytes=10**number, alone_at=NOW + timedelta(hours=number))
+    guest = GuestFactory.create(host=host, kind=Guest.Kind.VM, uid="9", snapshots=[told("one", 3), told("two", 2)])
+    for number in (0, 1):
+        ImageUseFactory.create(image=volumes[number], disk__guest=guest, disk__target=f"scsi{number}")
+    assert in_short(kept()) == [
+        ("one", "storage", "proxmox", 11100, None), ("two", "storage", "proxmox", 100000, None),
+    ]  # fmt: skip
+    assert kept()[0].held_at == NOW + timedelta(hours=2)
+    Image.objects.filter(pk=volumes[3].pk).update(alone_bytes=None)
+    assert kept()[0].held_bytes is None
+
+
 def test_of_files_it_is_what_the_image_above_hides_of_the_state() -> None:
     """libvirt's snapshot is told with the overlay that came above it, Proxmox VE's with the file of the state."""
     base = ImageFactory.create(path="/srv/base", path_key=path_key(b"/srv/base"))

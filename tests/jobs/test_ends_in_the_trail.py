@@ -171,8 +171,9 @@ def test_an_end_that_is_rolled_back_is_not_in_the_trail() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("scan", {}), ("sample", {}), ("analyze", {}), ("benchmark", {"kind": "dd"}), ("check", {"repair": "none"})],
-)
+    [("scan", {}), ("sample", {}), ("exclusive", {}), ("analyze", {}), ("benchmark", {"kind": "dd"}),
+     ("check", {"repair": "none"})],
+)  # fmt: skip
 def test_what_only_looks_is_not_in_the_trail(kind: str, options: dict[str, Any]) -> None:
     claims.finish(JobFactory.create(kind=kind, options=options, state="running"), "succeeded", result={})
     assert ends() == []
@@ -180,4 +181,4 @@ def test_what_only_looks_is_not_in_the_trail(kind: str, options: dict[str, Any])
 
 def test_every_other_kind_is() -> None:
     told = {kind.name for kind in kinds.every() if not kind.only_looks({"repair": "leaks"})}
-    assert {kind.name for kind in kinds.every()} - told == {"scan", "sample", "analyze", "benchmark"}
+    assert {kind.name for kind in kinds.every()} - told == {"scan", "sample", "exclusive", "analyze", "benchmark"}

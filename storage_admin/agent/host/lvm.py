@@ -27,7 +27,7 @@ _VOLUMES = (
 #: For ten thousand volumes and the parts of each.
 _LIMITS = tools.Limits(output_bytes=32 << 20)
 #: What LVM's tools let a name be (lvm(8)); what else stands in metadata was written by somebody who means no good.
-_NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9+_.][a-zA-Z0-9+_.-]{0,126}\Z", re.ASCII)
+NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9+_.][a-zA-Z0-9+_.-]{0,126}\Z", re.ASCII)
 #: Layouts of which all parts are known by their sizes: not those of caches and VDO.
 _WHOLE = frozenset({"linear", "striped", "raid", "mirror"})
 
@@ -47,8 +47,8 @@ def read(io: AgentIO) -> dict[str, Any] | None:
         StoppedError: the controller stopped the work.
     """
     try:
-        groups = _ask("vgs", "vg", _GROUPS, io)
-        return {"why": "", **parsed(groups, _ask("lvs", "lv", _VOLUMES, io, "-a"))}
+        groups = ask("vgs", "vg", _GROUPS, io)
+        return {"why": "", **parsed(groups, ask("lvs", "lv", _VOLUMES, io, "-a"))}
     except RefusedError:
         return None
     except HostError as error:
@@ -58,7 +58,20 @@ def read(io: AgentIO) -> dict[str, Any] | None:
     return {"why": why, "groups": [], "pools": [], "volumes": []}
 
 
-def _ask(tool: str, kind: str, columns: str, io: AgentIO, *more: str) -> list[dict[str, str]]:
+def ask(tool: str, kind: str, columns: str, io: AgentIO, *more: str) -> list[dict[str, str]]:
+    """The lines of a report of LVM.
+
+    Args:
+        tool: ``vgs`` or ``lvs``.
+        kind: how the report calls its lines: ``vg`` or ``lv``.
+        columns: with commas between them.
+        more: further options.
+
+    Raises:
+        RefusedError: ``tool_missing``.
+        HostError: it failed.
+        StoppedError: the controller stopped the work.
+    """
     done = tools.run([tool, *more, *_REPORT, columns], io, limits=_LIMITS)
     if done.exit_code:
         raise HostError(f"{tool} ended with {done.words()}")
@@ -67,7 +80,7 @@ def _ask(tool: str, kind: str, columns: str, io: AgentIO, *more: str) -> list[di
 
 def parsed(groups: Sequence[Mapping[str, str]], volumes: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     """Lines of the two reports as :func:`read` tells them."""
-    named = [line for line in groups if _NAME.match(line["vg_name"])]
+    named = [line for line in groups if NAME.match(line["vg_name"])]
     count = Counter(line["vg_name"] for line in named)
     told = {line["vg_name"]: _group(line, count[line["vg_name"]]) for line in named}
     lines = [line for line in volumes if not told.get(line["vg_name"], {"why": "no name"})["why"]]
@@ -75,7 +88,7 @@ def parsed(groups: Sequence[Mapping[str, str]], volumes: Sequence[Mapping[str, s
     for line in lines:
         if line["lv_parent"]:
             parts[line["vg_name"], _bare(line["lv_parent"])].append(line)
-    known = [line for line in lines if _NAME.match(line["lv_name"])]  # what is hidden has its name in brackets
+    known = [line for line in lines if NAME.match(line["lv_name"])]  # what is hidden has its name in brackets
     public = [line for line in known if "public" in line["lv_role"].split(",")]
     return {
         "groups": list(told.values()),
@@ -109,8 +122,13 @@ def _volume(line: Mapping[str, str], parts: Mapping[tuple[str, str], Sequence[Ma
     return {
         "group": group, "name": name, "pool": pool, "size": int(size or line["lv_size"]), "allocated": allocated,
         "origin": line["origin"], "open": line["lv_device_open"] == "open", "health": line["lv_health_status"],
-        "dm_path": f"/dev/mapper/{group.replace('-', '--')}-{name.replace('-', '--')}", "dev": dev, "inode": inode,
+        "dm_path": f"/dev/mapper/{dm_name(group, name)}", "dev": dev, "inode": inode,
     }  # fmt: skip
+
+
+def dm_name(group: str, name: str) -> str:
+    """What the device mapper calls a volume."""
+    return f"{group.replace('-', '--')}-{name.replace('-', '--')}"
 
 
 def _taken(line: Mapping[str, str], parts: Mapping[tuple[str, str], Sequence[Mapping[str, str]]]) -> int | None:

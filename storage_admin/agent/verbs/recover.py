@@ -9,7 +9,7 @@ from typing import Any
 
 from storage_admin.agent.folders import scratch
 from storage_admin.agent.folders.pools import is_job, open_parent, open_root
-from storage_admin.agent.host import special_mounts
+from storage_admin.agent.host import special_mounts, thin
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, b64, display
@@ -64,6 +64,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     expected = [_expected(fields) for fields in args.get("undo_copies", list, [])]
     images = [_expected(fields) for fields in args.get("images", list, [])]
     pools = [_pool(fields) for fields in args.take("pools", list)]
+    thin.release_left(io)
     mounts = Mounts.of_this_machine()
     paths = {path for _, path, _ in pools} | {one.pool_path for one in (*expected, *images)}
     away = special_mounts.trusted(sorted(paths), mounts, io.check)
