@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, RefusedError, Request
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.session import AgentSession
+from storage_admin.hosts.session import AgentMissingError, AgentSession
 from storage_admin.hosts.transport import agent_bundle, agent_command
 
 #: Seconds for the answer. A path on a disk that answers no more would hold whoever waits, and a web process, for good.
@@ -84,7 +84,16 @@ def _said(
     in_all: bool,
     more: Callable[[], bytes] | None = None,
 ) -> Generator[dict[str, Any], None, None]:
-    """The agent's events; it has so many seconds in all, or for each of them."""
+    """The agent's events; it has so many seconds in all, or for each. It is installed again where it is gone."""
+    try:
+        yield from _heard(host, request, word, seconds, in_all=in_all, more=more)
+    except AgentMissingError:
+        yield from _heard(host, request, word, seconds, in_all=in_all, more=more)
+
+
+def _heard(
+    host: Host, request: Request, word: str, seconds: float, *, in_all: bool, more: Callable[[], bytes] | None
+) -> Generator[dict[str, Any], None, None]:
     with agent_command(host, word) as command, AgentSession(command, agent_bundle().hash) as session:
         since = time.monotonic()
         session.send(request)

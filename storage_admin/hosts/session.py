@@ -41,6 +41,10 @@ class UngreetedError(HostError):
         self.exit_code, self.said = exit_code, said
 
 
+class AgentMissingError(HostError):
+    """The agent is not on its host, where it was installed: another start installs it again."""
+
+
 class AgentSession:
     """An agent that was started by ``command`` and works on one request.
 

@@ -31,7 +31,7 @@ from storage_admin.agent import bundle, protocol
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts import secrets, ssh
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.session import UngreetedError
+from storage_admin.hosts.session import AgentMissingError, UngreetedError
 from storage_admin.hosts.shells import LocalShell, Shell
 
 
@@ -162,6 +162,7 @@ def agent_command(host: Host, word: str = "") -> Iterator[list[str]]:
     Raises:
         RefusedError: ``host_unreachable``, with the command that mends it, or where nobody can say the word.
         HostError: it cannot be reached, or the agent cannot be installed there.
+        AgentMissingError: it was installed, and is there no more; the next call installs it.
     """
     if is_here(host):
         yield [*local_command(), *([word] if word else [])]
@@ -197,6 +198,8 @@ def _unreachable_where_it_is(where: ssh.Endpoint) -> Iterator[None]:
             forget_installed(where)
         if error.exit_code == NO_PYTHON:
             raise HostError(no_python(where), "tool_missing") from error
+        if error.exit_code == NOT_INSTALLED:
+            raise AgentMissingError(error.detail, error.code) from error
         if error.exit_code == ssh.CONNECTION_FAILED:
             raise HostError(ssh.why_not(where, error.said), "host_unreachable") from error
         if error.exit_code is None:

@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 from django.db import InterfaceError, OperationalError, connection, transaction
@@ -17,7 +18,7 @@ from storage_admin.agent.protocol import HostError, RefusedError, Request, Stopp
 from storage_admin.hosts import services as hosts
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox.errors import TOKEN_REFUSED
-from storage_admin.hosts.session import AgentSession
+from storage_admin.hosts.session import AgentMissingError, AgentSession
 from storage_admin.hosts.transport import agent_bundle, agent_command
 from storage_admin.jobs import claims, kinds
 from storage_admin.jobs.kinds import GoesOnError, JobKind
@@ -122,19 +123,31 @@ def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
         if recorder.cancel_requested and not kinds.goes_on(job):
             raise StoppedError(protocol.CANCELLED, _("Cancelled before the job started."))
         return kind.work(job, recorder)
-    with agent_command(job.host) as command, AgentSession(command, agent_bundle().hash) as session:
-        # The agent starts while its request is gathered: a scan asks libvirt for that.
-        request = Request(
+
+    @cache
+    def request() -> Request:
+        return Request(
             verb=kind.verb_for(job),
             job=job.uid,
             generation=job.generation,
             args=kind.request(job),
             roots=job.host.roots(),
         )
+
+    try:
+        return _by_agent(job, kind, recorder, request)
+    except AgentMissingError:  # installed once more, as after the host was set up anew
+        return _by_agent(job, kind, recorder, request)
+
+
+def _by_agent(job: Job, kind: JobKind, recorder: Recorder, request: Callable[[], Request]) -> dict[str, Any]:
+    with agent_command(job.host) as command, AgentSession(command, agent_bundle().hash) as session:
+        # The agent starts while its request is gathered: a scan asks libvirt for that.
+        asked = request()
         recorder.flush()
         if recorder.cancel_requested:
             raise StoppedError(protocol.CANCELLED, _("Cancelled before the agent started."))
-        session.send(request)
+        session.send(asked)
         silence = Silence(job, kind, session, recorder)
         for event in session.events():
             recorder.tick()

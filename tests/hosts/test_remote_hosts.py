@@ -1,6 +1,7 @@
 """Hosts by ssh as an admin adds them, and work on them: inventory, a rewrite, a lost connection, a forced command."""
 
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -13,9 +14,9 @@ from django.test import Client
 
 from images.models import Image
 from storage_admin.accounts.models import AuditEntry
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.errors import InvalidError, UnconfirmedError
-from storage_admin.hosts import forced, registration, transport
+from storage_admin.hosts import asking, forced, registration, transport
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.services import register_folder
 from storage_admin.hosts.ssh import SshShell, connection
@@ -89,6 +90,33 @@ def test_images_of_a_remote_host_are_listed_and_reclaimed_there(server: Sshd, tm
     assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
     assert run(services.undo(OPERATOR, job)).state == "succeeded"
     assert leftovers(pool) == set()
+
+
+def test_an_agent_that_has_vanished_from_its_host_is_installed_again_within_the_same_attempt(
+    server: Sshd, tmp_path: Path
+) -> None:
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    make_image(pool / "vm.qcow2")
+    host = add(server)
+    with_folder(host, pool)
+    scan(host)
+    installed = Path(transport.remote_file())
+    for how in ("job", "question", "upload"):
+        installed.unlink()
+        if how == "job":
+            job = run(services.submit(OPERATOR, "reclaim", image_at(pool / "vm.qcow2").pk, {"method": "compress"}))
+            assert (job.state, [line for line in said(job) if "Traceback" in line]) == ("succeeded", [])
+        elif how == "question":
+            assert asking.ask(host, "attached", {})["attached"] == []
+        else:
+            assert list(asking.told(host, "attached", {}))[-1]["event"] == "result"
+        assert installed.exists()
+    shutil.rmtree(installed.parent)
+    installed.parent.write_text("in the way")
+    with pytest.raises(HostError) as failed:
+        asking.ask(host, "attached", {})
+    assert failed.value.code == "host_unreachable"
 
 
 def test_a_folder_of_a_remote_host_is_registered_as_it_is_there(server: Sshd, tmp_path: Path) -> None:
