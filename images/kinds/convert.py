@@ -309,7 +309,9 @@ def wrong_target(name: str | None, form: str) -> str:
     """
     if name is None:
         return ""
-    raw = os.fsencode(name) if name.isprintable() else b""
+    if not name.isprintable():
+        return gettext("the target needs a name without control characters.")
+    raw = os.fsencode(name)
     why = wrong_name(raw) or (wrong_name_for(raw, form) if form else "")
     return f"{why}." if why else ""
 
