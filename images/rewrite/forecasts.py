@@ -149,21 +149,21 @@ def _layer(image: Image) -> _Data | None:
     if copy.low is None or copy.high is None or copy.after is None or image.virtual_size is None:
         return None
     unit = _unit(image)
-    least, most = _tables(image.declared_format, image.virtual_size, image.cluster_size or BLOCK, {})
+    fixed, most = _tables(image.declared_format, image.virtual_size, image.cluster_size or BLOCK, {})
     low, high = max(copy.low - most, 0), copy.high
-    blocks = float(low)
+    blocks = least = low * BLOCK / unit
     if image.declared_format == "qcow2":
         # Blocks of zeros in clusters that are not: what the file holds without them, but for what is no cluster's.
         packed = bool((image.estimate or {}).get("basis", {}).get("clusters_compressed"))
-        blocks = 0.0 if packed or place.low is None else max(place.low - most - _leaked(image), 0)
-        blocks = max(min(blocks, low), low * BLOCK / unit)
-    return _Data(low, max(copy.after - least, low), high, blocks, _covers(image))
+        found = 0.0 if packed or place.low is None else max(place.low - most - _leaked(image), 0)
+        blocks = max(min(found, low), least)
+    return _Data(low, max(copy.after - fixed, low), high, blocks, _covers(image))
 
 
 def _unit(image: Image) -> int:
     """In what an image's data is counted: clusters, their 32 parts where it knows such, and else blocks."""
     if image.declared_format != "qcow2" or not image.cluster_size:
-        return BLOCK
+        return _UNITS.get(image.declared_format, BLOCK)
     return image.cluster_size // 32 if image.from_header("extended_l2") else image.cluster_size
 
 
@@ -183,12 +183,14 @@ def _in_units(data: _Data, layers: Sequence[Image], unit: int, size: int) -> tup
     """What is written of the data: units of which a part is data are written as a whole."""
     units = [_unit(one) for one in layers]
     finest, coarsest = min(units), max(units)
-    low = data.low if unit >= coarsest else min(data.blocks, data.low)
+    low = min(data.low if unit >= coarsest else min(data.blocks, data.low), size)  # a last unit may be but begun
     high = min(data.high * max(unit / finest, 1), size + unit)
     if unit == finest == coarsest:
-        return low, data.guess, high
-    guess = data.blocks if unit < finest else min(data.guess * 1.25, high)
-    return low, max(guess, low), high
+        return low, max(min(data.guess, high), low), high
+    guess = data.guess * 1.25
+    if unit < finest:  # of other formats nobody has counted the blocks of zeros in their units
+        guess = data.blocks if all(one.declared_format == "qcow2" for one in layers) else data.guess
+    return low, max(min(guess, high), low), high
 
 
 def _tables(form: str, size: int, unit: int, options: dict[str, str]) -> tuple[int, int]:
