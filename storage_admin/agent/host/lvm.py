@@ -107,7 +107,7 @@ def _pool(line: Mapping[str, str]) -> dict[str, Any]:
     percent = line["metadata_percent"]
     return {
         "group": line["vg_name"], "name": line["lv_name"], "size": int(line["lv_size"]),
-        "used": _share(line["lv_size"], line["data_percent"]), "metadata_size": int(line["lv_metadata_size"]),
+        "used": share(line["lv_size"], line["data_percent"]), "metadata_size": int(line["lv_metadata_size"]),
         "metadata_percent": float(percent) if percent else None,
     }  # fmt: skip
 
@@ -115,7 +115,7 @@ def _pool(line: Mapping[str, str]) -> dict[str, Any]:
 def _volume(line: Mapping[str, str], parts: Mapping[tuple[str, str], Sequence[Mapping[str, str]]]) -> dict[str, Any]:
     group, name = line["vg_name"], line["lv_name"]
     pool = _bare(line["pool_lv"]) if "thin" in line["lv_layout"].split(",") else ""
-    allocated = _share(line["lv_size"], line["data_percent"]) if pool else _taken(line, parts)
+    allocated = share(line["lv_size"], line["data_percent"]) if pool else _taken(line, parts)
     # The size of a snapshot with blocks of its own is what it takes; a guest sees that of its origin.
     size = line["origin_size"] if "thicksnapshot" in line["lv_role"].split(",") else line["lv_size"]
     dev, inode = _node(f"/dev/{group}/{name}")
@@ -147,7 +147,7 @@ def _bare(name: str) -> str:
     return name.strip("[]")
 
 
-def _share(size: str, percent: str) -> int | None:
+def share(size: str, percent: str) -> int | None:
     """So many percent of a size, as LVM rounds them to hundredths; ``None`` where it tells none."""
     if not percent:
         return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from storage_admin.agent.host.lvm import NAME, ask, dm_name
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
-from storage_admin.agent.protocol import HostError, RefusedError, display
+from storage_admin.agent.protocol import HostError, RefusedError
 
 #: Where it is noted whose snapshots are ours; as they do, it outlives a restart of the host.
 FOLDER = "/var/lib/storage-admin-agent"
@@ -183,13 +182,7 @@ def _message(device: str, message: str, io: AgentIO) -> None:
 
 
 def _dmsetup(io: AgentIO, *words: str) -> str:
-    """The moment's work of dmsetup(8), to its end also where the controller has stopped the work."""
-    argv = [tools.find("dmsetup"), *words]
-    try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise HostError("dmsetup does not answer") from error
-    io.command(argv, done.returncode)
-    if done.returncode:
-        raise HostError(f"dmsetup ended with {display(done.stderr.strip()[-600:])}")
+    done = tools.run_to_end(["dmsetup", *words], io)
+    if done.exit_code:
+        raise HostError(f"dmsetup ended with {done.words()}")
     return done.stdout.decode("ascii", "replace")

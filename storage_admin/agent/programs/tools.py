@@ -109,6 +109,32 @@ def run(
     )[0]
 
 
+def run_to_end(argv: Sequence[str], io: AgentIO, seconds: float = 60.0, pass_fds: Sequence[int] = ()) -> Finished:
+    """Run a short command that is not to be stopped half-way: what the controller says meanwhile is heard after it.
+
+    Args:
+        argv: the tool's name and its arguments.
+        seconds: after which it is stopped all the same.
+        pass_fds: descriptors that it gets: it goes on where this process is killed, and holds what these lock.
+
+    Raises:
+        RefusedError: ``tool_missing``.
+        HostError: it did not end in that time.
+    """
+    found = [find(argv[0]), *argv[1:]]
+    with _popen(found, pass_fds, None, None) as process:
+        running.add(process.pid)
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            raise HostError(f"{argv[0]} does not answer") from error
+        finally:
+            running.discard(process.pid)
+    io.command(list(argv), process.returncode)
+    return Finished(process.returncode, out, err)
+
+
 def run_all(
     commands: Sequence[Sequence[Argument]],
     io: AgentIO,

@@ -16,6 +16,7 @@ from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Reque
 from storage_admin.agent.rewrite import committing
 from storage_admin.agent.swap import settle
 from storage_admin.agent.swap.journal import Journal, JournalError, file_name, is_commit, parse_name
+from storage_admin.agent.verbs import aside_volume
 
 #: How deep folders are looked into; as deep as a scan goes.
 MAX_DEPTH = 8
@@ -44,7 +45,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
             copy may go), ``undo_copies`` (those that should wait, and images that are set aside: each ``job``,
             ``path_b64`` of the image, ``pool_path_b64``), ``images`` (of jobs that were cut off, described in
             the same way: they are looked at), ``merges`` (jobs whose merge of an overlay is to be done again),
-            ``merges_over`` (those of which the journal may go).
+            ``merges_over`` (those of which the journal may go), ``volumes`` (logical ones that are set aside:
+            :func:`aside_volume.recover`).
         io: the controller.
 
     Returns:
@@ -56,7 +58,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         ``images``: for each of those that is there, ``job``, ``bytes``, ``dev`` and ``inode``.
         ``unread``: pools that could not be opened, or that do not answer.
     """
-    known = {"pools", "jobs_active", "jobs_recorded", "undo_copies", "images", "merges", "merges_over"}
+    known = {"pools", "jobs_active", "jobs_recorded", "undo_copies", "images", "merges", "merges_over", "volumes"}
     args = Arguments(request.args, frozenset(known))
     merges = Merges(frozenset(args.get("merges", list, [])), frozenset(args.get("merges_over", list, [])))
     active = frozenset(args.get("jobs_active", list, []))
@@ -69,7 +71,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     paths = {path for _, path, _ in pools} | {one.pool_path for one in (*expected, *images)}
     away = special_mounts.trusted(sorted(paths), mounts, io.check)
     expected = [one for one in expected if one.pool_path not in away]
-    recovered: list[dict[str, Any]] = []
+    recovered = aside_volume.recover(args, active, io)
     walk = _Walk(io, mounts, away)
     for number, path, depth in pools:
         for folder in walk.folders(number, path, depth):
