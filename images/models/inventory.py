@@ -76,6 +76,11 @@ class Image(PartialRows):
     file_size = models.BigIntegerField(null=True)
     allocated_size = models.BigIntegerField(null=True)
     virtual_size = models.BigIntegerField(null=True)
+    #: Of a volume: what deleting it would free, what its snapshots take beside it, what is kept for it and not written
+    #: yet; null where that is not measured.
+    exclusive_bytes = models.BigIntegerField(null=True)
+    snapshot_bytes = models.BigIntegerField(null=True)
+    reservation_bytes = models.BigIntegerField(null=True)
 
     #: What the content looks like, and what it is declared to be (by whom): only a declaration is acted upon.
     format = models.CharField(max_length=20)
@@ -243,11 +248,6 @@ class Image(PartialRows):
     def occupied_bytes(self) -> int:
         """Its allocated size, for what is worked out of it; 0 where nobody tells, of images that no job works on."""
         return self.allocated_size or 0
-
-    @property
-    def exclusive_bytes(self) -> int | None:
-        """What deleting it would free: all of a volume that shares nothing; ``None`` where that is not known."""
-        return self.allocated_size if self.pool.kind == StoragePool.Kind.LVM and self.pool.lvm is not None else None
 
     @property
     def offered_bytes(self) -> int | None:
