@@ -31,7 +31,7 @@ faults:
 	@setup/prepare test
 	@exec $(VENV_PYTHON) -m tests.stages figures
 
-# Two Debian machines with NFS between them, kept in /var/cache: about ten minutes and 1 GB, once.
+# Two Debian machines with NFS between them, kept in /var/cache: about fifteen minutes and 1 GB, once.
 machines:
 	@setup/prepare test
 	@exec $(VENV_PYTHON) -m tests.machines

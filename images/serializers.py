@@ -63,7 +63,10 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
     )
     aside_by = TextOrNull()
     exclusive_bytes = serializers.IntegerField(
-        read_only=True, allow_null=True, help_text=_("What deleting a logical volume would free; null while unknown.")
+        source="deletion_frees",
+        read_only=True,
+        allow_null=True,
+        help_text=_("What deleting a volume would free; null while unknown, and of files."),
     )
     exclusive_at = serializers.DateTimeField(
         source="alone_at",
@@ -77,18 +80,18 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
         model = Image
         fields = (
             "id", "host", "host_name", "pool", "pool_name", "path", "name", "format", "declared_format", "declared_by",
-            "virtual_size", "allocated_size", "exclusive_bytes", "exclusive_at", "file_size", "cluster_size",
-            "compression", "preallocation", "backing_file", "backing_format", "backing", "chain_depth",
-            "overlays_count", "snapshots", "encrypted", "in_use", "in_use_detail", "guests", "state",
+            "virtual_size", "allocated_size", "exclusive_bytes", "exclusive_at", "snapshot_bytes", "reservation_bytes",
+            "file_size", "cluster_size", "compression", "preallocation", "backing_file", "backing_format", "backing",
+            "chain_depth", "overlays_count", "snapshots", "encrypted", "in_use", "in_use_detail", "guests", "state",
             "state_detail", "orphan", "orphan_evidence", "reclaimable_bytes", "reclaimable_low", "reclaimable_high",
-            "reclaimable_method", "analyzed_at", "first_seen", "last_scanned", "missing_since",
-            "aside_since", "aside_until", "aside_by", "deleted_at",
+            "reclaimable_method", "analyzed_at", "first_seen", "last_scanned", "missing_since", "aside_since",
+            "aside_until", "aside_by", "deleted_at",
         )  # fmt: skip
         read_only_fields = fields
         extra_kwargs = {
-            "in_use": {
-                "help_text": "Whether a running guest or a process has the image open; null if this is not known."
-            },
+            "snapshot_bytes": {"help_text": _("What the snapshots of a volume take beside it.")},
+            "reservation_bytes": {"help_text": _("What is kept for a volume and not written yet.")},
+            "in_use": {"help_text": "Whether a running guest or a process has it open; null if this is not known."},
             "reclaimable_bytes": {
                 "help_text": "Null until the image is analyzed, and in states in which no job rewrites it."
             },
@@ -261,6 +264,9 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
     metadata_percent = serializers.FloatField(
         read_only=True, allow_null=True, help_text=_("How much of that is used, as LVM reports it.")
     )
+    #: Bytes by what takes the space of a place of volumes; empty where nobody measures it.
+    shares = serializers.DictField(child=serializers.IntegerField(allow_null=True), read_only=True)
+    health = TextOrNull(source="volume_facts.health", allow_null=True)
     shared_key = TextOrNull()
     filesystem = TextOrNull()
     leftovers = serializers.SerializerMethodField(help_text=_("Files of jobs that this dashboard does not know."))
@@ -283,12 +289,11 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
         fields = (
             "id", "host", "host_name", "name", "kind", "source", "path", "shared_key", "filesystem", "network",
             "all_hosts_registered", "share_bases", "look_inside", "state", "state_detail", "owners_unknown",
-            "capacity_bytes",
-            "available_bytes", "reserved_bytes", "used_bytes", "metadata_bytes", "metadata_percent",
-            "images_count", "allocated_bytes", "virtual_bytes",
-            "overcommit_ratio", "reclaimable_bytes", "undo_bytes", "leftovers", "aside_bytes", "warn_percent",
-            "warn_overcommit", "warn_days", "warn_undo_percent", "days_until_full", "days_until_full_low",
-            "days_until_full_high", "last_scanned",
+            "capacity_bytes", "available_bytes", "reserved_bytes", "used_bytes", "metadata_bytes", "metadata_percent",
+            "shares", "health", "images_count", "allocated_bytes", "virtual_bytes", "overcommit_ratio",
+            "reclaimable_bytes", "undo_bytes", "leftovers", "aside_bytes", "warn_percent", "warn_overcommit",
+            "warn_days", "warn_undo_percent", "days_until_full", "days_until_full_low", "days_until_full_high",
+            "last_scanned",
         )  # fmt: skip
         read_only_fields = fields
 

@@ -45,11 +45,11 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_hypervisor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine as one without libvirt and volume groups, whatever else runs on it at this time."""
+    """This machine as one without libvirt and volumes that are no files, whatever else runs on it at this time."""
     take = ScanRun.take
 
     def without_libvirt(run: ScanRun, event: dict[str, Any]) -> None:
-        if event["event"] != "lvm":
+        if event["event"] != "volumes":
             take(run, event | {"libvirt": "absent"} if event["event"] == "host" else event)
 
     monkeypatch.setattr(ScanRun, "take", without_libvirt)

@@ -76,6 +76,11 @@ class Image(PartialRows):
     file_size = models.BigIntegerField(null=True)
     allocated_size = models.BigIntegerField(null=True)
     virtual_size = models.BigIntegerField(null=True)
+    #: Of a volume: what deleting it would free, what its snapshots take beside it, what is kept for it and not written
+    #: yet; null where that is not measured.
+    exclusive_bytes = models.BigIntegerField(null=True)
+    snapshot_bytes = models.BigIntegerField(null=True)
+    reservation_bytes = models.BigIntegerField(null=True)
 
     #: What the content looks like, and what it is declared to be (by whom): only a declaration is acted upon.
     format = models.CharField(max_length=20)
@@ -248,12 +253,11 @@ class Image(PartialRows):
         return self.allocated_size or 0
 
     @property
-    def exclusive_bytes(self) -> int | None:
-        """What deleting it would free: all of a volume that shares nothing, else as it was measured at ``alone_at``;
-        ``None`` where that is not known.
+    def deletion_frees(self) -> int | None:
+        """What deleting a volume would free, as the scan told, else as it was measured at ``alone_at``; ``None`` where
+        that is not known.
         """
-        whole = self.pool.kind == StoragePool.Kind.LVM and self.pool.lvm is not None
-        return self.allocated_size if whole else self.alone_bytes
+        return self.alone_bytes if self.exclusive_bytes is None else self.exclusive_bytes
 
     @property
     def offered_bytes(self) -> int | None:

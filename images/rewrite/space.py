@@ -60,7 +60,7 @@ def due_for_estimates(host_id: int) -> QuerySet[Image]:
 
 def thin_volumes(host_id: int) -> QuerySet[Image]:
     """The volumes of the thin pools that LVM lists on a host."""
-    pools = StoragePool.objects.filter(host=host_id, kind=StoragePool.Kind.LVMTHIN, lvm__isnull=False)
+    pools = StoragePool.objects.filter(host=host_id, kind=StoragePool.Kind.LVMTHIN, volume_facts__isnull=False)
     return Image.objects.filter(host=host_id, pool__in=pools, missing_since=None)
 
 

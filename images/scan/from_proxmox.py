@@ -155,7 +155,8 @@ def as_last_seen(row: StoragePool, detail: str) -> dict[str, Any]:
         "event": "pool", "id": row.pk, "state": "unreadable", "detail": detail, "kind": str(row.kind),
         "images": row.images_count, "others": {"count": row.others_count, "bytes": row.others_bytes},
         "undo_bytes": row.undo_bytes, "undo_copies": 0, "leftovers": 0, "vanished_b64": "",
-        "owners_unknown": row.owners_unknown, "lvm": row.lvm, **{name: getattr(row, name) for name in kept},
+        "owners_unknown": row.owners_unknown, "volume_facts": row.volume_facts,
+        **{name: getattr(row, name) for name in kept},
     }  # fmt: skip
 
 

@@ -20,7 +20,8 @@ from storage_admin.hosts.names import display, path_key
 #: Columns that a scan writes, also anew when it meets a path that it knows.
 SCANNED = (
     "pool_id", "path", "name", "path_bytes", "fingerprint", "dev", "inode", "nlink", "mtime_ns", "ctime_ns",
-    "file_size", "allocated_size", "virtual_size", "format", "cluster_size", "compression", "preallocation",
+    "file_size", "allocated_size", "exclusive_bytes", "snapshot_bytes", "reservation_bytes", "virtual_size", "format",
+    "cluster_size", "compression", "preallocation",
     "encrypted", "header", "snapshots", "backing_file", "backing_format", "backing_key", "backing_path",
     "backing_path_bytes", "backing_found", "backing_unsafe", "unreadable", "seen", "missing_since", "changed_scan",
 )  # fmt: skip
@@ -75,7 +76,8 @@ def row_of(event: dict[str, Any], scan: int, at: str | datetime) -> tuple[Any, .
     return (
         event["pool"], text, text.rpartition("/")[2][:LONGEST_NAME], path, bytes.fromhex(event["fp"]),
         str(event["dev"]), str(event["inode"]), event["nlink"], min(event["mtime_ns"], LARGEST),
-        min(event["ctime_ns"], LARGEST), event["file_size"], event["allocated_size"], virtual_size,
+        min(event["ctime_ns"], LARGEST), event["file_size"], event["allocated_size"],
+        event.get("exclusive_bytes"), event.get("snapshot_bytes"), event.get("reservation_bytes"), virtual_size,
         event["format"] or "", event.get("cluster_size"), event.get("compression") or "",
         event.get("preallocation") or "", None if unreadable else event.get("encrypted"), _header_column(event),
         _json(event.get("snapshots") or []),

@@ -4,9 +4,10 @@ Rows are written in batches as they come; a new image is not listed, and nothing
 transaction (:meth:`ScanRun.finish`). A scan that dies on the way leaves what the last whole one found.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from django.db import connection, transaction
@@ -16,7 +17,7 @@ from django.utils import timezone
 from images.models import Image
 from images.orphans import host_facts as world
 from images.rewrite import attached, holding, moving, space
-from images.scan import bulk_write, from_lvm, hypervisors, shared_storages
+from images.scan import bulk_write, from_volumes, hypervisors, shared_storages
 from images.scan import rows as scan_rows
 from images.scan.hypervisors import Told
 from images.scan.known import of_strangers, standing_on_others
@@ -43,7 +44,7 @@ DOMAINS = (Guest.Kind.DOMAIN,)
 SCANNED_OF_POOL = (
     "state", "state_detail", "last_scanned", "capacity_bytes", "available_bytes", "reserved_bytes", "filesystem",
     "network", "shared_key", "fs_key", "root", "kind", "others_count", "others_bytes", "undo_bytes", "leftovers",
-    "owners_unknown", "lvm",
+    "owners_unknown", "volume_facts",
 )  # fmt: skip
 
 
@@ -63,8 +64,10 @@ class ScanRun:
     seen: dict[str, Any] = field(default_factory=dict)
     images_read: int = 0
     new_pools: bool = False
-    #: What hypervisors told of volumes of LVM, until the agent has told of these.
-    held: list[dict[str, Any]] = field(default_factory=list)
+    #: What hypervisors told of volumes that are no files, by their backend, until the agent has told of these.
+    held: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    #: Device, inode and why of the volumes that are in use.
+    opened: list[tuple[str, str, str]] = field(default_factory=list)
     _batch: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -103,36 +106,32 @@ class ScanRun:
                 self.host_facts = event
             case "pool":
                 self.pool_facts.append(event)
-            case "lvm":
-                self._take_lvm(event)
+            case "volumes":
+                self._take_volumes(event)
             case "seen":
                 self.seen = event
-                self._release(self.held)
+                for one in chain.from_iterable(self.held.values()):
+                    self.take(one)
             case other:
                 raise ValueError(f"a scan does not know the event {other!r}")
 
     def hold(self, event: dict[str, Any]) -> None:
-        """Takes an event of a pool that hypervisors told of; the agent may know better what LVM has in it."""
+        """Takes an event of a pool that hypervisors told of; the agent may know better what is in it."""
         pool = self.pools.get(event["pool"] if event["event"] == "image" else event["id"])
-        if pool is not None and pool.kind in from_lvm.KINDS:
-            self.held.append(event)
+        if pool is not None and pool.kind in from_volumes.KINDS:
+            self.held.setdefault(from_volumes.KINDS[pool.kind], []).append(event)
         else:
             self.take(event)
 
-    def _release(self, events: Iterable[dict[str, Any]]) -> None:
-        self.held = []
-        for event in events:
-            self.take(event)
-
-    def _take_lvm(self, event: dict[str, Any]) -> None:
-        host = self.job.host
-        self.pools |= from_lvm.sync(host, event)
-        guests = [
-            *(self.libvirt.domains if self.libvirt else ()),
-            *(one for told in self.others for one in told.guests),
-        ]
+    def _take_volumes(self, event: dict[str, Any]) -> None:
+        guests = [one for told in self.others for one in told.guests]
+        guests += self.libvirt.domains if self.libvirt else ()
         declared = {disk.path: disk.format for guest in guests for disk in guest.disks if disk.path}
-        self._release(list(from_lvm.events(host, event, self.held, declared)))
+        told = from_volumes.Told(self.job.host, event, declared)
+        self.pools |= told.sync()
+        self.opened += told.opened()
+        for one in told.events(self.held.pop(event["backend"], [])):
+            self.take(one)
 
     def _write_batch(self) -> None:
         """Writes what has gathered; known paths are updated, new ones inserted unlisted.
@@ -307,7 +306,7 @@ class ScanRun:
             pool.others_count, pool.others_bytes = others.get("count", 0), others.get("bytes", 0)
             pool.undo_bytes = facts.get("undo_bytes", 0)
             pool.leftovers = of_strangers(facts.get("own_files", []))
-            pool.owners_unknown, pool.lvm = facts.get("owners_unknown") or "", facts.get("lvm")
+            pool.owners_unknown, pool.volume_facts = facts.get("owners_unknown") or "", facts.get("volume_facts")
             if pool.network and not pool.all_hosts_registered and "kind" not in facts:
                 pool.owners_unknown = (
                     f"The folder is on a network filesystem ({pool.filesystem}). Hosts that are not registered here "
@@ -322,7 +321,7 @@ class ScanRun:
         """Who has which image open; of a folder that could not be walked, nothing new is known."""
         walked = [facts["id"] for facts in self.pool_facts if not was_not_entered(facts) and facts["id"] in pools]
         busy = [(str(dev), str(number), why) for dev, number, why in self.seen.get("busy", [])]
-        return bulk_write.set_held(Image.every.filter(host=host, pool__in=walked), busy)
+        return bulk_write.set_held(Image.every.filter(host=host, pool__in=walked), [*busy, *self.opened])
 
 
 def mark_gone(rows: QuerySet[Image], at: datetime, others: QuerySet[Image]) -> int:

@@ -20,7 +20,7 @@ SUMS = ("allocated_size", "virtual_size", "reclaimable_bytes", "reclaimable_low"
 def totals_of(actor: Actor, hosts: list[Host], pools: list[StoragePool]) -> Totals:
     """The sums over these hosts and pools, which are all that exist for ``actor``."""
     sized = [pool for pool in pools if pool.capacity_bytes is not None and pool.available_bytes is not None]
-    filesystems = _each_filesystem_once(sized)
+    filesystems = _outermost(_each_filesystem_once(sized))
     inside = _in_groups(filesystems)
     capacity = _sum([*(pool.capacity_bytes for pool in filesystems), *inside])
     used = _sum([*(pool.used_bytes for pool in filesystems), *inside])
@@ -57,6 +57,12 @@ def _each_filesystem_once(sized: list[StoragePool]) -> list[StoragePool]:
     for pool in sized:
         found.setdefault(filesystem_of(pool), []).append(pool)
     return [best for group in found.values() if (best := freshest(group)) is not None]
+
+
+def _outermost(filesystems: list[StoragePool]) -> list[StoragePool]:
+    """Without datasets with a quota or reservation whose ZFS pool is counted as well."""
+    keys = {pool.fs_key for pool in filesystems if pool.kind == StoragePool.Kind.ZFS}
+    return [pool for pool in filesystems if "/" not in pool.fs_key or pool.fs_key.partition("/")[0] not in keys]
 
 
 def _in_groups(filesystems: list[StoragePool]) -> list[int]:

@@ -44,9 +44,9 @@ REQUEST, PING, CANCEL, GO, NO = "request", "ping", "cancel", "go", "no"
 
 # Events that the agent sends.
 HELLO, PROGRESS, LOG, COMMAND, READY, RESULT, ERROR = "hello", "progress", "log", "command", "ready", "result", "error"
-#: Events of a scan: facts about the host, one pool's space, one image, what LVM says, the files that something holds
-#: open.
-HOST, POOL, IMAGE, LVM, SEEN = "host", "pool", "image", "lvm", "seen"
+#: Events of a scan: facts about the host, one pool's space, one image, what LVM, ZFS or Ceph says of its volumes, the
+#: files that something holds open.
+HOST, POOL, IMAGE, VOLUMES, SEEN = "host", "pool", "image", "volumes", "seen"
 #: Of work that changes an image where it stands: what it occupied before, and what it does now, however that ended.
 OCCUPIED = "occupied"
 #: Of work that makes a new file: the most that it may write, as measured on the spot.

@@ -155,6 +155,7 @@ class StoragePool(PartialRows):
         LIBVIRT = "libvirt", "libvirt"
         PROXMOX = "proxmox", "Proxmox VE"
         LVM = "lvm", "LVM"
+        ZFS = "zfs", "ZFS"
         DEMO = "demo", _("the demo")
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="pools")
@@ -186,8 +187,8 @@ class StoragePool(PartialRows):
     available_bytes = models.BigIntegerField(null=True)
     #: Free, but not available: what the filesystem keeps for root; null where nobody tells.
     reserved_bytes = models.BigIntegerField(null=True)
-    #: What LVM says of its metadata, where the agent has read the pool's volumes there; else null.
-    lvm = models.JSONField(null=True, blank=True)
+    #: What LVM or ZFS says of it beside its space, where the agent has read the pool's volumes there; else null.
+    volume_facts = models.JSONField(null=True, blank=True)
     #: Sums over the pool's images, each inode once; written when a scan or a job ends.
     images_count = models.PositiveIntegerField(default=0)
     allocated_bytes = models.BigIntegerField(null=True)
@@ -224,12 +225,34 @@ class StoragePool(PartialRows):
     @property
     def metadata_bytes(self) -> int | None:
         """The size of a thin pool's metadata volume; ``None`` for what is none, or where nobody tells."""
-        return (self.lvm or {}).get("metadata_bytes")
+        return (self.volume_facts or {}).get("metadata_bytes")
 
     @property
     def metadata_percent(self) -> float | None:
         """How much of that is used, as LVM tells."""
-        return (self.lvm or {}).get("metadata_percent")
+        return (self.volume_facts or {}).get("metadata_percent")
+
+    @property
+    def is_own_place(self) -> bool:
+        """Whether neither an admin nor a hypervisor has named it: its volumes were found, and it goes when they do."""
+        return self.source in {self.Source.LVM, self.Source.ZFS}
+
+    @property
+    def shares(self) -> dict[str, int | None]:
+        """What takes the space of a place of volumes, in bytes, as its backend measures it; empty where it does not.
+
+        ``used``: all of it; ``images``: the physical sizes of its volumes; ``snapshots``; ``reserved``: kept for
+        volumes and not written yet; ``others``: thin pools in a group, datasets that are listed elsewhere or are
+        no volumes; ``remainder``: what is left of ``used``, as metadata and what is being freed.
+        """
+        facts = self.volume_facts or {}
+        if facts.get("used_bytes") is None:
+            return {}
+        names = {"snapshots": "snapshot_bytes", "reserved": "reservation_bytes", "others": "others_bytes"}
+        told = {"images": self.allocated_bytes} | {name: facts.get(key) for name, key in names.items() if key in facts}
+        known = [size for size in told.values() if size is not None]
+        remainder = facts["used_bytes"] - sum(known) if len(known) == len(told) else None
+        return {"used": facts["used_bytes"], **told, "remainder": remainder}
 
     @property
     def overcommit_ratio(self) -> float | None:

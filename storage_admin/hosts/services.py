@@ -205,7 +205,8 @@ def remove_pool(actor: Actor, pool: StoragePool) -> None:
         InvalidError: somebody else than an admin named it, so that the next scan would bring it back.
     """
     actor.require(Role.ADMIN, pool.host.slug)
-    if pool.source not in {StoragePool.Source.ADMIN, StoragePool.Source.DEMO}:
+    is_gone = pool.is_own_place and pool.state == "missing"
+    if pool.source not in {StoragePool.Source.ADMIN, StoragePool.Source.DEMO} and not is_gone:
         raise InvalidError(
             _(
                 "{pool} cannot be removed here: it comes from {source}. Remove it there. The next scan then removes "

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from storage_admin.agent import main, protocol
-from storage_admin.agent.host import lvm
 from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
 from storage_admin.agent.swap import moment
+from storage_admin.agent.verbs import scan
 from tests.agent.recording import RecordingIO
 
-#: What LVM's own tools open, where they are installed, has nothing to do with what is looked for here.
-lvm.read = lambda io: None
+#: What the own tools of LVM and ZFS open, where they are installed, has nothing to do with what is looked for here.
+scan.volumes = lambda io: iter(())
 MOST_MEMORY_BYTES = 4 << 30
 _KIB = 1024
 

@@ -8,6 +8,7 @@ import pytest
 
 from storage_admin.agent.host import lvm
 from storage_admin.agent.programs import tools
+from storage_admin.agent.verbs.scan import volumes
 from tests.agent.recording import RecordingIO
 
 DATA = Path(__file__).parents[1] / "data" / "lvm"
@@ -80,7 +81,7 @@ def test_a_host_without_lvm_tells_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(tools, "_SEARCH_PATH", str(tmp_path))
     io: Any = RecordingIO()
-    assert lvm.read(io) is None
+    assert list(volumes(io)) == []
 
 
 @pytest.mark.parametrize("answer", ["exit 5", "echo no", "echo '[]'", "echo '{\"report\": [1]}'", STRANGE])
@@ -91,6 +92,5 @@ def test_where_lvm_does_not_answer_it_is_said_and_nothing_guessed(
     (tmp_path / "vgs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     io: Any = RecordingIO()
-    found = lvm.read(io)
-    assert found is not None
-    assert (bool(found["why"]), found["groups"], found["volumes"]) == (True, [], [])
+    (found,) = (one for one in volumes(io) if one["backend"] == "lvm")
+    assert (bool(found["why"]), set(found)) == (True, {"backend", "why"})

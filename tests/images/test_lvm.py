@@ -252,10 +252,10 @@ def test_exclusive_sizes_of_thin_volumes_are_measured_once_an_hour_and_dated(
     pool(used=900, says="1 65536\n")
     result = work("exclusive", host.pk).result or {}
     assert [one["pool"] for one in result["skipped"]] == ["vg0/pool0"]
-    assert image("thin1").exclusive_bytes == 4 * MIB
+    assert image("thin1").deletion_frees == 4 * MIB
     pool(says="1 65536\n")
     work("exclusive", host.pk)
-    assert (image("thin1").exclusive_bytes, image("snap1").exclusive_bytes) == (65536, None)
+    assert (image("thin1").deletion_frees, image("snap1").deletion_frees) == (65536, None)
     Job.objects.update(created=timezone.now() - timedelta(hours=1))
     assert due_for_exclusive_sizes(host.pk)
     lvm_says([], [])

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # build.sh FOLDER: a Debian for a virtual machine, with the cloud kernel: FOLDER/disk.img, vmlinuz, initrd.gz and key.
 # It can be an NFS server and a client, has qemu's tools, LVM with thin pools and multipath, and lets in who has the key.
-# Its kernel has nbd and the device mapper as modules.
+# Its kernel has nbd and the device mapper as modules, and ZFS, which is compiled here (in about five minutes).
 set -euo pipefail
 cd "$1"
 umask 022
@@ -9,10 +9,10 @@ command -v mmdebstrap >/dev/null || apt-get install -y -q mmdebstrap
 suite=bookworm
 packages=linux-image-cloud-amd64,systemd-sysv,dbus,udev,kmod,iproute2,openssh-server,python3,qemu-utils
 packages=$packages,nfs-kernel-server,nfs-common,procps,busybox-static
-packages=$packages,lvm2,thin-provisioning-tools,multipath-tools
+packages=$packages,lvm2,thin-provisioning-tools,multipath-tools,zfsutils-linux
 mirror=$(apt-get indextargets 'Identifier: Packages' 'Origin: Debian' "Codename: $suite" --format '$(REPO_URI)' | head -n 1)
 [ -n "$mirror" ] || { echo "apt here knows no Debian $suite: add it to its sources" >&2; exit 1; }
-echo "deb $mirror $suite main" >debian.list # it has to end so
+echo "deb $mirror $suite main contrib" >debian.list # it has to end so
 [ -f key ] || ssh-keygen -q -t ed25519 -N '' -f key
 
 # The kernel has the filesystem built in, but not the disk.
@@ -50,15 +50,25 @@ printf '[nfsd]\ngrace-time=10\nlease-time=10\n[lockd]\ngrace-time=10\n' >/etc/nf
 systemctl -q enable systemd-networkd rpcbind nfs-server rpc-statd
 systemctl -q disable apt-daily.timer apt-daily-upgrade.timer e2scrub_all.timer fstrim.timer e2scrub_reap.service
 systemctl -q mask systemd-networkd-wait-online.service rpc-gssd.service nfs-blkmap.service
+systemctl -q mask zfs-import-cache.service zfs-load-module.service zfs-mount.service zfs-share.service \
+    zfs-volume-wait.service zfs-zed.service # who needs ZFS loads it
+depmod "$(basename /lib/modules/*-cloud-*)"
 END
-rm -rf root disk.img
-mmdebstrap --quiet --variant=minbase --include="$packages" --aptopt='Apt::Install-Recommends "false"' \
-    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+debian() { # debian FOLDER PACKAGES OPTIONS…
+    mmdebstrap --quiet --variant=minbase --include="$2" --aptopt='Apt::Install-Recommends "false"' \
+        --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+        "${@:3}" "$suite" "$1" debian.list
+}
+rm -rf root modules disk.img
+# dpkg has dkms compile the module for the kernel whose headers are there.
+debian modules linux-headers-cloud-amd64,dkms \
+    --customize-hook='chroot "$1" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q zfs-dkms >/dev/null'
+debian root "$packages" \
     --setup-hook='mkdir -p "$1/etc"; echo do_initrd=no >"$1/etc/kernel-img.conf"' \
     --customize-hook='install -D -m 600 key.pub "$1/root/.ssh/authorized_keys"; cp init inside "$1/"' \
+    --customize-hook='cp -r modules/lib/modules/*/updates "$1"/lib/modules/*-cloud-*/' \
     --customize-hook='chroot "$1" sh /inside; rm "$1/inside"' \
-    --customize-hook='cp "$1"/boot/vmlinuz-*-cloud-* vmlinuz; cp "$1/boot/initrd.gz" .' \
-    "$suite" root debian.list
+    --customize-hook='cp "$1"/boot/vmlinuz-*-cloud-* vmlinuz; cp "$1/boot/initrd.gz" .'
 truncate -s 4G disk.img
 /usr/sbin/mkfs.ext4 -q -F -d root disk.img
-rm -r root init inside debian.list
+rm -r root modules init inside debian.list

@@ -170,7 +170,7 @@ def machines() -> Iterator[tuple[Machine, Machine]]:
 def _running(wires: Sequence[str]) -> Iterator[list[Machine]]:
     """A machine on each of these wires."""
     kept = built()
-    assert kept.exists(), f"There are no machines in {kept}: `make machines` builds them (about ten minutes)."
+    assert kept.exists(), f"There are no machines in {kept}: `make machines` builds them (about fifteen minutes)."
     with tempfile.TemporaryDirectory(prefix="machines-") as name, contextlib.ExitStack() as stack:
         folder, running = Path(name), list[Machine]()
         for own, wire in enumerate(wires):

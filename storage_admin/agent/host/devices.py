@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from storage_admin.agent.host.in_use import loop_devices, process_name
@@ -98,13 +98,10 @@ class Device:
             try:
                 if int(pid) in {os.getpid(), self.server} or _parent(pid) == os.getpid():
                     continue  # a tool of ours
-                for descriptor in os.listdir(f"/proc/{pid}/fd"):
-                    link = f"/proc/{pid}/fd/{descriptor}"
-                    # Only what lies below /dev is asked further: a file of a silent server would make one wait.
-                    if os.readlink(link).startswith("/dev/") and _number(os.stat(link)) in numbers:
-                        return f"{process_name(pid)} ({pid})"
+                if any(_opened(pid, one) in numbers for one in os.listdir(f"/proc/{pid}/fd")):
+                    return f"{process_name(pid)} ({pid})"
             except OSError:
-                continue  # it has ended, or closed that
+                continue  # it has ended
         return ""
 
     def refuse_owned(self, owners: Sequence[tuple[bytes, str]]) -> None:
@@ -124,6 +121,58 @@ class Device:
                 continue  # it is not there, so it is not this one
             if is_this:
                 raise RefusedError("device_in_use", f"{display(self.path)} belongs to {whose}; choose another device")
+
+
+def node(path: str) -> tuple[int | None, int | None, int | None]:
+    """Device and inode of a block device's own file, whatever link leads there, and its number; else nothing."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None, None, None
+    return (status.st_dev, status.st_ino, status.st_rdev) if stat.S_ISBLK(status.st_mode) else (None, None, None)
+
+
+def users(nodes: Mapping[int, tuple[int, int]]) -> dict[int, str]:
+    """Why each of some block devices is in use, or a part of it; those that nobody uses are left out.
+
+    Args:
+        nodes: by the device's number, device and inode of its own file.
+    """
+    whole = {part: number for number in nodes for part in _related(number)}
+    files = {file: number for number, file in nodes.items()}
+    found: dict[int, str] = {}
+    for part, why in (*_attached(whole), *((files.get(file), f"behind {name}") for name, file in loop_devices())):
+        if part is not None:
+            found.setdefault(whole[part], f"The volume is {why}.")
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                if (number := whole.get(_opened(pid, descriptor) or 0)) is not None:
+                    found.setdefault(number, f"The volume is open in {process_name(pid)} ({pid}).")
+    return found
+
+
+def _attached(numbers: Mapping[int, int]) -> Iterator[tuple[int, str]]:
+    """What of these is mounted, swap, or below another device."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        mounted = {mount.device: mount for mount in parse(file.read())}
+    yield from ((one, f"mounted at {display(mounted[one].point)}") for one in numbers if one in mounted)
+    yield from ((one, f"part of {held}") for one in numbers if (held := _holders(one)))
+    with contextlib.suppress(FileNotFoundError), open("/proc/swaps", encoding="utf-8", errors="replace") as file:
+        swaps = {node(line.split()[0])[2] for line in file if line.startswith("/dev/")}
+    yield from ((one, "used as swap") for one in numbers if one in swaps)
+
+
+def _opened(pid: str, descriptor: str) -> int | None:
+    """The number of the block device that a process has open there.
+
+    Only what lies below /dev is asked further: a file of a silent server would make one wait.
+    """
+    link = f"/proc/{pid}/fd/{descriptor}"
+    try:
+        return _number(os.stat(link)) if os.readlink(link).startswith("/dev/") else None
+    except OSError:
+        return None  # it was closed
 
 
 def _number(status: os.stat_result) -> int | None:

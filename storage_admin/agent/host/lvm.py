@@ -6,16 +6,15 @@ Without ``--readonly``, with which LVM does not ask the kernel, and so tells no 
 from __future__ import annotations
 
 import json
-import os
 import re
-import stat
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from storage_admin.agent.host import devices
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
-from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.agent.protocol import HostError
 
 _REPORT = ("--reportformat", "json", "--units", "b", "--nosuffix", "-o")
 _GROUPS = "vg_name,vg_uuid,vg_size,vg_free"
@@ -32,11 +31,11 @@ NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9+_.][a-zA-Z0-9+_.-]{0,126}\Z", re.ASC
 _WHOLE = frozenset({"linear", "striped", "raid", "mirror"})
 
 
-def read(io: AgentIO) -> dict[str, Any] | None:
-    """Ask LVM once for all groups and once for all volumes; ``None`` where it is not installed.
+def read(io: AgentIO) -> dict[str, Any]:
+    """Ask LVM once for all groups and once for all volumes.
 
     Returns:
-        ``why``: a sentence where it does not answer, else empty. ``groups``: ``name``, ``uuid``, ``size``, ``free``,
+        ``groups``: ``name``, ``uuid``, ``size``, ``free``,
         ``why`` (why nothing is told of its volumes). ``pools`` (thin pools): ``group``, ``name``, ``size``, ``used``,
         ``metadata_size``, ``metadata_percent``. ``volumes``: ``group``, ``name``, ``pool`` (the thin pool or empty),
         ``size`` (that a guest sees), ``allocated`` (what it takes of its group, or of its thin pool), ``origin``,
@@ -44,18 +43,11 @@ def read(io: AgentIO) -> dict[str, Any] | None:
         what LVM does not tell is null.
 
     Raises:
-        StoppedError: the controller stopped the work.
+        HostError, RefusedError, StoppedError: as of :func:`tools.run`.
+        ValueError, LookupError, TypeError, AttributeError: it answers otherwise than expected.
     """
-    try:
-        groups = ask("vgs", "vg", _GROUPS, io)
-        return {"why": "", **parsed(groups, ask("lvs", "lv", _VOLUMES, io, "-a"))}
-    except RefusedError:
-        return None
-    except HostError as error:
-        why = f"LVM does not answer: {error.detail}."
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        why = f"The answer of LVM is not understood: {error!r}."
-    return {"why": why, "groups": [], "pools": [], "volumes": []}
+    groups = ask("vgs", "vg", _GROUPS, io)
+    return parsed(groups, ask("lvs", "lv", _VOLUMES, io, "-a"))
 
 
 def ask(tool: str, kind: str, columns: str, io: AgentIO, *more: str) -> list[dict[str, str]]:
@@ -118,7 +110,7 @@ def _volume(line: Mapping[str, str], parts: Mapping[tuple[str, str], Sequence[Ma
     allocated = share(line["lv_size"], line["data_percent"]) if pool else _taken(line, parts)
     # The size of a snapshot with blocks of its own is what it takes; a guest sees that of its origin.
     size = line["origin_size"] if "thicksnapshot" in line["lv_role"].split(",") else line["lv_size"]
-    dev, inode = _node(f"/dev/{group}/{name}")
+    dev, inode, _ = devices.node(f"/dev/{group}/{name}")
     return {
         "group": group, "name": name, "pool": pool, "size": int(size or line["lv_size"]), "allocated": allocated,
         "origin": line["origin"], "open": line["lv_device_open"] == "open", "health": line["lv_health_status"],
@@ -153,12 +145,3 @@ def share(size: str, percent: str) -> int | None:
         return None
     whole, _, hundredths = percent.partition(".")
     return int(size) * int(whole + hundredths.ljust(2, "0")[:2]) // 10_000
-
-
-def _node(path: str) -> tuple[int | None, int | None]:
-    """Device and inode of a block device's own file, whatever link leads there."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None, None
-    return (status.st_dev, status.st_ino) if stat.S_ISBLK(status.st_mode) else (None, None)

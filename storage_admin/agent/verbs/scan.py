@@ -1,7 +1,7 @@
 """The verb ``scan``: every disk image of some storage pools, read once, without a process per image.
 
-And what guests' disks outside of every pool stand on: a base in a pool would look as if nobody needed it. And what LVM
-says of its volumes.
+And what guests' disks outside of every pool stand on: a base in a pool would look as if nobody needed it. And what
+LVM and ZFS say of their volumes.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from storage_admin.agent.folders import image_folders, roots, scratch
 from storage_admin.agent.folders.pools import is_absolute, open_root
 from storage_admin.agent.formats import Facts, UnreadableError, guess, read_as
 from storage_admin.agent.formats.facts import Reader
-from storage_admin.agent.host import facts, in_use, lvm, special_mounts
+from storage_admin.agent.host import facts, in_use, lvm, special_mounts, zfs
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import HOST, LVM, POOL, SEEN, RefusedError, Request, unb64
+from storage_admin.agent.programs import tools
+from storage_admin.agent.protocol import HOST, POOL, SEEN, VOLUMES, HostError, RefusedError, Request, unb64
 from storage_admin.agent.scan.pool_scan import PoolScan
 from storage_admin.agent.scan.records import FINGERPRINT_SIZE, Recorder, absolute, b64, backing_unsafe
 
 _LARGEST = 4 * 1024 * 1024
 _NOT_READ = "no hypervisor of this host names it, and it is in no folder of images"
 KINDS = ("dir", "libvirt", "proxmox")
+#: Who has volumes that are no files: each with the tool that says whether it is installed, and its name in sentences.
+BACKENDS = (("lvm", "vgs", "LVM", lvm.read), ("zfs", "zpool", "ZFS", zfs.read))
 
 
 @dataclass(frozen=True)
@@ -99,20 +102,15 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         images, changed = scan.images, changed + scan.changed
         files.add(scan)
     io.progress("checking which images are in use", images, images)
-    volumes = lvm.read(io)
-    if volumes is not None:
-        io.emit(LVM, **volumes)
-    opened = [one for one in volumes["volumes"] if one["open"] and one["inode"]] if volumes is not None else []
+    for told in volumes(io):
+        io.emit(VOLUMES, **told)
     held = in_use.holds(files.inodes, files.aliases, io.check)
     prefixes = tuple(_prefix(pool) for pool in args.pools)
     elsewhere = [path for path in args.named if path.startswith(b"/") and not path.startswith(prefixes)]
     io.emit(
         SEEN,
         probe=[_existence(path, mounts) for path in args.probe],
-        busy=[
-            *([hold.device, hold.inode, hold.why] for hold in held.holds),
-            *([one["dev"], one["inode"], "the volume is open on the host"] for one in opened),
-        ],
+        busy=[[hold.device, hold.inode, hold.why] for hold in held.holds],
         busy_complete=held.complete,
         outside=list(bases_outside(elsewhere, files.inodes, mounts)),
     )
@@ -149,6 +147,29 @@ def look(request: Request, io: AgentIO) -> dict[str, Any]:
     held = in_use.holds(files.inodes, files.aliases, io.check)
     io.emit(SEEN, busy=[[hold.device, hold.inode, hold.why] for hold in held.holds])
     return {"images": images, "changed": changed}
+
+
+def volumes(io: AgentIO) -> Iterator[dict[str, Any]]:
+    """What each of :data:`BACKENDS` says of volumes that are no files, where it is installed. They are only read.
+
+    Returns:
+        ``backend``; ``why``: a sentence where it does not answer, else empty, with what its own ``read`` returns.
+
+    Raises:
+        StoppedError: the controller stopped the work.
+    """
+    for name, tool, title, ask in BACKENDS:
+        told: dict[str, Any] = {"backend": name, "why": ""}
+        try:
+            tools.find(tool)
+            told |= ask(io)
+        except RefusedError:
+            continue
+        except HostError as error:
+            told["why"] = f"{title} does not answer: {error.detail}."
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            told["why"] = f"The answer of {title} is not understood: {error!r}."
+        yield told
 
 
 @dataclass

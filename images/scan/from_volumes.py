@@ -1,0 +1,180 @@
+"""What the agent read of LVM and ZFS, as the events of a scan: volumes, with what each takes. Nothing rewrites them.
+
+Where libvirt or Proxmox VE has a pool for the same place (a group, a thin pool, a dataset), that pool's row gets what
+the backend says, instead of what they told. What nodes share is left to the API, which lists it once.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from hashlib import blake2b
+from typing import Any
+
+from django.db import transaction
+
+from images.alert_rules.pools import NEVER_PERCENT
+from images.models import Image
+from images.scan.from_proxmox import as_last_seen
+from images.scan.rows import stand_in
+from images.scan.volume_places import BACKENDS, Backend, Place, Volume
+from storage_admin.agent.protocol import b64
+from storage_admin.agent.scan.records import FINGERPRINT_SIZE
+from storage_admin.hosts import services
+from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.names import path_key
+
+Event = dict[str, Any]
+#: Backends by the kinds of pools of which the agent may know better than who told of them.
+KINDS = {str(kind): name for name, backend in BACKENDS.items() for kind in backend.kinds}
+
+_AS_LAST_SEEN = "Its volumes are shown as of the last successful scan."
+_OWNERS_UNKNOWN = (
+    "The volumes of this pool are not files, and a guest may use a volume under another name. So a volume may be in "
+    "use even if no guest names it."
+)
+_LONGEST_WHY = 200
+
+
+class Told:
+    """What one backend of a host told, beside the host's pools of its kinds.
+
+    Args:
+        event: of the agent, ``volumes``.
+        declared: the formats that guests declare, by the paths of their disks.
+    """
+
+    def __init__(self, host: Host, event: Event, declared: Mapping[str, str]) -> None:
+        self.backend: Backend = BACKENDS[event["backend"]]
+        self._host, self._event, self._declared = host, event, declared
+        self._places = {} if event["why"] else self.backend.places(event, {self._name(row) for row in self._others()})
+
+    def sync(self) -> dict[int, StoragePool]:
+        """Makes pools of places that have volumes, where nobody else has; forgets those of ours that others have now.
+
+        Returns:
+            The host's pools of the backend by their ids.
+        """
+        others = {self._name(row) for row in self._others()}
+        for place in self._places.values():
+            if place.name not in others and (place.volumes or place.is_pool):
+                path = self.backend.path_of(place.name)
+                values = {
+                    "name": place.name[:200], "path": path, "path_bytes": path.encode(), "source": self.backend.source,
+                    "kind": place.kind,
+                }  # fmt: skip
+                more = {"warn_percent": NEVER_PERCENT} if place.kind == StoragePool.Kind.LVM else {}
+                StoragePool.objects.get_or_create(
+                    host=self._host, path_key=path_key(f"{self.backend.name} {place.name}".encode()),
+                    defaults=values | more,
+                )  # fmt: skip
+        for row in self._rows():
+            if row.source == self.backend.source and self._name(row) in others and not _has_images(row):
+                with transaction.atomic():
+                    Host.objects.select_for_update().get(pk=self._host.pk)  # no job is submitted meanwhile
+                    if not services.in_the_way_of_removal(row):
+                        row.delete()
+        return {row.pk: row for row in self._rows()}
+
+    def opened(self) -> list[tuple[str, str, str]]:
+        """Device, inode and why of each volume that is in use."""
+        volumes = [one for place in self._places.values() for one in place.volumes if one.open]
+        return [(*_inode(one), one.open[:_LONGEST_WHY]) for one in volumes]
+
+    def events(self, held: Iterable[Event]) -> Iterator[Event]:
+        """The ``image`` and ``pool`` events of all pools of the backend.
+
+        Args:
+            held: what libvirt and Proxmox VE told of these pools.
+        """
+        by_name: dict[str, list[StoragePool]] = defaultdict(list)
+        for row in self._rows():
+            by_name[self._name(row)].append(row)
+        taken: set[int] = set()
+        for name, rows in by_name.items():
+            # Its own row comes last: it has been there before whoever else has the pool was asked.
+            first, *rest = sorted(rows, key=lambda row: (row.source == self.backend.source, row.pk))
+            place = self._places.get(name)
+            why = self._event["why"] or (place.why if place is not None else "")
+            theirs = first.source != self.backend.source
+            if any(row.network for row in rows) or (place is None and not why and theirs):
+                continue
+            if why:
+                ours = [row for row in rows if row.volume_facts is not None]
+                taken |= {row.pk for row in ours}
+                yield from (as_last_seen(row, f"{why} {_AS_LAST_SEEN}") for row in ours)
+                continue
+            taken |= {row.pk for row in rows}
+            if place is None:
+                gone = f"{self.backend.title} on {self._host.name} no longer lists it. {_AS_LAST_SEEN}"
+                yield as_last_seen(first, gone) | {"state": "missing"}
+            else:
+                yield from self._pool(first, place)
+                for row in rest:  # each volume is listed once
+                    detail = f"Its volumes are listed in {first.name}."
+                    yield self._pool_event(row, replace(place, volumes=[]), _known(row)) | {"detail": detail}
+        yield from (one for one in held if one.get("pool", one.get("id")) not in taken)
+
+    def _rows(self) -> list[StoragePool]:
+        return list(StoragePool.objects.filter(host=self._host, kind__in=self.backend.kinds).order_by("pk"))
+
+    def _others(self) -> list[StoragePool]:
+        return [row for row in self._rows() if row.source != self.backend.source]
+
+    def _name(self, row: StoragePool) -> str:
+        return self.backend.name_of(row, self._event)
+
+    def _pool(self, row: StoragePool, place: Place) -> Iterator[Event]:
+        known = _known(row)
+        for volume in place.volumes:
+            image = self._image(row, volume)
+            fingerprint = bytes.fromhex(image["fp"])
+            if fingerprint in known:
+                known.discard(fingerprint)
+            else:
+                yield image
+        yield self._pool_event(row, place, known)
+
+    def _pool_event(self, row: StoragePool, place: Place, vanished: Iterable[bytes]) -> Event:
+        return {
+            "event": "pool", "id": row.pk, "state": "ok", "detail": "", "kind": str(place.kind),
+            "filesystem": self.backend.title, "capacity_bytes": place.capacity, "available_bytes": place.available,
+            "images": len(place.volumes), "others": {"count": 0, "bytes": 0}, "undo_bytes": 0, "undo_copies": 0,
+            "leftovers": 0, "vanished_b64": b64(b"".join(sorted(vanished))), "owners_unknown": _OWNERS_UNKNOWN,
+            "fs_key": place.fs_key, "shared_key": place.key, "volume_facts": place.facts,
+        }  # fmt: skip
+
+    def _image(self, row: StoragePool, volume: Volume) -> Event:
+        names = (volume.path, volume.alias)
+        form = next((form for name in names if (form := self._declared.get(name))), volume.format)[:20]
+        base = b64(_raw(volume.base)) if volume.base else ""
+        dev, inode = _inode(volume)
+        written = json.dumps([row.pk, asdict(replace(volume, open="")), form], sort_keys=True).encode()
+        return {
+            "event": "image", "pool": row.pk, "path_b64": b64(_raw(volume.path)),
+            "fp": blake2b(written, digest_size=FINGERPRINT_SIZE).hexdigest(), "dev": dev, "inode": inode,
+            "nlink": 1, "mtime_ns": 0, "ctime_ns": 0, "file_size": None, "allocated_size": volume.allocated,
+            "exclusive_bytes": volume.exclusive, "snapshot_bytes": volume.snapshots,
+            "reservation_bytes": volume.reserved, "virtual_size": volume.size, "format": form, "encrypted": None,
+            "state": "unreadable" if volume.unreadable else "ok", "detail": volume.unreadable,
+            **({"backing_b64": base, "backing_path_b64": base} if base else {}),
+        }  # fmt: skip
+
+
+def _has_images(row: StoragePool) -> bool:
+    return Image.every.filter(pool=row).exists()
+
+
+def _known(row: StoragePool) -> set[bytes]:
+    return set(map(bytes, Image.every.filter(pool=row, missing_since=None).values_list("fingerprint", flat=True)))
+
+
+def _inode(volume: Volume) -> tuple[str, str]:
+    """By its device a guest is found that names the volume otherwise; of one without, by the other name."""
+    if volume.inode is None:
+        return "", stand_in(_raw(volume.alias or volume.path))
+    return str(volume.dev), str(volume.inode)
+
+
+def _raw(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")

@@ -1,0 +1,208 @@
+"""What LVM and ZFS each call their places and volumes: from the agent's events to one shape.
+
+A *place* is what a pool of the dashboard stands for: a volume group, a thin pool, a ZFS pool or a dataset in one.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from storage_admin.hosts.models import StoragePool
+
+Kind = StoragePool.Kind
+Source = StoragePool.Source
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A volume. Sizes are in bytes, ``None`` where the backend does not measure them.
+
+    Args:
+        path: what guests call it; ``alias`` another such name, or empty.
+        size: that a guest sees.
+        allocated: what it takes of its place; ``exclusive``: what deleting it would free.
+        snapshots: what its snapshots take beside that; ``reserved``: what is kept for it, and not written yet.
+        base: path of the volume that it is a snapshot or clone of, or empty.
+        dev, inode: of its device's file, where there is one.
+        open: why it is in use, or empty.
+        unreadable: why no guest can read it, or empty.
+    """
+
+    path: str
+    size: int | None
+    allocated: int | None
+    exclusive: int | None = None
+    snapshots: int | None = None
+    reserved: int | None = None
+    format: str = "raw"
+    base: str = ""
+    alias: str = ""
+    dev: int | None = None
+    inode: int | None = None
+    open: str = ""
+    unreadable: str = ""
+
+
+@dataclass
+class Place:
+    """A place, by the backend's own name of it (``vg0``, ``vg0/pool0``, ``tank/data``).
+
+    Args:
+        why: why nothing is told of its volumes, or empty.
+        key: of the storage, by an id of the backend's own: hosts that see one group see one storage.
+        fs_key: of what its space is shared with.
+        facts: what the backend says beside its space (:attr:`StoragePool.volume_facts`).
+        is_pool: it is a pool even where it has no volumes.
+    """
+
+    name: str
+    kind: Kind
+    key: str
+    fs_key: str
+    why: str = ""
+    capacity: int | None = None
+    available: int | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    is_pool: bool = False
+    volumes: list[Volume] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How one of them is called, and read.
+
+    Args:
+        title: in sentences.
+        kinds: of its pools.
+        source: of pools that nobody else has.
+        name_of: the name of the place that a pool stands for.
+        path_of: the path of a pool of its own, by the place's name.
+        places: what an event tells, by name; the second argument are the names of places that others have as pools.
+    """
+
+    name: str
+    title: str
+    kinds: tuple[Kind, ...]
+    source: Source
+    name_of: Callable[[StoragePool, Event], str]
+    path_of: Callable[[str], str]
+    places: Callable[[Event, Collection[str]], dict[str, Place]]
+
+
+def _lvm_name(row: StoragePool, _: Event) -> str:
+    """Pools of Proxmox VE have ``lvmthin vg0/pool0`` as their path."""
+    return row.path.partition(" ")[2] if row.source == Source.PROXMOX else row.path.removeprefix("/dev/")
+
+
+def _lvm_places(event: Event, _: Collection[str]) -> dict[str, Place]:
+    thin_bytes = {one["name"]: 0 for one in event["groups"]}
+    for one in event["pools"]:
+        thin_bytes[one["group"]] += one["size"] + one["metadata_size"]
+    found = dict[str, Place]()
+    for one in event["groups"]:
+        key, name = f"lvm {one['uuid']}", one["name"]
+        facts = {"used_bytes": one["size"] - one["free"], "others_bytes": thin_bytes[name]}
+        found[name] = Place(name, Kind.LVM, key, key, one["why"], one["size"], one["free"], facts)
+    for one in event["pools"]:
+        name, used, size = f"{one['group']}/{one['name']}", one["used"], one["size"]
+        facts = {"metadata_bytes": one["metadata_size"], "metadata_percent": one["metadata_percent"]}
+        key = f"{found[one['group']].key}/{one['name']}"
+        available = None if used is None else size - used
+        found[name] = Place(name, Kind.LVMTHIN, key, key, "", size, available, facts, is_pool=True)
+    beside = {(one["group"], one["name"]) for one in event["volumes"]}
+    for one in event["volumes"]:
+        place = found.get(f"{one['group']}/{one['pool']}" if one["pool"] else one["group"])
+        if place is not None:
+            place.volumes.append(_lvm_volume(one, (one["group"], one["origin"]) in beside))
+    return found
+
+
+def _lvm_volume(one: Event, has_base: bool) -> Volume:
+    return Volume(
+        f"/dev/{one['group']}/{one['name']}", one["size"], one["allocated"],
+        exclusive=None if one["pool"] else one["allocated"],
+        format="qcow2" if one["name"].endswith(".qcow2") else "raw",
+        base=f"/dev/{one['group']}/{one['origin']}" if has_base else "", alias=one["dm_path"],
+        dev=one["dev"], inode=one["inode"], open="The volume is open on the host." if one["open"] else "",
+        unreadable="A physical volume that it lies on is missing." if one["health"] == "partial" else "",
+    )  # fmt: skip
+
+
+_ZVOLS = "/dev/zvol/"
+
+
+def _zfs_name(row: StoragePool, event: Event) -> str:
+    """Pools of Proxmox VE have the mount point of the dataset as their path, which may be another name."""
+    if row.source != Source.PROXMOX:
+        return row.path.removeprefix(_ZVOLS)
+    mounted = {one["mountpoint"]: one["name"] for one in event.get("datasets", [])}
+    return mounted.get(row.path) or row.path.lstrip("/")
+
+
+def _zfs_places(event: Event, others: Collection[str]) -> dict[str, Place]:
+    datasets = {one["name"]: one for one in event["datasets"]}
+    found = dict[str, Place]()
+    for pool in event["pools"]:
+        key, root = f"zfs {pool['guid']}", datasets.get(pool["name"])
+        if root is None:
+            why = pool["why"] or f"ZFS tells nothing of the datasets in {pool['name']}."
+            below = {name for name in others if name.startswith(f"{pool['name']}/")}
+            found |= {name: Place(name, Kind.ZFS, f"{key} {name}", key, why) for name in (pool["name"], *below)}
+            continue
+        names = [name for name in datasets if name in others and name.partition("/")[0] == pool["name"]]
+        for name in (pool["name"], *names):
+            bound = next((one for one in _ancestors(name)[:-1] if datasets.get(one, {}).get("bounded")), "")
+            whole = datasets[bound] if bound else root
+            place = Place(name, Kind.ZFS, f"{key} {name}", f"{key}/{bound}" if bound else key)
+            place.available, place.capacity = whole["available"], whole["used"] + whole["available"]
+            place.facts = {
+                "used_bytes": datasets[name]["used"], "others_bytes": 0, "snapshot_bytes": 0, "reservation_bytes": 0,
+                "raw_bytes": pool["size"], "raw_allocated_bytes": pool["allocated"], "health": pool["health"],
+            }  # fmt: skip
+            found[name] = place
+    dedup = {pool["name"] for pool in event["pools"] if pool["dedup"]}
+    for one in event["datasets"]:
+        _add(one, datasets, found, has_dedup=one["name"].partition("/")[0] in dedup)
+    return found
+
+
+def _ancestors(name: str) -> list[str]:
+    """A dataset and all that it lies in, the deepest first."""
+    parts = name.split("/")
+    return ["/".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
+def _add(one: Event, datasets: Mapping[str, Event], places: Mapping[str, Place], *, has_dedup: bool) -> None:
+    """Adds a dataset to the sums of each place that it is in, and as a volume to the deepest."""
+    volume = one["volume"]
+    around = [places[name] for name in _ancestors(one["name"]) if name in places]
+    for number, place in enumerate(around):
+        is_listed = volume is not None and number == 0 and place.name != one["name"]
+        place.facts["others_bytes"] += 0 if is_listed else one["data"]
+        place.facts["snapshot_bytes"] += one["snapshots"]
+        place.facts["reservation_bytes"] += one["reserved"]
+        if is_listed:
+            origin = datasets.get(one["origin"])
+            is_alone = not volume["has_snapshots"] and not has_dedup
+            found = Volume(
+                _zfs_path(one), volume["size"], one["data"], one["data"] if is_alone else None, one["snapshots"],
+                one["reserved"], "raw" if volume["block"] else "subvol",
+                _zfs_path(origin) if origin is not None and origin["volume"] is not None else "",
+                dev=volume["dev"], inode=volume["inode"], open=volume["open"],
+            )  # fmt: skip
+            place.volumes.append(found)
+
+
+def _zfs_path(one: Event) -> str:
+    if one["volume"]["block"]:
+        return _ZVOLS + str(one["name"]).replace(" ", "+")
+    return str(one["mountpoint"] or f"/{one['name']}")
+
+
+BACKENDS = {
+    "lvm": Backend(
+        "lvm", "LVM", (Kind.LVM, Kind.LVMTHIN), Source.LVM, _lvm_name, lambda name: f"/dev/{name}", _lvm_places
+    ),
+    "zfs": Backend("zfs", "ZFS", (Kind.ZFS,), Source.ZFS, _zfs_name, lambda name: _ZVOLS + name, _zfs_places),
+}

@@ -1,0 +1,128 @@
+"""What ZFS says of its pools, filesystems and volumes (zpool-list(8), zfs-list(8)): they are only read.
+
+As plain text, which every version has; JSON came with 2.3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from storage_admin.agent.host import devices
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.programs import tools
+from storage_admin.agent.protocol import HostError
+
+POOLS = ("name", "guid", "size", "allocated", "dedupratio", "health")
+DATASETS = (
+    "name", "type", "used", "available", "usedbydataset", "usedbysnapshots", "usedbyrefreservation", "volsize",
+    "refquota", "quota", "reservation", "origin", "mountpoint",
+)  # fmt: skip
+#: For a hundred thousand snapshots.
+_LIMITS = tools.Limits(output_bytes=32 << 20)
+#: What ZFS lets a name be (zfs_namecheck.c); what else stands in a pool was written by somebody who means no good.
+_NAME = re.compile(r"[a-zA-Z0-9_.:-][a-zA-Z0-9_.: -]*(/[a-zA-Z0-9_.:-][a-zA-Z0-9_.: -]*)*\Z", re.ASCII)
+_LONGEST_NAME = 255
+#: Containers' filesystems of Proxmox VE, and those of templates.
+_SUBVOLUME = re.compile(r"(.*/)?(subvol|basevol)-\d+-[^/]+\Z", re.ASCII)
+#: A pool of another health tells nothing of what is in it.
+_READABLE = frozenset({"ONLINE", "DEGRADED"})
+
+
+def read(io: AgentIO) -> dict[str, Any]:
+    """Ask ZFS once for all pools and once for all that is in them.
+
+    Returns:
+        ``pools``: ``name``, ``guid``, ``size`` and
+        ``allocated`` (of its disks, parity included), ``health``, ``dedup`` (whether any block is there once for
+        several), ``why`` (why nothing is told of what is in it). ``datasets``, filesystems and volumes: ``name``;
+        ``used`` with all below it, and ``available``; ``data``, ``snapshots``, ``reserved``: what it takes itself, its
+        snapshots alone, and what is kept for it; ``bounded`` (a quota or reservation sets it apart from its pool);
+        ``mountpoint`` (or empty); ``origin`` (the dataset that it is a clone of, or empty); ``volume``: null, or of
+        a volume and of a container's filesystem ``size`` (that a guest sees, or null), ``has_snapshots``, ``block``
+        (whether it is a device), ``dev``, ``inode`` (of its device), ``open`` (why it is in use, or empty). Sizes are
+        in bytes; what ZFS does not tell is null.
+
+    Raises:
+        HostError, RefusedError, StoppedError: as of :func:`tools.run`.
+        ValueError, LookupError: it answers otherwise than expected.
+    """
+    pools = _ask(["zpool", "list"], POOLS, io)
+    told = parsed(pools, _ask(["zfs", "list", "-t", "filesystem,volume,snapshot"], DATASETS, io) if pools else [])
+    volumes = [one["volume"] for one in told["datasets"] if one["volume"] and one["volume"]["block"]]
+    numbers = {one["number"]: (one["dev"], one["inode"]) for one in volumes if one["number"] is not None}
+    users = devices.users(numbers) if numbers else {}
+    for one in volumes:
+        one["open"] = users.get(one["number"], "")
+    return told
+
+
+def _ask(command: Sequence[str], columns: Sequence[str], io: AgentIO) -> list[dict[str, str]]:
+    done = tools.run([*command, "-Hp", "-o", ",".join(columns)], io, limits=_LIMITS)
+    if done.exit_code:
+        raise HostError(f"{command[0]} ended with {done.words()}")
+    # A name that is no UTF-8 is none that ZFS gives; the rest of the line is read all the same.
+    lines = done.stdout.decode("utf-8", "backslashreplace").split("\n")
+    if lines.pop():
+        raise ValueError(f"the last line of {command[0]} is cut off")
+    return [dict(zip(columns, line.split("\t"), strict=True)) for line in lines]
+
+
+def parsed(pools: Sequence[dict[str, str]], datasets: Sequence[dict[str, str]]) -> dict[str, Any]:
+    """Lines of the two lists as :func:`read` tells them.
+
+    Raises:
+        ValueError: a number is none.
+    """
+    told = {line["name"]: _pool(line) for line in pools if _is_name(line["name"])}
+    snapshots = {line["name"].partition("@")[0] for line in datasets if line["type"] == "snapshot"}
+    found = []
+    for line in datasets:
+        pool = told.get(line["name"].partition("/")[0])
+        if line["type"] in {"filesystem", "volume"} and _is_name(line["name"]) and pool and not pool["why"]:
+            found.append(_dataset(line, line["name"] in snapshots))
+    return {"pools": list(told.values()), "datasets": found}
+
+
+def _is_name(name: str) -> bool:
+    return len(name) <= _LONGEST_NAME and _NAME.match(name) is not None
+
+
+def _pool(line: dict[str, str]) -> dict[str, Any]:
+    health = line["health"]
+    return {
+        "name": line["name"], "guid": line["guid"], "size": _number(line["size"]),
+        "allocated": _number(line["allocated"]), "health": health[:20],
+        "dedup": line["dedupratio"] not in {"1.00", "1.00x"},
+        "why": "" if health in _READABLE else f"The ZFS pool has the health {health[:20]}.",
+    }  # fmt: skip
+
+
+def _dataset(line: dict[str, str], has_snapshots: bool) -> dict[str, Any]:
+    is_volume, mountpoint = line["type"] == "volume", line["mountpoint"]
+    told: dict[str, Any] = {
+        "name": line["name"], "used": int(line["used"]), "available": int(line["available"]),
+        "data": int(line["usedbydataset"]), "snapshots": int(line["usedbysnapshots"]),
+        "reserved": int(line["usedbyrefreservation"]),
+        "bounded": bool(_number(line["quota"]) or _number(line["reservation"])),
+        "mountpoint": mountpoint if mountpoint.startswith("/") else "",
+        "origin": "" if line["origin"] == "-" else line["origin"].partition("@")[0], "volume": None,
+    }  # fmt: skip
+    if is_volume:
+        dev, inode, number = devices.node(device(line["name"]))
+        told["volume"] = {"size": int(line["volsize"]), "dev": dev, "inode": inode, "number": number}
+    elif _SUBVOLUME.match(line["name"]):
+        told["volume"] = {"size": _number(line["refquota"]) or None, "dev": None, "inode": None, "number": None}
+    if told["volume"]:
+        told["volume"] |= {"has_snapshots": has_snapshots, "block": is_volume, "open": ""}
+    return told
+
+
+def device(name: str) -> str:
+    """The path of a volume's device (zvol_id.c): udev's names have no blanks."""
+    return f"/dev/zvol/{name.replace(' ', '+')}"
+
+
+def _number(text: str) -> int | None:
+    return None if text in {"-", "none"} else int(text)
