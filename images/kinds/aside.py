@@ -1,5 +1,6 @@
 """The job kinds ``set_aside``, ``restore_aside`` and ``delete_aside``: what is done with an image that nobody needs."""
 
+import shlex
 from datetime import timedelta
 from typing import Any
 
@@ -33,6 +34,8 @@ class AsideKind(ImageKind):
     rewrites = True
     #: Whether it frees what the image takes.
     deletes = False
+    #: What the agent is asked to do with a logical volume.
+    volume_verb = ""
     stages = {"checking": (0, 50), "swapping": (50, 100)}
     unsuccessful = {
         "": Unsuccessful(
@@ -42,6 +45,9 @@ class AsideKind(ImageKind):
             gettext_noop("This job did not rename the image."),
         )
     }
+
+    def verb_for(self, job: Job) -> str:
+        return self.volume_verb if find(job.target_id).volume else self.verb
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
         return locks_on(find(target.id), exclusive=True)
@@ -68,6 +74,7 @@ class SetAside(AsideKind):
         "Sets an unused image aside: the image keeps its data, and can be restored until an admin deletes it."
     )
     verb = "set_aside"
+    volume_verb = "set_volume_aside"
     properties = {
         "grace_days": {
             "type": "integer",
@@ -86,7 +93,7 @@ class SetAside(AsideKind):
                 "{image} is renamed within its folder, so that no guest and no list finds it. It can be restored "
                 "at any time. An admin can delete it from {until:%Y-%m-%d} on; no space is freed before that."
             ).format(image=image.name, until=until),
-            commands=(f"mv {image.path} {image.path.rpartition('/')[0]}/.sa-JOB.aside",),
+            commands=(_renaming(image, image.name, ".sa-JOB.aside"),),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
             predicted_after_bytes=image.allocated_size,
@@ -106,6 +113,8 @@ class SetAside(AsideKind):
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
         self.refuse(against.setting_aside(image))
+        if image.volume:
+            return _ids(image)
         asked = facts(image)
         del asked["format"]
         return asked | {"children_known": True, "pools": looked_through(image.host)}
@@ -123,13 +132,14 @@ class RestoreAside(AsideKind):
     title = _("Restore")
     description = _("Gives an image that was set aside its original name again. Refused if another file has that name.")
     verb = "restore_aside"
+    volume_verb = "restore_volume"
     urgent = True
 
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         return Plan(
             method="restore_aside",
             reason=gettext("{image} gets its original name again, with its data unchanged.").format(image=image.name),
-            commands=(f"mv {image.path.rpartition('/')[0]}/.sa-JOB.aside {image.path}",),
+            commands=(_renaming(image, ".sa-JOB.aside", image.name),),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
             predicted_after_bytes=image.allocated_size,
@@ -148,7 +158,8 @@ class RestoreAside(AsideKind):
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
         before = image.allocated_size
-        image.dev, image.inode = str(result["dev"]), str(result["inode"])
+        if not image.volume:
+            image.dev, image.inode = str(result["dev"]), str(result["inode"])
         image.allocated_size = result["after_bytes"]
         image.save(update_fields=["dev", "inode", "allocated_size"])
         rows.restored(image)
@@ -168,6 +179,7 @@ class DeleteAside(AsideKind):
         "be typed to confirm."
     )
     verb = "delete_aside"
+    volume_verb = "delete_volume"
     deletes = True
     unsuccessful = {
         "": Unsuccessful(
@@ -188,7 +200,7 @@ class DeleteAside(AsideKind):
         return Plan(
             method="delete_aside",
             reason=gettext("{image} is deleted permanently. There is no undo copy.").format(image=image.name),
-            commands=(f"rm {image.path.rpartition('/')[0]}/.sa-JOB.aside",),
+            commands=(_removal(image),),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,
             predicted_after_bytes=0,
@@ -214,6 +226,8 @@ class DeleteAside(AsideKind):
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
         self.refuse(against.deleting(image))
+        if image.volume:
+            return where(image)
         return where(image) | {"inode": int(image.inode), "pools": looked_through(image.host)}
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
@@ -243,11 +257,35 @@ def where(image: Image) -> dict[str, Any]:
     """Where an image is that is set aside: its own path, and the job that names its files."""
     if image.aside_job is None:
         raise RefusedError("aside_missing", gettext("{image} is no longer set aside.").format(image=image.name))
+    if image.volume:
+        return _ids(image) | {"aside_job": image.aside_job.uid}
     return {
         "path_b64": b64(bytes(image.path_bytes)),
         "pool_path_b64": b64(bytes(image.pool.path_bytes)),
         "aside_job": image.aside_job.uid,
     }
+
+
+def where_volume(image: Image) -> dict[str, Any]:
+    """A volume that is set aside, as a recovery asks for it."""
+    return where(image) | {"inode": image.inode, "path_b64": b64(bytes(image.path_bytes))}
+
+
+def _ids(image: Image) -> dict[str, str]:
+    return {name: image.volume[name] for name in ("group", "group_id", "name", "id")}
+
+
+def _renaming(image: Image, before: str, after: str) -> str:
+    if image.volume:
+        return shlex.join(["lvrename", image.volume["group"], before, after])
+    folder = image.path.rpartition("/")[0]
+    return shlex.join(["mv", f"{folder}/{before}", f"{folder}/{after}"])
+
+
+def _removal(image: Image) -> str:
+    if image.volume:
+        return shlex.join(["lvremove", "--yes", f"{image.volume['group']}/.sa-JOB.aside"])
+    return shlex.join(["rm", f"{image.path.rpartition('/')[0]}/.sa-JOB.aside"])
 
 
 def looked_through(host: Host) -> list[dict[str, str]]:

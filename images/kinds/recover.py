@@ -10,6 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from images.kinds import commit, recover_without_journal
+from images.kinds.aside import where_volume
 from images.kinds.convert import Convert
 from images.kinds.undo import state_after_removal, undone_for_good
 from images.models import Image
@@ -67,6 +68,7 @@ class Recover(HostKind):
             "jobs_active": list(active.values_list("uid", flat=True)),
             "jobs_recorded": [*(kept | lost).values_list("uid", flat=True), *(one["job"] for one in aside)],
             "undo_copies": [*_where(kept), *aside],
+            "volumes": [where_volume(image) for image in _aside(job.host_id) if image.volume],
             "images": [*recover_without_journal.where(job.host_id), *recover_without_journal.where_undone(job.host_id)],
             **commit.owed(job.host_id),
         }
@@ -178,11 +180,20 @@ def _where(kept: QuerySet[Job]) -> list[dict[str, str]]:
 
 def _where_aside(host_id: int) -> list[dict[str, str]]:
     """Images that are set aside, in the same shape: the jobs that did it, and where each image has its place."""
-    images = Image.every.filter(host=host_id, aside_since__isnull=False, aside_job__isnull=False)
     return [
-        {"job": uid, "path_b64": b64(bytes(path)), "pool_path_b64": b64(bytes(pool))}
-        for uid, path, pool in images.values_list("aside_job__uid", "path_bytes", "pool__path_bytes")
+        {
+            "job": image.aside_job.uid,
+            "path_b64": b64(bytes(image.path_bytes)),
+            "pool_path_b64": b64(bytes(image.pool.path_bytes)),
+        }
+        for image in _aside(host_id)
+        if not image.volume and image.aside_job is not None
     ]
+
+
+def _aside(host_id: int) -> QuerySet[Image]:
+    images = Image.every.filter(host=host_id, aside_since__isnull=False, aside_job__isnull=False)
+    return images.select_related("aside_job", "pool")
 
 
 def _say(found: dict[str, Any], text: str, level: str) -> None:

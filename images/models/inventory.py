@@ -260,6 +260,12 @@ class Image(PartialRows):
         return self.alone_bytes if self.exclusive_bytes is None else self.exclusive_bytes
 
     @property
+    def volume(self) -> dict[str, str]:
+        """What its host's agent knows a logical volume by, and its other name; empty for a file."""
+        known: dict[str, str] = self.header.get("volume") or {}
+        return known
+
+    @property
     def offered_bytes(self) -> int | None:
         """What can be reclaimed now: nothing in a state in which no job rewrites it; ``None`` until it was analyzed."""
         return self.reclaimable_bytes if self.state == Image.State.OK else 0

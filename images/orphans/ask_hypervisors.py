@@ -40,7 +40,8 @@ def _refuse_on(host: Host, path: bytes, image: Image) -> None:
     number = number_of(image.name, image.path)
     for guest, is_there in _guests(host, tells=host.pk == image.host_id):
         is_told = is_there and host.pk == image.host_id
-        if any(os.fsencode(disk.path) == path for disk in guest.disks if disk.path):
+        names = {path, os.fsencode(image.volume.get("alias", ""))} - {b""}
+        if any(os.fsencode(disk.path) in names for disk in guest.disks if disk.path):
             who = (
                 gettext("Guest {guest} on {host}").format(guest=guest.name, host=host.name)
                 if is_told

@@ -150,6 +150,7 @@ class Facts:
         held: who has it open on the host; empty where nobody.
         owners_unknown: why nobody knows who uses it; empty where it is known.
         perhaps: names of images with overlays which may be this file by another name.
+        is_volume: it is no file, and a host's own, or other programs', may be beside it.
     """
 
     id: int
@@ -162,6 +163,7 @@ class Facts:
     held: str
     owners_unknown: str
     perhaps: Sequence[str] = ()
+    is_volume: bool = False
 
 
 def judge(image: Facts, world: World) -> tuple[bool | None, list[str]]:
@@ -190,12 +192,29 @@ def judge(image: Facts, world: World) -> tuple[bool | None, list[str]]:
         world.elsewhere.get(number, ""),
         world.busy.get(number, ""),
     ]
+    if image.is_volume:
+        against += [_against_volume(number, world)]
     if any(against):
         return None, [sentence for sentence in against if sentence]
     told = [world.asked, "No overlay uses it.", "No process has it open."]
     if number in world.numbers:
         told.append(f"Its name is that of a disk of {world.numbers[number]}, which does not use it.")
     return True, told
+
+
+def _against_volume(number: str, world: World) -> str:
+    """Why nobody knows whether a volume is needed that no guest names, in a sentence; empty where it is known.
+
+    Proxmox VE's guests do not name the volumes of their snapshots, nor what `qm rescan` would list as unused.
+    """
+    if not number:
+        return (
+            "Its name is none that Proxmox VE gives to a guest's volume. So the host itself, or another program, may "
+            "need it."
+        )
+    if number in world.numbers:
+        return f"Its name is that of a volume of {world.numbers[number]}, which may need it without naming it."
+    return ""
 
 
 def number_of(name: str, path: str) -> str:

@@ -1,5 +1,7 @@
 """Why an image may not be rewritten, as far as the database knows. The agent looks again, on the spot."""
 
+from collections.abc import Collection
+
 from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -134,12 +136,16 @@ def without_agent(host: Host) -> list[Refusal]:
     return [Refusal("tool_missing", by_api_alone.why_not(host))] if host.by_api_alone else []
 
 
-def for_pool(pool: StoragePool) -> list[Refusal]:
-    """What stands against writing files into a pool."""
+def for_pool(pool: StoragePool, kinds: Collection[str] = FOLDERS) -> list[Refusal]:
+    """What stands against writing files into a pool.
+
+    Args:
+        kinds: of pools in which it can be done.
+    """
     refusals = silent(pool)
     if code := NOT_ENTERED.get(pool.state):
         refusals.append(Refusal(code, f"{pool.name}: {pool.state_detail}"))
-    if pool.kind not in FOLDERS:
+    if pool.kind not in kinds:
         refusals.append(
             Refusal(
                 "unsupported_pool",

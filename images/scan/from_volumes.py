@@ -140,8 +140,9 @@ class Told:
             "event": "pool", "id": row.pk, "state": "ok", "detail": "", "kind": str(place.kind),
             "filesystem": self.backend.title, "capacity_bytes": place.capacity, "available_bytes": place.available,
             "images": len(place.volumes), "others": {"count": 0, "bytes": 0}, "undo_bytes": 0, "undo_copies": 0,
-            "leftovers": 0, "vanished_b64": b64(b"".join(sorted(vanished))), "owners_unknown": _OWNERS_UNKNOWN,
-            "fs_key": place.fs_key, "shared_key": place.key, "volume_facts": place.facts,
+            "leftovers": 0, "asides": place.asides, "vanished_b64": b64(b"".join(sorted(vanished))),
+            "owners_unknown": _owners_unknown(row, place), "fs_key": place.fs_key, "shared_key": place.key,
+            "volume_facts": place.facts,
         }  # fmt: skip
 
     def _image(self, row: StoragePool, volume: Volume) -> Event:
@@ -157,6 +158,7 @@ class Told:
             "exclusive_bytes": volume.exclusive, "snapshot_bytes": volume.snapshots,
             "reservation_bytes": volume.reserved, "virtual_size": volume.size, "format": form, "encrypted": None,
             "state": "unreadable" if volume.unreadable else "ok", "detail": volume.unreadable,
+            **({"volume": volume.ids | {"alias": volume.alias}} if volume.ids else {}),
             **({"backing_b64": base, "backing_path_b64": base} if base else {}),
         }  # fmt: skip
 
@@ -166,7 +168,14 @@ def _has_images(row: StoragePool) -> bool:
 
 
 def _known(row: StoragePool) -> set[bytes]:
-    return set(map(bytes, Image.every.filter(pool=row, missing_since=None).values_list("fingerprint", flat=True)))
+    there = Image.every.filter(pool=row, missing_since=None, aside_since=None)
+    return set(map(bytes, there.values_list("fingerprint", flat=True)))
+
+
+def _owners_unknown(row: StoragePool, place: Place) -> str:
+    """Proxmox VE names its guests' volumes: of one with such a name, it tells whether a guest has it."""
+    known = row.source == StoragePool.Source.PROXMOX and place.kind in {StoragePool.Kind.LVM, StoragePool.Kind.LVMTHIN}
+    return "" if known else _OWNERS_UNKNOWN
 
 
 def _inode(volume: Volume) -> tuple[str, str]:

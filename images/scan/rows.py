@@ -40,7 +40,7 @@ HEADER = (
 #: Those that an image has one plain value of; the others are lists.
 _PLAIN_HEADER = tuple(name for name in HEADER if name not in {"bitmaps", "key_slots"})
 #: What stands in few headers, or differs from one to the next.
-_LISTS = ("bitmaps", "key_slots", "data_file_b64", "extents_b64", "alone", "keeper")
+_LISTS = ("volume", "bitmaps", "key_slots", "data_file_b64", "extents_b64", "alone", "keeper")
 #: What the column of names takes: more than any file's name, but a volume's may be as long as it likes.
 LONGEST_NAME = 1100
 #: The largest number that the database's columns take.
@@ -132,6 +132,8 @@ def _header(event: dict[str, Any]) -> dict[str, Any]:
         facts |= {"groups": event["groups"], "backing_closed": bool(event.get("backing_closed"))}
     if event.get("keeper") is not None:
         facts |= {"keeper": event["keeper"], "keeper_closed": bool(event.get("keeper_closed"))}
+    if event.get("volume"):
+        facts["volume"] = event["volume"]
     if event.get("parts"):
         facts["parts"] = [inode(*part) for part in event["parts"]]
     return facts

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from storage_admin.agent.folders.pools import is_ours
 from storage_admin.hosts.models import StoragePool
 
 Kind = StoragePool.Kind
@@ -27,6 +28,7 @@ class Volume:
         dev, inode: of its device's file, where there is one.
         open: why it is in use, or empty.
         unreadable: why no guest can read it, or empty.
+        ids: what the agent knows it by, where it can be set aside.
     """
 
     path: str
@@ -42,6 +44,7 @@ class Volume:
     inode: int | None = None
     open: str = ""
     unreadable: str = ""
+    ids: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -54,6 +57,7 @@ class Place:
         fs_key: of what its space is shared with.
         facts: what the backend says beside its space (:attr:`StoragePool.volume_facts`).
         is_pool: it is a pool even where it has no volumes.
+        asides: volumes that are set aside in it, which are none of ``volumes``.
     """
 
     name: str
@@ -65,6 +69,7 @@ class Place:
     available: int | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     is_pool: bool = False
+    asides: int = 0
     volumes: list[Volume] = field(default_factory=list)
 
 
@@ -110,15 +115,19 @@ def _lvm_places(event: Event, _: Collection[str]) -> dict[str, Place]:
         key = f"{found[one['group']].key}/{one['name']}"
         available = None if used is None else size - used
         found[name] = Place(name, Kind.LVMTHIN, key, key, "", size, available, facts, is_pool=True)
+    groups = {one["name"]: one["uuid"] for one in event["groups"]}
     beside = {(one["group"], one["name"]) for one in event["volumes"]}
     for one in event["volumes"]:
         place = found.get(f"{one['group']}/{one['pool']}" if one["pool"] else one["group"])
-        if place is not None:
-            place.volumes.append(_lvm_volume(one, (one["group"], one["origin"]) in beside))
+        if place is not None and is_ours(one["name"]):
+            place.asides += 1
+        elif place is not None:
+            ids = {"group": one["group"], "group_id": groups[one["group"]], "name": one["name"], "id": one["id"]}
+            place.volumes.append(_lvm_volume(one, (one["group"], one["origin"]) in beside, ids))
     return found
 
 
-def _lvm_volume(one: Event, has_base: bool) -> Volume:
+def _lvm_volume(one: Event, has_base: bool, ids: dict[str, str]) -> Volume:
     return Volume(
         f"/dev/{one['group']}/{one['name']}", one["size"], one["allocated"],
         exclusive=None if one["pool"] else one["allocated"],
@@ -126,6 +135,7 @@ def _lvm_volume(one: Event, has_base: bool) -> Volume:
         base=f"/dev/{one['group']}/{one['origin']}" if has_base else "", alias=one["dm_path"],
         dev=one["dev"], inode=one["inode"], open="The volume is open on the host." if one["open"] else "",
         unreadable="A physical volume that it lies on is missing." if one["health"] == "partial" else "",
+        ids=ids,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ _GROUPS = "vg_name,vg_uuid,vg_size,vg_free"
 #: Of a volume, none of its segments: with one of these there would be a line for each segment.
 _VOLUMES = (
     "lv_name,vg_name,lv_layout,lv_role,lv_parent,lv_size,data_percent,metadata_percent,lv_metadata_size,origin,"
-    "origin_size,pool_lv,lv_device_open,lv_health_status"
+    "origin_size,pool_lv,lv_device_open,lv_health_status,lv_uuid"
 )
 #: For ten thousand volumes and the parts of each.
 _LIMITS = tools.Limits(output_bytes=32 << 20)
@@ -37,10 +37,10 @@ def read(io: AgentIO) -> dict[str, Any]:
     Returns:
         ``groups``: ``name``, ``uuid``, ``size``, ``free``,
         ``why`` (why nothing is told of its volumes). ``pools`` (thin pools): ``group``, ``name``, ``size``, ``used``,
-        ``metadata_size``, ``metadata_percent``. ``volumes``: ``group``, ``name``, ``pool`` (the thin pool or empty),
-        ``size`` (that a guest sees), ``allocated`` (what it takes of its group, or of its thin pool), ``origin``,
-        ``open``, ``health``, ``dm_path``, ``dev``, ``inode`` (of its device, while it is active). Sizes are in bytes;
-        what LVM does not tell is null.
+        ``metadata_size``, ``metadata_percent``. ``volumes``: ``group``, ``name``, ``id``, ``pool`` (the thin pool or
+        empty), ``size`` (that a guest sees), ``allocated`` (what it takes of its group, or of its thin pool),
+        ``origin``, ``open``, ``health``, ``dm_path``, ``dev``, ``inode`` (of its device, while it is active). Sizes are
+        in bytes; what LVM does not tell is null.
 
     Raises:
         HostError, RefusedError, StoppedError: as of :func:`tools.run`.
@@ -112,7 +112,8 @@ def _volume(line: Mapping[str, str], parts: Mapping[tuple[str, str], Sequence[Ma
     size = line["origin_size"] if "thicksnapshot" in line["lv_role"].split(",") else line["lv_size"]
     dev, inode, _ = devices.node(f"/dev/{group}/{name}")
     return {
-        "group": group, "name": name, "pool": pool, "size": int(size or line["lv_size"]), "allocated": allocated,
+        "group": group, "name": name, "id": line["lv_uuid"], "pool": pool,
+        "size": int(size or line["lv_size"]), "allocated": allocated,
         "origin": line["origin"], "open": line["lv_device_open"] == "open", "health": line["lv_health_status"],
         "dm_path": f"/dev/mapper/{dm_name(group, name)}", "dev": dev, "inode": inode,
     }  # fmt: skip

@@ -20,7 +20,7 @@ from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedE
 from storage_admin.agent.swap.journal import file_name
 
 _COLUMNS = (
-    "vg_name,lv_name,lv_uuid,vg_uuid,lv_tags,lv_layout,lv_role,lv_attr,lv_active,lv_device_open,lv_size,pool_lv,origin"
+    "vg_name,lv_name,lv_uuid,vg_uuid,lv_tags,lv_role,lv_attr,lv_active,lv_device_open,lv_size,pool_lv,data_percent"
 )
 _GROUPS = "vg_name,vg_uuid,vg_shared,vg_clustered,vg_lock_type,vg_systemid,vg_tags,vg_exported,vg_partial"
 _DISKS = "pv_name,vg_name,vg_uuid"
