@@ -61,16 +61,12 @@ def _at_night(stage: Stage) -> Stage:
 
 
 def _clicked(*more: str, prefix: str = "") -> tuple[Stage, ...]:
-    """Whole dashboards in a browser, in two stages as they wait much, and single pages."""
-    first = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "e2e").glob("test_[a-d]*.py"))
+    """Whole dashboards in a browser, every second file in a stage of its own as they wait much, and single pages."""
+    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "e2e").glob("test_*.py"))
     return (
-        _tests(f"{prefix}browser a to d", "browser", *more, beside=BROWSERS, at=tuple(first)),
-        _tests(
-            f"{prefix}browser e to z",
-            "browser",
-            *more,
-            beside=BROWSERS,
-            at=("tests/e2e", "--ignore-glob=*/test_[a-d]*"),
+        *(
+            _tests(f"{prefix}browser {half + 1}", "browser", *more, beside=BROWSERS, at=tuple(files[half::2]))
+            for half in (0, 1)
         ),
         _tests(f"{prefix}pages", "browser", *more, beside=BROWSERS, at=("--ignore=tests/e2e", *_with("browser"))),
     )
