@@ -87,7 +87,8 @@ TYPES = replace(_lint("mypy", str(BIN / "mypy"), "."), beside="types")
 #: Whether every test can be found. It also compiles them once, which each process of the stages below would do else.
 FOUND = replace(_lint("found", str(BIN / "pytest"), "--collect-only", "-qq", "-p", "no:cacheprovider"), beside="types")
 UNIT = _tests("unit", ALONE, NIGHT, "not (qemu or services or faults or fuzz)", workers=2, beside=GUESTS)
-ON_POSTGRESQL: Any = {"workers": WORKERS, "database": "postgresql", "beside": BROWSERS}
+#: Fewer than else: three browsers run beside it, and each process makes a database of its own first.
+ON_POSTGRESQL: Any = {"workers": 2, "database": "postgresql", "beside": BROWSERS}
 #: Live work on guests and their definitions, on the libvirt and QEMU of the next Debian.
 ON_DEBIAN_13 = Stage(
     "guests on debian 13",
