@@ -61,16 +61,12 @@ def _at_night(stage: Stage) -> Stage:
 
 
 def _clicked(*more: str, prefix: str = "") -> tuple[Stage, ...]:
-    """Whole dashboards in a browser, in two stages as they wait much, and single pages."""
-    first = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "e2e").glob("test_[a-d]*.py"))
+    """Whole dashboards in a browser, every second file in a stage of its own as they wait much, and single pages."""
+    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "e2e").glob("test_*.py"))
     return (
-        _tests(f"{prefix}browser a to d", "browser", *more, beside=BROWSERS, at=tuple(first)),
-        _tests(
-            f"{prefix}browser e to z",
-            "browser",
-            *more,
-            beside=BROWSERS,
-            at=("tests/e2e", "--ignore-glob=*/test_[a-d]*"),
+        *(
+            _tests(f"{prefix}browser {half + 1}", "browser", *more, beside=BROWSERS, at=tuple(files[half::2]))
+            for half in (0, 1)
         ),
         _tests(f"{prefix}pages", "browser", *more, beside=BROWSERS, at=("--ignore=tests/e2e", *_with("browser"))),
     )
@@ -91,7 +87,8 @@ TYPES = replace(_lint("mypy", str(BIN / "mypy"), "."), beside="types")
 #: Whether every test can be found. It also compiles them once, which each process of the stages below would do else.
 FOUND = replace(_lint("found", str(BIN / "pytest"), "--collect-only", "-qq", "-p", "no:cacheprovider"), beside="types")
 UNIT = _tests("unit", ALONE, NIGHT, "not (qemu or services or faults or fuzz)", workers=2, beside=GUESTS)
-ON_POSTGRESQL: Any = {"workers": WORKERS, "database": "postgresql", "beside": BROWSERS}
+#: Fewer than else: three browsers run beside it, and each process makes a database of its own first.
+ON_POSTGRESQL: Any = {"workers": 2, "database": "postgresql", "beside": BROWSERS}
 #: Live work on guests and their definitions, on the libvirt and QEMU of the next Debian.
 ON_DEBIAN_13 = Stage(
     "guests on debian 13",

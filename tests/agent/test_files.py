@@ -122,6 +122,9 @@ def test_a_file_comes_whole_and_a_link_leads_nowhere_else(image: Path) -> None:
     assert (sent == SECRET, result) == (True, {"bytes": len(SECRET), "sha256": hashlib.sha256(SECRET).hexdigest()})
     out, _ = answered(image, args_for(image, "read", device="/dev/sda1", path="/home/out"))
     assert out["code"] == "unreadable_inside", "there is no such file in the guest"
+
+
+def test_what_is_no_folder_of_the_guest_is_not_listed(image: Path) -> None:
     for where in ({"device": "/dev/sda9", "path": "/"}, {"device": "/etc/passwd", "path": "/"}):
         assert answered(image, args_for(image, "list", **where))[0]["code"] == "unreadable_inside", where
 

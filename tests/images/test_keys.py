@@ -22,7 +22,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import reaper, sealed, services
 from storage_admin.jobs.models import IdempotentAnswer, Job, JobLog, Sealed
 from storage_admin.supervisor import backups
-from tests.agent.test_keys import opens
+from tests.agent.test_keys import FIRST, made, opens
 from tests.images.scanned import folder, pool
 from tests.working import OPERATOR, VIEWER, client_as, image_at, refused_as, reread, run, said, scan
 
@@ -30,16 +30,15 @@ __all__ = ["folder", "pool"]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 MIB = 1 << 20
-FIRST, SECOND = "the first Passphrase, Ünique", "the second-passphrase"
+SECOND = "the second-passphrase"
 NEW = {"name": "vm.qcow2", "virtual_size": 8 * MIB, "encryption": "luks", "iter_time": 20}
 
 
 @pytest.fixture
 def image(pool: StoragePool, folder: Path) -> Image:
-    job = run(services.submit(OPERATOR, "create", pool.pk, NEW, secrets={"new_passphrase": FIRST}))
-    assert job.state == Job.State.SUCCEEDED, (job.error_detail, said(job))
-    scan(Host.objects.get())
-    return image_at(folder / "vm.qcow2")
+    path = made(folder, "qcow2")
+    scan(pool.host)
+    return image_at(path)
 
 
 def everything() -> Iterator[str]:
@@ -67,13 +66,13 @@ def test_a_new_image_is_encrypted_with_what_was_told_in_confidence(pool: Storage
     job = run(Job.objects.get(kind="create"))
     assert job.state == Job.State.SUCCEEDED, (job.error_detail, said(job))
     assert (is_anywhere(FIRST), Sealed.objects.count()) == (False, 0)
-    made = folder / f"vm.{form}"
-    taken = made.stat().st_blocks * 512
+    path = folder / f"vm.{form}"
+    taken = path.stat().st_blocks * 512
     assert job.plan["predicted_low"] <= taken <= job.plan["predicted_high"]
     real = "luks" if form == "raw" else form
-    assert (opens(made, real, FIRST), opens(made, real, SECOND)) == (True, False)
+    assert (opens(path, real, FIRST), opens(path, real, SECOND)) == (True, False)
     run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
-    found = image_at(made)
+    found = image_at(path)
     assert (found.format, found.encrypted, found.from_header("key_slots")) == (real, True, [0])
     shown = client_as(role="viewer").get(f"/api/v1/images/{found.pk}/").json()
     assert shown["header"]["key_slots"] == [0]
