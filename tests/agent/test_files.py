@@ -110,7 +110,9 @@ def test_the_system_its_filesystems_and_its_files_are_told_and_nothing_is_change
     assert all(0 < one["free"] < one["size"] for one in looked["filesystems"])
     (system,) = looked["systems"]
     assert (system["distribution"], system["hostname"], system["root"]) == ("debian", "guest-1", "/dev/sda1")
+    built = Path(appliance.CACHE, "built/root").stat().st_ino
     listed, _ = answered(image, args_for(image, "list", device="/dev/sda1", path="/home"))
+    assert Path(appliance.CACHE, "built/root").stat().st_ino == built, "made once, and used by all"
     entries = {one["name"]: one for one in listed["entries"]}
     assert entries.keys() == {"odd \n name", "words", "large", "link", "out", "odd-\\xff"}
     assert (entries["words"]["size"], oct(entries["link"]["mode"])) == (len(SECRET), "0o120777")

@@ -306,6 +306,9 @@ def _built(io: AgentIO) -> str:
         for name in ("..", "../built", "kernel", "initrd", "root", "README.fixed"):
             os.chown(f"{CACHE}/built/{name}", 0, 0)
             os.chmod(f"{CACHE}/built/{name}", 0o755 if name.startswith(".") else 0o644)
+        # A copied kernel is as old as its package, by which supermin would make all of it anew each time.
+        made = os.stat(f"{CACHE}/built/root").st_mtime_ns
+        os.utime(f"{CACHE}/built/kernel", ns=(made, made))
     finally:
         os.close(lock)
     return f"{CACHE}/built"
