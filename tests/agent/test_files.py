@@ -72,8 +72,8 @@ def args_for(image: Path, do: str = "look", **where: str) -> dict[str, Any]:
 
 def left(image: Path, agent: int) -> list[str]:
     """What the appliance of an agent, by its process id, has left on this machine."""
-    folder = f"{appliance._MARK}{agent}-"
-    found = [name for name in os.listdir(appliance._PLACE) if name.startswith(folder)]  # noqa: PTH208
+    folder = f"{appliance.MARK}{agent}-"
+    found = [name for name in os.listdir(appliance.PLACE) if name.startswith(folder)]  # noqa: PTH208
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, OSError):
             opened = [str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
@@ -142,7 +142,7 @@ def test_the_appliance_has_no_network_and_no_rights_and_ends_with_its_agent(imag
         agent.request("files", args_for(image))
         agent.until("progress", stage="starting")
         deadline = time.monotonic() + 60
-        own = f"{appliance._MARK}{agent.process.pid}-"
+        own = f"{appliance.MARK}{agent.process.pid}-"
         while not (found := [one for one in psutil.process_iter(["cmdline"]) if is_machine(one, own)]):
             assert time.monotonic() < deadline
             time.sleep(0.1)
