@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -194,3 +195,24 @@ def test_a_program_that_ended_long_ago_is_not_killed_by_its_number(monkeypatch: 
         appliance._end(process)
         appliance._end(process, gently=True)
     assert killed == []
+
+
+def test_what_killed_agents_left_is_removed_and_nothing_else() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    made = {}
+    for what, pid, owner in (
+        ("before it was another user's", ended.pid, 0), ("of a dead one", ended.pid, appliance._USERS[0]),
+        ("of a living one", os.getpid(), 0), ("of somebody else", ended.pid, 1000),
+    ):  # fmt: skip
+        folder = Path(appliance.PLACE, f"{appliance.MARK}{pid}-{owner}")
+        folder.mkdir()
+        (folder / "file").touch()
+        os.chown(folder, owner, owner)
+        made[what] = folder
+    try:
+        appliance.clear()
+        assert {what for what, folder in made.items() if folder.exists()} == {"of a living one", "of somebody else"}
+    finally:
+        for folder in made.values():
+            shutil.rmtree(folder, ignore_errors=True)

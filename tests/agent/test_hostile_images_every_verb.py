@@ -19,9 +19,10 @@ from tests.agent.every_verb import (
     UNDOES,
     Answer,
     Crew,
+    Trace,
     pool_request,
     request,
-)  # fmt: skip
+)
 from tests.agent.hostile import Hostile, all_images, qcow2
 from tests.agent.stranger import CANARY, NO_FILES, Scene, fingerprints
 from tests.agent.test_files import left
@@ -81,6 +82,7 @@ def test_hostile_images_that_come_as_far_as_the_appliance_end_there(tmp_path: Pa
             assert fingerprints(Path(os.fsdecode(path)).parent) == before
     scene.report(f"{REACH} images", began)
     scene.check_outside(tmp_path / "trace", appliance=True)
+    assert {"qemu-storage-daemon", "unshare", "setpriv"} <= Trace.read(tmp_path / "trace").started, "they were watched"
 
 
 def _asked(scene: Scene, crew: Crew, how: str, path: bytes, form: str) -> Answer:
