@@ -21,7 +21,7 @@ NOWHERE = ["/to-secret", "/to-disk", "/loop", "/pipe", "/disk", "/memory", "/man
 TO_ITS_OWN = ["/to-passwd", "/to-above", "/../../../etc/passwd", "/to-root/etc/passwd"]
 
 
-def fill(root: Path, secret: Path) -> None:
+def fill(root: Path, secret: Path, many: int) -> None:
     """What such a filesystem holds."""
     for name in ("etc", "dev", "many"):
         (root / name).mkdir(parents=True)
@@ -38,7 +38,7 @@ def fill(root: Path, secret: Path) -> None:
         os.mknod(root / name, kind | 0o666, os.makedev(*device))
     for odd in (*NAMES, os.fsdecode(NO_UTF_8)):
         (root / odd).write_bytes(b"x")
-    for number in range(MANY):
+    for number in range(many):
         (root / f"many/{number}").touch()
     here = os.open(root, os.O_RDONLY)
     for name in DEEP:
@@ -49,14 +49,14 @@ def fill(root: Path, secret: Path) -> None:
     os.close(here)
 
 
-def filesystem(path: Path, secret: Path | None = None, *, sparse: bool) -> Path:
+def filesystem(path: Path, secret: Path | None = None, *, sparse: bool, many: int = MANY) -> Path:
     """An ext4 of that, where links lead to a ``secret`` of the host; ``sparse`` with a file of a tebibyte besides."""
     with path.open("wb") as file:
         file.truncate(96 * MIB)
     subprocess.run(["mkfs.ext4", "-q", "-N", "60000", path], check=True)
     with mounted(path, path.with_suffix(".mounted"), "loop") as root:
         if secret is not None:
-            fill(root, secret)
+            fill(root, secret, many)
         if sparse:
             with (root / "sparse").open("wb") as file:
                 file.truncate(TIB)

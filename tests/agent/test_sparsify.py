@@ -64,6 +64,7 @@ def test_deleted_data_takes_no_space_and_every_file_is_as_it_was(pool: Path, fil
     result = ask("sparsify", args_for(path, form))
     assert result.get("swapped") is True, result
     assert (result["trimmed"], result["left"]) == ([{"device": "/dev/sda", "type": "ext4"}], [])
+    assert result["files"] == 1
     assert allocated(path) == result["after_bytes"] < before - 38 * MIB
     with Agent() as agent:
         look = {"do": "read", "device": "/dev/sda", "path": "/etc/kept"}
