@@ -81,7 +81,7 @@ def test_each_is_as_full_as_virt_df_says(pool: Path) -> None:
         row["Filesystem"]: (int(row["1K-blocks"]), int(row["Used"])) for row in csv.DictReader(told.stdout.splitlines())
     }
     with inside(path) as started:
-        looked = [one for one in started.ask("look")["filesystems"] if one["size"] is not None]
+        looked = [one for one in started.ask("look", 600)["filesystems"] if one["size"] is not None]
         for number in range(1, len(KINDS) + 1):
             started.ask("list", device=f"/dev/sda{number}", path="/")
     found = {one["device"]: (one["size"] // 1024, (one["size"] - one["free"]) // 1024) for one in looked}
