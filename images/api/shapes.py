@@ -284,6 +284,7 @@ class GuestFilesystemSerializer(serializers.Serializer[Any]):
     type = serializers.CharField()
     size = serializers.IntegerField(allow_null=True, help_text=_("Bytes; null if it cannot be mounted."))
     free = serializers.IntegerField(allow_null=True)
+    why = serializers.CharField(help_text=_("Why it cannot be mounted; empty for what is no filesystem."))
 
 
 class GuestSystemSerializer(serializers.Serializer[Any]):

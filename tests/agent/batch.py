@@ -2,7 +2,8 @@
 
 It runs the verbs as ``main.py`` runs them, with a controller that says go. Standard input has one request a line,
 standard output one answer a line: the ``result``, or ``code`` and ``detail``; all events, those of a scan's images
-where they are wanted; how long it took and how large the process became.
+where they are wanted; how long it took and how large the process became. With the argument ``no-appliance`` whatever
+would start libguestfs' appliance, which takes half a minute, is refused with :data:`NO_APPLIANCE`.
 """
 
 import json
@@ -12,9 +13,10 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from storage_admin.agent import main, protocol
+from storage_admin.agent.appliance import appliance
 from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
 from storage_admin.agent.swap import moment
 from storage_admin.agent.verbs import scan
@@ -24,6 +26,7 @@ from tests.agent.recording import RecordingIO
 scan.volumes = lambda io: iter(())
 MOST_MEMORY_BYTES = 4 << 30
 _KIB = 1024
+NO_APPLIANCE = "it came as far as the appliance"
 
 
 class Controller(RecordingIO):
@@ -48,6 +51,11 @@ class Controller(RecordingIO):
 
     def wait_for_go(self, generation: int, **made: int) -> None:
         self.check()
+
+
+def no_appliance(*_: object, **__: object) -> NoReturn:
+    """In place of :func:`appliance.on`."""
+    raise RefusedError("tool_missing", NO_APPLIANCE)
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -90,6 +98,8 @@ if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
     # How long a swap waits for those who come late is another test's matter.
     moment.GRACE = 0.0
+    if "no-appliance" in sys.argv:
+        vars(appliance)["on"] = no_appliance
     for line in sys.stdin.buffer:
         sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
         sys.stdout.flush()

@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 from storage_admin.agent import formats, protocol
+from storage_admin.agent.appliance.appliance import CACHE, MARK, PLACE
 from storage_admin.agent.folders import image_folders
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.host import space
@@ -38,6 +41,9 @@ REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
     "add a passphrase": ("keys", {"secrets": {"passphrase": "a", "new_passphrase": "b"}, "iter_time": 20}),
     "empty a key slot": ("keys", {"secrets": {"passphrase": "a"}, "slot": 0}),
     "look inside": ("inside", {}),
+    "look at files": ("files", {}),
+    "read a file": ("files", {"do": "read", "device": "/dev/sda", "path": "/"}),
+    "trim": ("sparsify", {}),
     **{verb: (verb, {}) for verb in ("grow", "commit", "shrink", "send", "relink")},
     **{f"check {level}": ("check", {"repair": level}) for level in ("none", "leaks", "all")},
 }
@@ -46,22 +52,24 @@ READS: dict[str, dict[str, Any]] = {
     "analyze full": {"mode": "full"},
 }
 UNDOES = {"undo": "undo", "discard_undo": "discard_undo", "discard by force": "discard_undo"}
-#: What is never done: the journal that :func:`plant_undo` makes up does not say what its job made.
-NEVER_DONE = frozenset({"discard_undo"})
+#: Of these, what starts libguestfs' appliance.
+APPLIANCE = frozenset({"look at files", "read a file", "trim"})
+#: What is never done: the journal that :func:`plant_undo` makes up says not what its job made; without an appliance.
+NEVER_DONE = frozenset({"discard_undo"}) | APPLIANCE
 #: Verbs that look at a whole pool, or at many images.
 POOLS = frozenset({"scan", "look", "sample", "recover", "folder"})
 #: Verbs that read nothing of an image, or only what they made, or start a machine, or need a module of the kernel.
 _MADE = ("pve", "benchmark", "users", "beneath", "occupied", "unpack")
 _NEW = ("from_device", "receive", "upload", "forget_upload")
 _ATTACHES = ("attach", "detach", "attached")
-NO_IMAGES = frozenset((*_MADE, *_NEW, *_ATTACHES, "files", "sparsify"))
+NO_IMAGES = frozenset((*_MADE, *_NEW, *_ATTACHES))
 #: Verbs that change an image's name and take nothing from its content.
 NAMES = frozenset({"set_aside", "restore_aside", "delete_aside", "drop"})
 #: How work may end that is neither a bug nor a result.
 CLEAN = protocol.REFUSALS | {protocol.TOOL_FAILED, protocol.INVALID}
 ALL = (*READS, *REWRITES, *UNDOES)
 #: What hostile images go through before a merge; at night that is everything.
-TRIED = ALL if night() else ("analyze sample", "reclaim copy", "undo")
+TRIED = ALL if night() else ("analyze sample", "reclaim copy", "undo", "look at files", "trim")
 #: The links that a plan would give at most; deeper ones are refused before anything is opened.
 _LONGEST_PLAN = 70
 
@@ -95,17 +103,19 @@ class Crew:
     Args:
         trace: where strace writes what it and its tools open, connect to and start; without, nothing is watched.
         limit_seconds: after which a request is cancelled.
+        appliance: whether what looks at a guest's files starts the appliance; else it ends there, as ``tool_missing``.
     """
 
     trace: Path | None = None
     limit_seconds: float = 60.0
+    appliance: bool = False
     jobs: int = 0
     last_job: str = field(default="", init=False)
 
     def __enter__(self) -> Self:
         watched = ["strace", *STRACE, "-o", str(self.trace)] if self.trace is not None else []
         self._process = subprocess.Popen(
-            [*watched, sys.executable, "-m", "tests.agent.batch"],
+            [*watched, sys.executable, "-m", "tests.agent.batch", *([] if self.appliance else ["no-appliance"])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
@@ -122,6 +132,11 @@ class Crew:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
         self._process.stdout.close()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that does the requests."""
+        return psutil.Process(self._process.pid).children()[0].pid if self.trace is not None else self._process.pid
 
     def ask(self, verb: str, args: dict[str, Any], *, limit_seconds: float | None = None, keep: bool = True) -> Answer:
         """Do one request under a job of its own; ``keep`` what a scan says of each image."""
@@ -326,6 +341,17 @@ _SYSTEM = (
     # The emulator, too.
     *("/etc/qemu", "/dev/sgx_vepc"),
 )
+#: What is opened besides where the appliance starts: it itself, its folders, what supermin and libguestfs ask of the
+#: system (names of users, its package manager, its log).
+_OF_APPLIANCE = (
+    *(CACHE, PLACE, "/dev/kvm", "/dev/kmsg", "/etc/dpkg", "/etc/group", "/etc/localtime", "/etc/nsswitch.conf"),
+    *("/etc/os-release", "/etc/passwd", "/etc/services", "/etc/userdb", "/run/host/userdb", "/run/systemd/userdb"),
+    "/run/userdb",
+)
+_TO_APPLIANCE = re.compile(rf'sun_path="(?:{re.escape(PLACE)}/{re.escape(MARK)}[^"]*|/var/run/nscd/socket)"')
+_TOOLS_OF_APPLIANCE = frozenset(
+    ("dmesg", "dpkg", "grep", "python3", "qemu-storage-daemon", "rm", "sh", "supermin", "unshare")
+)
 #: fio and bonnie++ are asked for their versions by a scan.
 TOOLS = frozenset(f"setpriv prlimit ionice nice qemu-img qemu-io fio bonnie++ qemu-system-{os.uname().machine}".split())
 
@@ -340,10 +366,11 @@ class Trace:
     opened: frozenset[bytes]
     connected: tuple[str, ...]
     started: frozenset[str]
+    appliance: bool = False
 
     @classmethod
-    def read(cls, path: Path) -> Self:
-        """From what strace wrote."""
+    def read(cls, path: Path, *, appliance: bool = False) -> Self:
+        """From what strace wrote; what belongs to libguestfs' appliance is left out where that was to start."""
         opened: set[bytes] = set()
         connected: list[str] = []
         started: set[str] = set()
@@ -352,21 +379,23 @@ class Trace:
         begins = next(number for number, line in enumerate(lines) if "/proc/self/clear_refs" in line)
         for line in lines[begins:]:
             if "connect(" in line:
-                if not _TO_LIBVIRT.search(line):
+                if not _TO_LIBVIRT.search(line) and not (appliance and _TO_APPLIANCE.search(line)):
                     connected.append(line)
             elif execed := _EXEC.search(line):
                 if _LOOKS not in line:
                     started.add(Path(execed[1]).name)
             else:
                 opened.update(_opened(line))
-        return cls(frozenset(opened), tuple(connected), frozenset(started))
+        started -= _TOOLS_OF_APPLIANCE if appliance else set()
+        return cls(frozenset(opened), tuple(connected), frozenset(started), appliance)
 
     def outside(self, *allowed: Path) -> set[bytes]:
         """What was opened, or tried to be, that neither the system nor these folders hold.
 
         The folders on the way to these are passed one by one, and root's list of folders is read.
         """
-        own = (*_SYSTEM, str(ROOT), sys.prefix, sys.base_prefix, image_folders.file_path(), *map(str, allowed))
+        more = _OF_APPLIANCE if self.appliance else ()
+        own = (*_SYSTEM, *more, str(ROOT), sys.prefix, sys.base_prefix, image_folders.file_path(), *map(str, allowed))
         roots = [os.fsencode(root) for root in own]
         passed = {os.fsencode(folder) for one in allowed for folder in one.parents}
         return {path for path in self.opened - passed if not any(_is_beneath(path, root) for root in roots)}

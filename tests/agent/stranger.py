@@ -140,12 +140,14 @@ class Scene:
             assert not holds_canary(image.parent / os.fsdecode(name)), f"{how} put the canary into {name!r}"
         assert not image.exists() or not holds_canary(image), how
 
-    def check_outside(self, trace: Path | None = None) -> None:
-        """Nothing outside of the pool was touched or, by what strace wrote, opened; nobody was called, no shell ran."""
+    def check_outside(self, trace: Path | None = None, *, appliance: bool = False) -> None:
+        """Nothing outside of the pool was touched or, by what strace wrote, opened; nobody was called, no shell ran;
+        but for what belongs to an ``appliance`` that was to start.
+        """
         assert fingerprints(self.outside) == self._outside
         if trace is None:
             return
-        seen = Trace.read(trace)
+        seen = Trace.read(trace, appliance=appliance)
         outside = seen.outside(self.pool)
         no_files = {path for path in seen.opened if os.path.basename(path) in NO_FILES}
         assert not outside, outside

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -72,8 +73,8 @@ def args_for(image: Path, do: str = "look", **where: str) -> dict[str, Any]:
 
 def left(image: Path, agent: int) -> list[str]:
     """What the appliance of an agent, by its process id, has left on this machine."""
-    folder = f"{appliance._MARK}{agent}-"
-    found = [name for name in os.listdir(appliance._PLACE) if name.startswith(folder)]  # noqa: PTH208
+    folder = f"{appliance.MARK}{agent}-"
+    found = [name for name in os.listdir(appliance.PLACE) if name.startswith(folder)]  # noqa: PTH208
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, OSError):
             opened = [str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
@@ -110,7 +111,9 @@ def test_the_system_its_filesystems_and_its_files_are_told_and_nothing_is_change
     assert all(0 < one["free"] < one["size"] for one in looked["filesystems"])
     (system,) = looked["systems"]
     assert (system["distribution"], system["hostname"], system["root"]) == ("debian", "guest-1", "/dev/sda1")
+    built = Path(appliance.CACHE, "built/root").stat().st_ino
     listed, _ = answered(image, args_for(image, "list", device="/dev/sda1", path="/home"))
+    assert Path(appliance.CACHE, "built/root").stat().st_ino == built, "made once, and used by all"
     entries = {one["name"]: one for one in listed["entries"]}
     assert entries.keys() == {"odd \n name", "words", "large", "link", "out", "odd-\\xff"}
     assert (entries["words"]["size"], oct(entries["link"]["mode"])) == (len(SECRET), "0o120777")
@@ -143,7 +146,7 @@ def test_the_appliance_has_no_network_and_no_rights_and_ends_with_its_agent(imag
         agent.request("files", args_for(image))
         agent.until("progress", stage="starting")
         deadline = time.monotonic() + 60
-        own = f"{appliance._MARK}{agent.process.pid}-"
+        own = f"{appliance.MARK}{agent.process.pid}-"
         while not (found := [one for one in psutil.process_iter(["cmdline"]) if is_machine(one, own)]):
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -195,3 +198,24 @@ def test_a_program_that_ended_long_ago_is_not_killed_by_its_number(monkeypatch: 
         appliance._end(process)
         appliance._end(process, gently=True)
     assert killed == []
+
+
+def test_what_killed_agents_left_is_removed_and_nothing_else() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    made = {}
+    for what, pid, owner in (
+        ("before it was another user's", ended.pid, 0), ("of a dead one", ended.pid, appliance._USERS[0]),
+        ("of a living one", os.getpid(), 0), ("of somebody else", ended.pid, 1000),
+    ):  # fmt: skip
+        folder = Path(appliance.PLACE, f"{appliance.MARK}{pid}-{owner}")
+        folder.mkdir()
+        (folder / "file").touch()
+        os.chown(folder, owner, owner)
+        made[what] = folder
+    try:
+        appliance.clear()
+        assert {what for what, folder in made.items() if folder.exists()} == {"of a living one", "of somebody else"}
+    finally:
+        for folder in made.values():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -13,7 +13,7 @@ import pytest
 
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import b64, unb64
-from tests.agent.every_verb import CLEAN, READS, REWRITES, TOOLS, Answer, Crew, Trace, pool_request, request
+from tests.agent.every_verb import APPLIANCE, CLEAN, READS, REWRITES, TOOLS, Answer, Crew, Trace, pool_request, request
 from tests.agent.harness import ask, image_info, qemu_img, reclaim_args, same_content, undo_args
 from tests.agent.hostile import CLUSTER, DATA, qcow2
 from tests.agent.hostile_names import KNOWN, RESERVED, is_reserved, names
@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 NAMES = 1000
 #: Of these, how many go through each way to ask a rewriting verb.
 SHARE = 10
-#: Ways that have nothing to do on such an image: it has no bitmap, no key slot, it names its base, there is no device.
-NOTHING_TO_DO = frozenset({"bitmaps", "add a passphrase", "empty a key slot", "shrink", "relink", "to_device"})
+#: Ways that have nothing to do on such an image: it has no bitmap, no key slot, names its base; no device, appliance.
+NOTHING_TO_DO = APPLIANCE | {"bitmaps", "add a passphrase", "empty a key slot", "shrink", "relink", "to_device"}
 
 
 def test_a_scan_tells_every_name_as_it_is(tmp_path: Path) -> None:

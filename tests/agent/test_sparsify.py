@@ -23,13 +23,17 @@ KEPT = os.urandom(MIB)
 @pytest.fixture(scope="module")
 def filesystem(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An ext4 in which 40 MiB were deleted."""
-    folder = tmp_path_factory.mktemp("filesystem")
+    return made(tmp_path_factory.mktemp("filesystem"), 120, 40)
+
+
+def made(folder: Path, size: int, deleted: int) -> Path:
+    """An ext4 with one file, in which another one was deleted; sizes in MiB."""
     root, disk, large = folder / "root", folder / "disk.raw", folder / "large"
     (root / "etc").mkdir(parents=True)
     (root / "etc/kept").write_bytes(KEPT)
-    large.write_bytes(os.urandom(40 * MIB))
+    large.write_bytes(os.urandom(deleted * MIB))
     with disk.open("wb") as file:
-        file.truncate(120 * MIB)
+        file.truncate(size * MIB)
     subprocess.run(["mkfs.ext4", "-q", "-d", root, disk], check=True)
     for command in (f"write {large} gone", "rm gone"):
         subprocess.run(["debugfs", "-w", "-R", command, disk], check=True, capture_output=True)
@@ -60,6 +64,7 @@ def test_deleted_data_takes_no_space_and_every_file_is_as_it_was(pool: Path, fil
     result = ask("sparsify", args_for(path, form))
     assert result.get("swapped") is True, result
     assert (result["trimmed"], result["left"]) == ([{"device": "/dev/sda", "type": "ext4"}], [])
+    assert result["files"] == 1
     assert allocated(path) == result["after_bytes"] < before - 38 * MIB
     with Agent() as agent:
         look = {"do": "read", "device": "/dev/sda", "path": "/etc/kept"}

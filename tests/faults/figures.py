@@ -51,6 +51,7 @@ FIGURES = {
     "headers": Figure("STORAGE_ADMIN_HEADERS", 10, 500),
     "nfs": Figure("STORAGE_ADMIN_NFS", 5, 50),
     "strangers": Figure("STORAGE_ADMIN_STRANGERS", 10, 500),
+    "trims": Figure("STORAGE_ADMIN_TRIMS", 2, 60),
     "strangers less": Figure("STORAGE_ADMIN_STRANGERS_LESS", 1, 50),
 }
 

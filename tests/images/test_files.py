@@ -24,8 +24,9 @@ __all__ = ["disk"]
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 LOOKED = {
     "filesystems": [
-        {"device": "/dev/sda1", "type": "ext4", "size": 1000, "free": 10},
-        {"device": "/dev/sda2", "type": "swap", "size": None, "free": None},
+        {"device": "/dev/sda1", "type": "ext4", "size": 1000, "free": 10, "why": ""},
+        {"device": "/dev/sda2", "type": "swap", "size": None, "free": None, "why": ""},
+        {"device": "/dev/sda3", "type": "ntfs", "size": None, "free": None, "why": "without <i> tools"},
     ],
     "systems": [
         {"root": "/dev/sda1", "type": "linux", "product": "Debian\n<b>", "distribution": "debian", "architecture": "x",
@@ -83,6 +84,7 @@ def test_pages_and_rest_show_what_the_disk_says_as_text(image: Image, asked: lis
     assert "Debian\\n&lt;b&gt;" in first
     assert "device=%2Fdev%2Fsda1&amp;path=%2F" in first
     assert "sda2&amp;path" not in first, "a swap has no files"
+    assert "without &lt;i&gt; tools" in first
     second = page(browser, image, "?device=/dev/sda1&path=/home/../var//log/")
     assert (asked[-1]["device"], asked[-1]["path"]) == ("/dev/sda1", "/var/log")
     assert "files/content/?device=%2Fdev%2Fsda1&amp;path=%2Fvar%2Flog%2F%3Cb%3E%0A" in second
@@ -92,7 +94,9 @@ def test_pages_and_rest_show_what_the_disk_says_as_text(image: Image, asked: lis
         ("file", "0644", "2023-11-14T22:13:20Z"), ("folder", "0755", None), ("device", "0666", "1970-01-01T00:00:00Z")
     ]  # fmt: skip
     assert rest["count"] == 7000
-    assert browser.get(f"/api/v1/images/{image.pk}/files/").json()["systems"][0]["filesystem"] == "/dev/sda1"
+    looked = browser.get(f"/api/v1/images/{image.pk}/files/").json()
+    assert looked["systems"][0]["filesystem"] == "/dev/sda1"
+    assert [one["why"] for one in looked["filesystems"]] == ["", "", "without <i> tools"]
     told = AuditEntry.objects.filter(what="files of a guest looked at")
     assert [entry.after["path"] for entry in told if entry.after and "path" in entry.after] == ["/etc", "/var/log"]
 

@@ -42,8 +42,8 @@ _CLOSING = 120.0
 #: Seconds that it has to start by KVM, which takes about four.
 _START = 30.0
 #: Where each appliance has a folder of its own, under a name that is its own as well.
-_PLACE = "/var/tmp"  # noqa: S108
-_MARK = ".storage-admin-appliance-"
+PLACE = "/var/tmp"  # noqa: S108
+MARK = ".storage-admin-appliance-"
 _MISSING = "python3-guestfs is not installed on this host; install it to look at the files of an image"
 
 
@@ -92,6 +92,8 @@ class Appliance:
             raise HostError("the appliance said something that makes no sense") from error
         if not isinstance(told, dict):
             raise HostError("the appliance said something that makes no sense")
+        if "missing" in told:
+            raise RefusedError("tool_missing", str(told["missing"]))
         if "error" in told:
             raise RefusedError("unreadable_inside", f"this cannot be read: {told['error']}")
         return told
@@ -138,10 +140,10 @@ def on(
         HostError: it does not start.
     """
     built = _built(io)
-    _clear()
+    clear()
     user = _USERS[os.getpid() % len(_USERS)]
     with contextlib.ExitStack() as stack:
-        folder = tempfile.mkdtemp(prefix=f"{_MARK}{os.getpid()}-", dir=_PLACE)
+        folder = tempfile.mkdtemp(prefix=f"{MARK}{os.getpid()}-", dir=PLACE)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         path = os.path.join(folder, "disk")
         listening = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -253,6 +255,7 @@ def _program(io: AgentIO, built: str, folder: str, user: int, *, kvm: bool, long
     text = pkgutil.get_data("storage_admin.agent.appliance", "program.py") or b""
     groups = (_kvm_groups() if kvm else None) or "--clear-groups"
     argv = [
+        *(tools.find("setpriv"), "--pdeathsig", "KILL", "--"),
         *(tools.find("unshare"), "--net", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc", "--"),
         *("setpriv", f"--reuid={user}", f"--regid={user}", groups, "--no-new-privs", "--pdeathsig", "KILL", "--"),
         *("prlimit", f"--as={_SPACE}", "--cpu=unlimited" if long else f"--cpu={_CPU}", f"--fsize={_FILE}"),
@@ -306,14 +309,18 @@ def _built(io: AgentIO) -> str:
         for name in ("..", "../built", "kernel", "initrd", "root", "README.fixed"):
             os.chown(f"{CACHE}/built/{name}", 0, 0)
             os.chmod(f"{CACHE}/built/{name}", 0o755 if name.startswith(".") else 0o644)
+        # A copied kernel is as old as its package, by which supermin would make all of it anew each time.
+        made = os.stat(f"{CACHE}/built/root").st_mtime_ns
+        os.utime(f"{CACHE}/built/kernel", ns=(made, made))
     finally:
         os.close(lock)
     return f"{CACHE}/built"
 
 
-def _clear() -> None:
-    """Remove what killed agents left."""
-    for folder in glob.glob(f"{_PLACE}/{_MARK}*"):
-        pid = os.path.basename(folder)[len(_MARK) :].partition("-")[0]
-        if os.lstat(folder).st_uid in _USERS and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
-            shutil.rmtree(folder, ignore_errors=True)
+def clear() -> None:
+    """Remove what killed agents left, also of those that died before the folder was another user's."""
+    for folder in glob.glob(f"{PLACE}/{MARK}*"):
+        pid = os.path.basename(folder)[len(MARK) :].partition("-")[0]
+        with contextlib.suppress(FileNotFoundError):  # another agent was quicker
+            if os.lstat(folder).st_uid in (0, *_USERS) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+                shutil.rmtree(folder, ignore_errors=True)

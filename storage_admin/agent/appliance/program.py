@@ -23,6 +23,11 @@ MOST_ENTRIES, PIECE = 5000, 2 << 20
 #: What is no filesystem that could be mounted.
 _NONE = frozenset({"swap", "unknown", "crypto_LUKS", "LVM2_member", "linux_raid_member"})
 
+#: What filesystems need there beside the kernel: libguestfs' name for it, and the package of the host that brings it.
+_NEEDS = {
+    "ntfs": ("ntfs3g", "ntfs-3g (libguestfs-winsupport on Red Hat's systems)"),
+    "xfs": ("xfs", "libguestfs-xfs (of other systems than Debian's: xfsprogs)"),
+}
 #: What the kernel gives free space back of, and how all of such a filesystem is mounted.
 _TRIMMED = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "vfat"})
 _WHOLE = {"btrfs": "noatime,subvolid=5"}
@@ -50,6 +55,10 @@ def text(said: object) -> str:
     return str(said)[:500]
 
 
+class MissingError(Exception):
+    """The appliance was made without what a filesystem needs."""
+
+
 class Appliance:
     """The disk in its appliance."""
 
@@ -66,9 +75,12 @@ class Appliance:
     def look(self) -> dict[str, Any]:
         """The filesystems with how full they are, and the operating systems."""
         found = []
-        for device, kind in sorted(self._guest.list_filesystems().items()):
-            told: dict[str, Any] = {"device": text(device), "type": text(kind), "size": None, "free": None}
-            if kind not in _NONE:
+        encrypted = self._encrypted()
+        for device, kind in sorted({**self._guest.list_filesystems(), **encrypted}.items()):
+            told: dict[str, Any] = {"device": text(device), "type": text(kind), "size": None, "free": None, "why": ""}
+            if device in encrypted:
+                told["why"] = "it is encrypted"
+            elif kind not in _NONE:
                 told.update(self._sizes(device))
             found.append(told)
         self._unmount()
@@ -78,7 +90,7 @@ class Appliance:
         try:
             self._mount(device)
             told = self._guest.statvfs("/")
-        except RuntimeError as error:
+        except (RuntimeError, MissingError) as error:
             return {"why": text(error)}
         return {"size": told["blocks"] * told["frsize"], "free": told["bfree"] * told["frsize"]}
 
@@ -94,7 +106,7 @@ class Appliance:
         for name, ask in asked.items():
             try:
                 told[name] = text(ask(root))
-            except RuntimeError:
+            except (RuntimeError, UnicodeError):
                 told[name] = "unknown"
         return told
 
@@ -102,8 +114,17 @@ class Appliance:
         if self._mounted == device:
             return
         self._unmount()
-        self._guest.mount_ro(device, "/")
+        try:
+            self._guest.mount_ro(device, "/")
+        except RuntimeError:
+            self._refuse_without_tools(self._guest.vfs_type(device))
+            raise
         self._mounted = device
+
+    def _refuse_without_tools(self, kind: str) -> None:
+        group, package = _NEEDS.get(kind, ("", ""))
+        if group and not self._guest.feature_available([group]):
+            raise MissingError(f"the appliance was made without the tools for {kind}; install {package} on the host")
 
     def _unmount(self) -> None:
         if self._mounted:
@@ -166,8 +187,17 @@ class Appliance:
 
     def _devices(self) -> list[tuple[str, str]]:
         """Each filesystem once: those of btrfs are also listed by subvolume."""
-        known = self._guest.list_filesystems().items()
+        known = {**self._guest.list_filesystems(), **self._encrypted()}.items()
         return sorted((device, kind) for device, kind in known if not device.startswith("btrfsvol:"))
+
+    def _encrypted(self) -> dict[str, str]:
+        """What libguestfs does not list, since nobody knows what is in it."""
+        found = {}
+        for device in self._known():
+            with contextlib.suppress(RuntimeError):  # words of LVM's about damaged metadata stand among its volumes
+                if (kind := self._guest.vfs_type(device)) == "crypto_LUKS":
+                    found[device] = kind
+        return found
 
     def _unclean(self, device: str, kind: str) -> str:
         if kind == "swsuspend":
@@ -176,8 +206,10 @@ class Appliance:
             told = self._guest.tune2fs_l(device)
             if told.get("Filesystem state") != "clean" or "needs_recovery" in told.get("Filesystem features", ""):
                 return "it was not unmounted"
-        if kind == "xfs" and self._guest.xfs_repair(device, nomodify=True):
-            return "it was not unmounted, or is damaged"
+        if kind == "xfs":
+            self._refuse_without_tools(kind)
+            if self._guest.xfs_repair(device, nomodify=True):
+                return "it was not unmounted, or is damaged"
         return ""
 
     def _has_log(self, device: str) -> bool:
@@ -315,7 +347,8 @@ class Appliance:
             self._mounted = device
             with tempfile.NamedTemporaryFile() as file:
                 self._guest.checksums_out("sha256", "/", file.name)
-                lines = sorted(file.read().split(b"\n"))
+                # Without any file, sha256sum tells of its empty standard input.
+                lines = sorted(one for one in file.read().split(b"\n") if one[64:] not in {b"", b"  -"})
             found.append([text(device), len(lines), hashlib.sha256(b"\n".join(lines)).hexdigest()])
         self._unmount()
         return {"sums": found}
@@ -366,6 +399,8 @@ def main() -> None:
                 answer(getattr(appliance, asked["do"])(asked["device"], asked["of"]))
         except (RuntimeError, UnicodeError) as error:
             answer({"error": text(error)})
+        except MissingError as error:
+            answer({"missing": text(error)})
         sys.stdout.flush()
 
 

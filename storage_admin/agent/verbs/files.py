@@ -25,9 +25,10 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         io: the controller; it gets ``data`` events with the bytes of a file.
 
     Returns:
-        Of a look: ``filesystems`` (``device``, ``type``, ``size``, ``free``) and ``systems`` (``root``, ``type``,
-        ``product``, ``distribution``, ``architecture``, ``hostname``). Of a list: ``entries`` (``name``, ``mode``,
-        ``size``, ``mtime``, ``uid``, ``gid``), the first 5000 of ``count``. Of a read: ``bytes`` and ``sha256``.
+        Of a look: ``filesystems`` (``device``, ``type``, ``size``, ``free``; ``why`` these are not known) and
+        ``systems`` (``root``, ``type``, ``product``, ``distribution``, ``architecture``, ``hostname``). Of a list:
+        ``entries`` (``name``, ``mode``, ``size``, ``mtime``, ``uid``, ``gid``), the first 5000 of ``count``. Of a read:
+        ``bytes`` and ``sha256``.
         All of it is what the disk says.
 
     Raises:

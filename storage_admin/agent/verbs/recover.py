@@ -1,4 +1,4 @@
-"""Find what jobs left in storage pools, and finish or put back each."""
+"""Find what jobs left in storage pools and in their appliances' folders, and finish or put back each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from storage_admin.agent.appliance import appliance
 from storage_admin.agent.folders import scratch
 from storage_admin.agent.folders.pools import is_job, open_parent, open_root
 from storage_admin.agent.host import special_mounts, thin
@@ -67,6 +68,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     images = [_expected(fields) for fields in args.get("images", list, [])]
     pools = [_pool(fields) for fields in args.take("pools", list)]
     thin.release_left(io)
+    appliance.clear()
     mounts = Mounts.of_this_machine()
     paths = {path for _, path, _ in pools} | {one.pool_path for one in (*expected, *images)}
     away = special_mounts.trusted(sorted(paths), mounts, io.check)
