@@ -195,7 +195,7 @@ def test_where_lvm_does_not_answer_all_is_as_last_seen(lvm_says: Says) -> None:
     assert image("thick").exclusive_bytes == 32 * MIB
 
 
-@pytest.mark.parametrize("kind", ["reclaim", "flatten", "convert", "check", "analyze", "set_aside", "commit", "grow"])
+@pytest.mark.parametrize("kind", ["reclaim", "flatten", "convert", "check", "analyze", "commit", "grow"])
 def test_no_job_on_files_works_on_a_volume(lvm_says: Says, kind: str) -> None:
     scan(this_machine())
     given: dict[str, dict[str, Any]] = {"convert": {"format": "qcow2"}, "grow": {"size_bytes": 64 * MIB}}

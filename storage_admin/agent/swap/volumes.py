@@ -25,8 +25,7 @@ _COLUMNS = (
 _GROUPS = "vg_name,vg_uuid,vg_shared,vg_clustered,vg_lock_type,vg_systemid,vg_tags,vg_exported,vg_partial"
 _DISKS = "pv_name,vg_name,vg_uuid"
 _TAG = re.compile(r"sa-([0-9a-zA-Z]{1,64})\.([ai])\.(.+)")
-#: Ways on which other machines may have the same disk.
-_FAR = frozenset({"iscsi", "fc", "fcoe", "rbd", "tcp", "rdma", "nbd", "drbd", "mpath"})
+SYS = "/sys"
 #: How oVirt marks the groups of its storage domains, which only its own master changes.
 _OVIRT = ("RHAT_", "MDT_")
 #: A command on the metadata of a group waits for others that hold its lock.
@@ -195,7 +194,7 @@ def _way_to(disk: str, depth: int = 0) -> str:
     By what the kernel says of it and of the devices below it.
     """
     name = os.path.basename(os.path.realpath(disk))
-    place = os.path.realpath(os.path.join("/sys/class/block", name))
+    place = os.path.realpath(os.path.join(SYS, "class/block", name))
     if not os.path.isdir(place) or depth > 8:
         return "unknown"
     if (kind := re.match(r"(rbd|nbd|drbd)\d", name)) is not None:
@@ -206,7 +205,7 @@ def _way_to(disk: str, depth: int = 0) -> str:
         if re.search({"iscsi": r"/session\d+/", "fc": r"/rport-"}[way], place):
             return way
     if (controller := re.search(r"/(nvme\d+)(?:c\d+)?n\d+", place)) is not None:
-        transport = _read(f"/sys/class/nvme/{controller[1]}/transport")
+        transport = _read(f"{SYS}/class/nvme/{controller[1]}/transport")
         return "" if transport == "pcie" else transport or "unknown"
     below = os.listdir(f"{place}/slaves") if os.path.isdir(f"{place}/slaves") else []
     if os.path.exists(f"{place}/partition"):

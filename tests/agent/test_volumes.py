@@ -1,0 +1,111 @@
+"""Whose volume groups are changed: by what LVM says of one, and over what its disks are reached."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.swap import volumes
+from tests.agent.recording import RecordingIO
+from tests.working import refused_as
+
+OWN = {
+    "vg_name": "vg0", "vg_uuid": "u1", "vg_shared": "", "vg_clustered": "", "vg_lock_type": "", "vg_systemid": "",
+    "vg_tags": "mine", "vg_exported": "", "vg_partial": "",
+}  # fmt: skip
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The path of the one disk of the group, which the kernel has somewhere."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+    (tmp_path / "bin").mkdir()
+    say(tmp_path, OWN)
+    return "/dev/sda3"
+
+
+def say(folder: Path, group: dict[str, str], disk: str = "/dev/sda3") -> None:
+    answers = {"vgs": {"vg": [group]}, "pvs": {"pv": [{"pv_name": disk, "vg_name": "vg0", "vg_uuid": "u1"}]}}
+    for tool, told in answers.items():
+        (folder / f"{tool}.json").write_text(json.dumps({"report": [told]}))
+        (folder / "bin" / tool).write_text(f"#!/bin/sh\ncat {folder}/{tool}.json\n")
+        (folder / "bin" / tool).chmod(0o755)
+
+
+def placed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str) -> None:
+    """The kernel has a disk at that place below /sys/devices."""
+    root = tmp_path / "sys"
+    (root / "class/block").mkdir(parents=True)
+    (root / "devices" / path).mkdir(parents=True)
+    (root / "class/block" / Path(path).name).symlink_to(root / "devices" / path)
+    monkeypatch.setattr(volumes, "SYS", str(root))
+
+
+def test_a_group_on_a_disk_of_this_machine_may_be_changed(
+    disk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed(monkeypatch, tmp_path, "pci0000:00/0000:00:1f.2/ata1/host0/target0:0:0/0:0:0:0/block/sda3")
+    volumes.refuse_shared("vg0", RecordingIO())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"vg_shared": "shared"}, {"vg_clustered": "clustered"}, {"vg_lock_type": "sanlock"}, {"vg_systemid": "other"},
+     {"vg_tags": "a,RHAT_storage_domain"}, {"vg_tags": "MDT_LEASETIMESEC=60"}, {"vg_exported": "exported"},
+     {"vg_partial": "partial"}],
+)  # fmt: skip
+def test_a_group_that_somebody_else_manages_is_not(
+    disk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
+) -> None:
+    placed(monkeypatch, tmp_path, "pci0000:00/ata1/host0/target0:0:0/0:0:0:0/block/sda3")
+    say(tmp_path, OWN | changes)
+    assert refused_as(volumes.refuse_shared, "vg0", RecordingIO()) == "shared_pool"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["platform/host3/session1/target3:0:0/3:0:0:0/block/sdb", "pci0000:00/host4/rport-4:0-0/target4:0:0/block/sdc",
+     "virtual/block/rbd0", "virtual/block/nbd1", "virtual/block/drbd0"],
+)  # fmt: skip
+def test_a_disk_that_other_machines_may_have_makes_it_shared(
+    disk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    placed(monkeypatch, tmp_path, path)
+    say(tmp_path, OWN, f"/dev/{Path(path).name}")
+    assert refused_as(volumes.refuse_shared, "vg0", RecordingIO()) == "shared_pool"
+
+
+@pytest.mark.parametrize(("transport", "shared"), [("pcie", False), ("tcp", True), ("rdma", True), ("", True)])
+def test_nvme_counts_by_its_transport(
+    disk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, shared: bool
+) -> None:
+    placed(monkeypatch, tmp_path, "pci0000:00/nvme/nvme0/nvme0n1")
+    (tmp_path / "sys/class/nvme/nvme0").mkdir(parents=True)
+    (tmp_path / "sys/class/nvme/nvme0/transport").write_text(transport + "\n")
+    say(tmp_path, OWN, "/dev/nvme0n1")
+    if shared:
+        with pytest.raises(RefusedError):
+            volumes.refuse_shared("vg0", RecordingIO())
+    else:
+        volumes.refuse_shared("vg0", RecordingIO())
+
+
+@pytest.mark.parametrize(("uuid", "shared"), [("mpath-3600", True), ("CRYPT-LUKS2-x", False)])
+def test_a_disk_counts_by_what_lies_below_it(
+    disk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uuid: str, shared: bool
+) -> None:
+    placed(monkeypatch, tmp_path, "virtual/block/dm-0")
+    (tmp_path / "sys/devices/virtual/block/dm-0/dm").mkdir()
+    (tmp_path / "sys/devices/virtual/block/dm-0/dm/uuid").write_text(uuid + "\n")
+    say(tmp_path, OWN, "/dev/dm-0")
+    if shared:
+        assert refused_as(volumes.refuse_shared, "vg0", RecordingIO()) == "shared_pool"
+    else:
+        volumes.refuse_shared("vg0", RecordingIO())
+        slaves = tmp_path / "sys/devices/virtual/block/dm-0/slaves"
+        slaves.mkdir()
+        (slaves / "rbd0").symlink_to(tmp_path)
+        (tmp_path / "sys/devices/virtual/block/rbd0").mkdir()
+        (tmp_path / "sys/class/block/rbd0").symlink_to(tmp_path / "sys/devices/virtual/block/rbd0")
+        assert refused_as(volumes.refuse_shared, "vg0", RecordingIO()) == "shared_pool"
