@@ -58,7 +58,7 @@ def sync(host: Host, event: Event) -> dict[int, StoragePool]:
     Returns:
         The host's pools of LVM by their ids.
     """
-    others = {_name(row) for row in _rows(host) if row.source != Source.LVM}
+    others = {name_of(row) for row in _rows(host) if row.source != Source.LVM}
     for told in () if event["why"] else _told(event):
         if told.name not in others and (told.volumes or told.kind == Kind.LVMTHIN):
             path = f"/dev/{told.name}"
@@ -69,7 +69,7 @@ def sync(host: Host, event: Event) -> dict[int, StoragePool]:
                 defaults=values | more | {"kind": told.kind},
             )  # fmt: skip
     for row in _rows(host):
-        if row.source == Source.LVM and _name(row) in others and not Image.every.filter(pool=row).exists():
+        if row.source == Source.LVM and name_of(row) in others and not Image.every.filter(pool=row).exists():
             with transaction.atomic():
                 Host.objects.select_for_update().get(pk=host.pk)  # no job is submitted meanwhile
                 if not services.in_the_way_of_removal(row):
@@ -87,7 +87,7 @@ def events(host: Host, event: Event, held: Iterable[Event], declared: Mapping[st
     """
     by_name: dict[str, list[StoragePool]] = defaultdict(list)
     for row in _rows(host):
-        by_name[_name(row)].append(row)
+        by_name[name_of(row)].append(row)
     told = {one.name: one for one in _told(event)}
     taken: set[int] = set()
     for name, rows in by_name.items():
@@ -118,9 +118,18 @@ def _rows(host: Host) -> list[StoragePool]:
     return list(StoragePool.objects.filter(host=host, kind__in=KINDS).order_by("pk"))
 
 
-def _name(row: StoragePool) -> str:
+def name_of(row: StoragePool) -> str:
     """What LVM calls the group or thin pool of a row: Proxmox VE's have ``lvmthin vg0/pool0`` as their path."""
     return row.path.partition(" ")[2] if row.source == Source.PROXMOX else row.path.removeprefix("/dev/")
+
+
+def fullness(told: Mapping[str, Any]) -> Event:
+    """What a thin pool's row keeps of how the kernel tells of it (the agent's ``lvm.thin_pools``)."""
+    facts = {name: told[name] for name in ("mode", "needs_check")}
+    if told["metadata_size"]:
+        percent = 100 * told["metadata_used"] / told["metadata_size"]
+        facts |= {"metadata_bytes": told["metadata_size"], "metadata_percent": round(percent, 2)}
+    return facts
 
 
 def _told(event: Event) -> list[_Told]:
@@ -132,6 +141,8 @@ def _told(event: Event) -> list[_Told]:
     for one in event["pools"]:
         name, used, size = f"{one['group']}/{one['name']}", one["used"], one["size"]
         facts = {"metadata_bytes": one["metadata_size"], "metadata_percent": one["metadata_percent"]}
+        facts |= {name: one[name] for name in ("mode", "needs_check", "extend_at", "extend_by") if name in one}
+        facts["group_free"] = groups[one["group"]].available
         key = f"{groups[one['group']].key}/{one['name']}"
         thin[name] = _Told(name, Kind.LVMTHIN, "", key, size, None if used is None else size - used, facts)
     for one in event["volumes"]:
