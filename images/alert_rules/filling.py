@@ -2,15 +2,17 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from images.alert_rules.rise import ADDED, ADDED_STILL, Look, Rise, is_fresh, rise
+from images.alert_rules.rise import ADDED, ADDED_STILL, STALE, Look, Rise, rise
 from images.selectors.pools import looks, lowest, lows_and_highs
 from storage_admin.hosts.models import StoragePool
 from storage_admin.words import seconds, size
 
 #: A rise that came and went on so many of the last days is one that goes again: a backup of each night.
 SEEN_BEFORE = 2
+#: How much higher than on those days it may be by now, as part of how much it has risen.
+AS_HIGH = 0.1
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ def extension(pool: StoragePool) -> str:
     return f" LVM extends it by {told['extend_by']} % when it is {told['extend_at']} % used; {free}."
 
 
+def is_looked_at(pool: StoragePool, now: datetime) -> bool:
+    """Whether a look between scans tells of now."""
+    return pool.space_seen is not None and now - pool.space_seen <= timedelta(minutes=STALE)
+
+
 def filling(pools: Collection[StoragePool], told: Collection[int], now: datetime) -> dict[int, Filling]:
     """The pools that fill up within hours, by their ids.
 
@@ -78,7 +85,7 @@ def filling(pools: Collection[StoragePool], told: Collection[int], now: datetime
         rows = [(one, (now - one.at).total_seconds() / 60) for one in known.get(pool.pk, [])]
         data = [Look(age, one.used_bytes) for one, age in rows]
         metadata = [Look(age, one.metadata_used_bytes) for one, age in rows if one.metadata_used_bytes is not None]
-        if not is_fresh(data):
+        if not is_looked_at(pool, now):
             if pool.pk in told:
                 found[pool.pk] = Filling(pool, None)
             continue
@@ -109,7 +116,7 @@ def _may_fill(pool: StoragePool, low: tuple[int, int | None], *, still: bool) ->
 
 
 def _comes_and_goes(data: Sequence[Look], found: Rise, days: Sequence[tuple[int, int]]) -> bool:
-    """Whether the pool was as full on several of the last days, and not for all of the day."""
+    """Whether the pool was about as full on several of the last days, and not for all of the day."""
     now = data[-1].used_bytes
-    as_high = [low for low, high in days if high >= now - 0.1 * found.added_bytes]
-    return sum(low <= now - 0.5 * found.added_bytes for low in as_high) >= SEEN_BEFORE
+    lows = [low for low, high in days if now - high <= AS_HIGH * (now - low)]
+    return sum(now - low >= found.added_bytes / 2 for low in lows) >= SEEN_BEFORE

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import cached_property
 
 from images.alert_rules import trend
-from images.alert_rules.filling import Filling, filling
+from images.alert_rules.filling import Filling, filling, is_looked_at
 from images.rewrite.space import filesystem_of
 from images.selectors.pools import freshest, samples
 from storage_admin.events import services as events
@@ -221,7 +221,7 @@ def full_soon(pools: list[StoragePool], is_open: Collection[str], now: datetime)
         if pool is not None and pool.pk in rising:
             yield from _full_in_hours(place, rising[pool.pk], is_open)
             continue
-        if pool is None or pool.available_bytes is None or not known_days:
+        if pool is None or pool.available_bytes is None or not (known_days or is_looked_at(pool, now)):
             yield from place.as_it_is(kind)
             continue
         is_told = place.is_told(kind, is_open)

@@ -57,11 +57,6 @@ class Rise:
     added_bytes: int
 
 
-def is_fresh(looks: Sequence[Look]) -> bool:
-    """Whether looks, the oldest first, tell of now at all."""
-    return bool(looks) and looks[-1].age <= STALE
-
-
 def rise(looks: Sequence[Look], free_bytes: int, *, told: bool = False) -> Rise | None:
     """The rise that fills a pool soon; ``None`` where there is none.
 
@@ -70,8 +65,6 @@ def rise(looks: Sequence[Look], free_bytes: int, *, told: bool = False) -> Rise 
         free_bytes: what is left.
         told: whether it is told of already.
     """
-    if not is_fresh(looks):
-        return None
     for recent in _times(looks):
         pace, up = _slope(recent)
         since = recent[0].age - recent[-1].age
