@@ -14,7 +14,7 @@ from images.models import Image
 from images.policies import clock, runs
 from images.rewrite import holding, libvirt_events, record, refusals, repointing, wait_for_guests
 from images.rewrite.libvirt_events import watchers
-from images.scan import hypervisors, look, minutes, vanished
+from images.scan import hypervisors, look, minutes, stopped_guests, vanished
 from storage_admin.accounts.models import SYSTEM
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import NotFoundError
@@ -138,6 +138,23 @@ def look_at_space_of(host_id: int) -> None:
     if host is not None and routing.serves(host):
         minutes.look(timezone.now(), only=host_id)
         looking.look_at_space(timezone.now())
+
+
+@shared_task(base=DjangoTask, ignore_result=True)
+def look_for_stopped_guests() -> None:
+    """Tells of guests that are paused by an I/O error; where a host has a worker of its own, that one looks."""
+    others = routing.hosts_of_others()
+    for host_id, queue in others.items():
+        look_for_stopped_guests_of.apply_async((host_id,), queue=queue, expires=OUTDATED, retry=False)
+    stopped_guests.look(but_not=list(others))
+
+
+@shared_task(base=DjangoTask, ignore_result=True)
+def look_for_stopped_guests_of(host_id: int) -> None:
+    """The same for one host, by the worker that was started for it."""
+    host = Host.objects.filter(pk=host_id).first()
+    if host is not None and routing.serves(host):
+        stopped_guests.look(only=host_id)
 
 
 @shared_task(base=DjangoTask, ignore_result=True)
