@@ -158,11 +158,20 @@ def filesystems(pools: Iterable[StoragePool]) -> list[Place]:
     return [Place(tuple(group)) for group in found.values()]
 
 
+_BROKEN = (
+    "The kernel has switched the thin pool to read-only or failed, or its metadata needs a check. Guests on it get I/O "
+    "errors. Shut them down, then repair the pool (lvconvert --repair)."
+)
+
+
 def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterator[Trouble | Unjudged]:
     """Filesystems that are used to their threshold."""
     kind = events.POOL_OVER_THRESHOLD
     for place in filesystems(pools):
         pool = place.measured
+        if any(one.is_broken for one in place.pools):
+            yield from place.troubles(kind, "danger", "{pool} takes no writes", _BROKEN)
+            continue
         if pool is None:
             yield from place.as_it_is(kind)
             continue

@@ -237,6 +237,12 @@ class StoragePool(PartialRows):
         return (self.lvm or {}).get("metadata_percent")
 
     @property
+    def is_broken(self) -> bool:
+        """Whether the kernel lets nobody write to a thin pool although it may have room."""
+        told = self.lvm or {}
+        return told.get("mode") in ("ro", "Fail", "Error") or bool(told.get("needs_check"))
+
+    @property
     def metadata_used_bytes(self) -> int | None:
         """The same in bytes."""
         whole, percent = self.metadata_bytes, self.metadata_percent

@@ -113,6 +113,17 @@ def test_metadata_of_a_thin_pool_that_fills_up_is_told_of_as_data_is(site: Site,
     assert Alert.objects.get(kind="pool_days_until_full").detail.count("metadata of the thin pool") == 1
 
 
+def test_a_thin_pool_that_the_kernel_lets_nobody_write_to_is_told_of_until_it_is_repaired() -> None:
+    pool = StoragePoolFactory.create(kind="lvmthin", available_bytes=90 * GIB)
+    key = f"pool_over_threshold:{pool.pk}"
+    told = []
+    for mode, needs_check in (("rw", False), ("ro", False), ("Fail", False), ("rw", True), ("rw", False)):
+        StoragePool.objects.update(lvm={"mode": mode, "needs_check": needs_check})
+        look_at_space(timezone.now())
+        told.append(list(Alert.objects.filter(closed=None).values_list("key", "severity")))
+    assert told == [[], *([[(key, "danger")]] * 3), []]
+
+
 def nightly(low: float, high: float) -> Course:
     """A backup of two hours each day, which is deleted at its end."""
     return lambda minute: low + (high - low) * (minute % 1440) / 120 if minute % 1440 < 120 else low

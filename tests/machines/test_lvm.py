@@ -133,6 +133,7 @@ def test_a_thin_pool_that_is_run_full_is_told_of_before_and_looks_activate_nothi
     for step in range(1, 20):
         at = now + timedelta(minutes=step)
         monkeypatch.setattr(timezone, "now", lambda at=at: at)
+        StoragePool.objects.update(space_due=None)  # else it is looked at each minute only once that is known to pay
         minutes.look(at)
         look_at_space(at)
         status = group.run("dmsetup status --noflush vg-pool-tpool").split()
