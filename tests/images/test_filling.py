@@ -1,6 +1,8 @@
 """Pools that fill up within hours: when that is told of, and when not. Figures and times are made up."""
 
 import random
+import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -207,3 +209,27 @@ def test_looks_of_a_day_are_kept_and_thinned_out(site: Site) -> None:
         assert max(ages) <= 1440
         assert 60 <= sum(age <= 180 for age in ages) <= 61
         assert 126 <= sum(age > 180 for age in ages) <= 128
+
+
+def test_a_fleet_is_asked_some_hosts_at_a_time_and_nobody_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = [StoragePoolFactory.create(host__kind="ssh", host__transport="ssh") for _ in range(40)]
+    lock, at_once, asked = threading.Lock(), [0], list[int]()
+
+    def answer(host: Host, _verb: str, args: dict[str, Any], **_: Any) -> dict[str, Any]:
+        with lock:
+            at_once.append(at_once[-1] + 1)
+            asked.append(host.pk)
+        time.sleep(0.02)
+        with lock:
+            at_once.append(at_once[-1] - 1)
+        return {"folders": [None for _ in args["folders_b64"]], "thin": []}
+
+    monkeypatch.setattr(asking, "ask", answer)
+    now = timezone.now()
+    minutes.look(now)
+    minutes.look(now)
+    assert sorted(asked) == sorted(pool.host_id for pool in pools)
+    assert 2 <= max(at_once) <= minutes.AT_ONCE
+    Host.objects.update(status="unreachable")
+    minutes.look(now + timedelta(hours=1))
+    assert len(asked) == 40

@@ -10,8 +10,7 @@ import stat
 import sys
 from typing import Any
 
-from storage_admin.agent.folders.place import place
-from storage_admin.agent.folders.pools import is_ours, open_parent, open_root
+from storage_admin.agent.folders.pools import is_ours, open_parent, open_root, place
 from storage_admin.agent.formats import UnreadableError, guess, stands_alone, vmdk
 from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.host import attributes, special_mounts

@@ -7,8 +7,7 @@ import socket
 from typing import Any
 
 from storage_admin.agent import protocol
-from storage_admin.agent.folders.place import place
-from storage_admin.agent.folders.pools import open_root
+from storage_admin.agent.folders.pools import open_root, place
 from storage_admin.agent.host import lvm, special_mounts
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
