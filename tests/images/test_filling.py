@@ -149,6 +149,7 @@ def test_what_does_not_go_on_rising_is_not_told_of(site: Site, course: Course, u
     assert site.asked >= until * 0.9, "it was looked at each minute"
 
 
+@pytest.mark.sql
 def test_a_backup_that_fills_most_of_a_pool_each_night_is_not_told_of_and_a_rise_beyond_it_is(site: Site) -> None:
     course = nightly(40, 90)
     pool = site.pool(lambda minute: ramp(0, 120)(minute) if minute > 0 else course(minute))
@@ -199,6 +200,7 @@ def test_quiet_hosts_are_asked_every_five_minutes_and_half_full_ones_every_minut
     assert site.now - pool.space_at <= timedelta(minutes=1)  # type: ignore[operator]
 
 
+@pytest.mark.sql
 def test_looks_of_a_day_are_kept_and_thinned_out(site: Site) -> None:
     pool = StoragePoolFactory.create()
     for minute in range(0, 30 * 60, 3):
@@ -211,6 +213,7 @@ def test_looks_of_a_day_are_kept_and_thinned_out(site: Site) -> None:
         assert 126 <= sum(age > 180 for age in ages) <= 128
 
 
+@pytest.mark.sql
 def test_a_fleet_is_asked_some_hosts_at_a_time_and_nobody_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     pools = [StoragePoolFactory.create(host__kind="ssh", host__transport="ssh") for _ in range(40)]
     lock, at_once, asked = threading.Lock(), [0], list[int]()
