@@ -14,7 +14,7 @@ from images.models import Image
 from images.policies import clock, runs
 from images.rewrite import holding, libvirt_events, record, refusals, repointing, wait_for_guests
 from images.rewrite.libvirt_events import watchers
-from images.scan import hypervisors, look, vanished
+from images.scan import hypervisors, look, minutes, stopped_guests, vanished
 from storage_admin.accounts.models import SYSTEM
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import NotFoundError
@@ -119,6 +119,45 @@ def look_at_images(host_id: int, image_ids: list[int]) -> None:
 
 
 @shared_task(base=DjangoTask, ignore_result=True)
+def look_at_space() -> None:
+    """Looks how much room there is in pools that are due, and tells of those that fill up.
+
+    Where a host has a worker of its own, that one is asked to.
+    """
+    others = routing.hosts_of_others()
+    for host_id, queue in others.items():
+        look_at_space_of.apply_async((host_id,), queue=queue, expires=OUTDATED, retry=False)
+    minutes.look(timezone.now(), but_not=list(others))
+    looking.look_at_space(timezone.now())
+
+
+@shared_task(base=DjangoTask, ignore_result=True)
+def look_at_space_of(host_id: int) -> None:
+    """The same for one host, by the worker that was started for it."""
+    host = Host.objects.filter(pk=host_id).first()
+    if host is not None and routing.serves(host):
+        minutes.look(timezone.now(), only=host_id)
+        looking.look_at_space(timezone.now())
+
+
+@shared_task(base=DjangoTask, ignore_result=True)
+def look_for_stopped_guests() -> None:
+    """Tells of guests that are paused by an I/O error; where a host has a worker of its own, that one looks."""
+    others = routing.hosts_of_others()
+    for host_id, queue in others.items():
+        look_for_stopped_guests_of.apply_async((host_id,), queue=queue, expires=OUTDATED, retry=False)
+    stopped_guests.look(but_not=list(others))
+
+
+@shared_task(base=DjangoTask, ignore_result=True)
+def look_for_stopped_guests_of(host_id: int) -> None:
+    """The same for one host, by the worker that was started for it."""
+    host = Host.objects.filter(pk=host_id).first()
+    if host is not None and routing.serves(host):
+        stopped_guests.look(only=host_id)
+
+
+@shared_task(base=DjangoTask, ignore_result=True)
 def look_at_users_of_undo_copies() -> None:
     """Writes down which guests run where undo copies wait and no libvirt tells of it by itself."""
     for host in Host.objects.filter(pk__in=holding.hosts_with_copies()):
@@ -137,8 +176,9 @@ def advance_policies() -> None:
 
 @shared_task(base=DjangoTask, ignore_result=True)
 def forget_vanished() -> None:
-    """Forgets images that vanished long ago, and key pairs that were never used."""
+    """Forgets images that vanished long ago, looks at pools, and key pairs that were never used."""
     key_pairs.forget_old()
+    minutes.thin_out(timezone.now())
     if settings.VANISHED_KEEP_DAYS:
         vanished.forget_old(timezone.now(), timedelta(days=settings.VANISHED_KEEP_DAYS))
 

@@ -321,6 +321,8 @@ CELERY_BEAT_SCHEDULE = {
     "guests of undo copies": {"task": "images.tasks.look_at_users_of_undo_copies", "schedule": 60.0},
     "tidy uploads": {"task": "images.tasks.tidy_uploads", "schedule": 60.0},
     "wait for guests": {"task": "images.tasks.look_at_guests", "schedule": 10.0},
+    "space of pools": {"task": "images.tasks.look_at_space", "schedule": 30.0},
+    "stopped guests": {"task": "images.tasks.look_for_stopped_guests", "schedule": 30.0},
     "policies": {"task": "images.tasks.advance_policies", "schedule": 15.0},
     "alerts": {"task": "images.tasks.look_for_trouble", "schedule": 60.0},
     "forget vanished images": {"task": "images.tasks.forget_vanished", "schedule": 3600.0},

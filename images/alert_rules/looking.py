@@ -24,12 +24,8 @@ def look(now: datetime) -> None:
 
     What raises alerts by itself (policies, benchmarks) closes them by itself; here they end with their pool.
     """
-    pools = list(StoragePool.objects.select_related("host").defer("path_bytes", "host__capabilities").order_by("pk"))
-    known = Alert.objects.filter(closed=None).values_list("key", "severity")
-    is_open = {name for key, severity in known for name in (key, f"{severity} {key}")}
+    pools, is_open = _pools(), _open_alerts()
     found: dict[str, Iterable[Trouble | Unjudged]] = {
-        events.POOL_OVER_THRESHOLD: of_pools.over_threshold(pools, is_open),
-        events.POOL_DAYS_UNTIL_FULL: of_pools.full_soon(pools, is_open, now),
         events.POOL_OVERCOMMIT: of_pools.overcommitted(pools, is_open),
         events.UNDO_HELD: of_pools.held_by_undo(pools, is_open),
         events.UNDO_KEPT: undo.kept(),
@@ -49,8 +45,29 @@ def look(now: datetime) -> None:
     }
     for kind, troubles in found.items():
         events.reconcile(kind, troubles)
+    _look_at_space(pools, is_open, now)
     _close_where_the_pool_is_gone({pool.pk for pool in pools})
     sending.close_where_nobody_is_told()
+
+
+def look_at_space(now: datetime) -> None:
+    """The same for what a look at how full pools are may change."""
+    _look_at_space(_pools(), _open_alerts(), now)
+
+
+def _look_at_space(pools: list[StoragePool], is_open: set[str], now: datetime) -> None:
+    events.reconcile(events.POOL_OVER_THRESHOLD, of_pools.over_threshold(pools, is_open))
+    events.reconcile(events.POOL_DAYS_UNTIL_FULL, of_pools.full_soon(pools, is_open, now))
+
+
+def _pools() -> list[StoragePool]:
+    return list(StoragePool.objects.select_related("host").defer("path_bytes", "host__capabilities").order_by("pk"))
+
+
+def _open_alerts() -> set[str]:
+    """Keys of the open alerts, each alone and behind its severity."""
+    known = Alert.objects.filter(closed=None).values_list("key", "severity")
+    return {name for key, severity in known for name in (key, f"{severity} {key}")}
 
 
 def _not_entered(pool: StoragePool) -> Trouble | None:

@@ -12,6 +12,7 @@ from datetime import datetime
 from functools import cached_property
 
 from images.alert_rules import trend
+from images.alert_rules.filling import Filling, filling, is_looked_at
 from images.rewrite.space import filesystem_of
 from images.selectors.pools import freshest, samples
 from storage_admin.events import services as events
@@ -26,6 +27,8 @@ NEVER_PERCENT = 100
 #: The same of other thresholds, as a part of them.
 MARGIN = 0.05
 MARGIN_DAYS = 0.25
+#: Full in so many minutes, it is in danger.
+DANGER_MINUTES = 60.0
 #: Used to so many percent, a pool is in danger whatever its threshold is.
 DANGER_PERCENT = 95.0
 
@@ -155,11 +158,20 @@ def filesystems(pools: Iterable[StoragePool]) -> list[Place]:
     return [Place(tuple(group)) for group in found.values()]
 
 
+_BROKEN = (
+    "The kernel has switched the thin pool to read-only or failed, or its metadata needs a check. Guests on it get I/O "
+    "errors. Shut them down, then repair the pool (lvconvert --repair)."
+)
+
+
 def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterator[Trouble | Unjudged]:
     """Filesystems that are used to their threshold."""
     kind = events.POOL_OVER_THRESHOLD
     for place in filesystems(pools):
         pool = place.measured
+        if any(one.is_broken for one in place.pools):
+            yield from place.troubles(kind, "danger", "{pool} takes no writes", _BROKEN)
+            continue
         if pool is None:
             yield from place.as_it_is(kind)
             continue
@@ -206,13 +218,19 @@ def _reserved(pool: StoragePool) -> str:
 
 
 def full_soon(pools: list[StoragePool], is_open: Collection[str], now: datetime) -> Iterator[Trouble | Unjudged]:
-    """Filesystems whose samples carry when they are full, and that is soon."""
+    """Filesystems that are full within hours, by the last looks, or within days, by samples that carry it."""
     kind = events.POOL_DAYS_UNTIL_FULL
     watched = [place for place in filesystems(pools) if place.thresholds("warn_days")]
     taken = samples((pool.pk for place in watched for pool in place.pools), now)
+    measured = {place.pool.pk: place.measured for place in watched if place.measured is not None}
+    told = {pool.pk for place in watched if place.is_told(kind, is_open) and (pool := place.measured) is not None}
+    rising = filling(measured.values(), told, now)
     for place in watched:
         pool, known_days = place.measured, place.days(taken)
-        if pool is None or pool.available_bytes is None or not known_days:
+        if pool is not None and pool.pk in rising:
+            yield from _full_in_hours(place, rising[pool.pk], is_open)
+            continue
+        if pool is None or pool.available_bytes is None or not (known_days or is_looked_at(pool, now)):
             yield from place.as_it_is(kind)
             continue
         is_told = place.is_told(kind, is_open)
@@ -231,6 +249,16 @@ def full_soon(pools: list[StoragePool], is_open: Collection[str], now: datetime)
             f"used space grew by {size(round(forecast.growth_bytes))} a day in the last {forecast.over_days} days, and "
             f"{size(pool.available_bytes)} are free. The alert is raised at {limit:g} days.",
         )
+
+
+def _full_in_hours(place: Place, found: Filling, is_open: Collection[str]) -> Iterator[Trouble | Unjudged]:
+    kind = events.POOL_DAYS_UNTIL_FULL
+    if found.rise is None:
+        yield from place.as_it_is(kind)
+        return
+    limit = DANGER_MINUTES * (1 + MARGIN_DAYS * place.is_told(kind, is_open, "danger"))
+    severity = "danger" if found.minutes <= limit else "warning"
+    yield from place.troubles(kind, severity, "{pool} will be full soon", found.detail)
 
 
 def overcommitted(pools: list[StoragePool], is_open: Collection[str]) -> Iterator[Trouble | Unjudged]:

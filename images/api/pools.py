@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 from django.db.models import QuerySet
 from django.utils.translation import gettext_lazy as _
-from drf_spectacular.utils import extend_schema, extend_schema_view
-from rest_framework import mixins, status
+from drf_spectacular.utils import extend_schema, extend_schema_field, extend_schema_view
+from rest_framework import mixins, serializers, status
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -14,13 +14,30 @@ from rest_framework.response import Response
 from images.filters import PoolFilters
 from images.orphans.rows import bytes_aside
 from images.selectors import forecasts
+from images.selectors.what_frees import Frees, what_frees
 from images.serializers import NewPoolBody, PoolBody, PoolSerializer
 from storage_admin.accounts.models import Role
+from storage_admin.events.serializers import AlertTargetSerializer
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import hosts_for, pools_for
 from storage_admin.hosts.services import confirm_folder, register_folder, remove_pool, update_pool
 from storage_admin.jobs.serializers import EmptyBody
 from storage_admin.rest.views import EndpointSet
+
+
+class FreesSerializer(serializers.Serializer[Any]):
+    """A plan that frees space in a pool."""
+
+    kind = serializers.CharField(help_text=_("Kind of the job."))
+    target = serializers.SerializerMethodField()
+    bytes = serializers.IntegerField(allow_null=True, help_text=_("Expected; null if unknown."))
+    at_once = serializers.BooleanField(
+        help_text=_("Whether the space is free when the job ends; else when its undo copy or the image is deleted.")
+    )
+
+    @extend_schema_field(AlertTargetSerializer())
+    def get_target(self, frees: Frees) -> dict[str, Any]:
+        return {"kind": frees.target_kind, "id": frees.target_id, "label": frees.label}
 
 
 def shown(pools: Iterable[StoragePool], *, many: bool) -> Any:
@@ -51,6 +68,15 @@ class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
 
     def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:  # noqa: ARG002 (as the base has it)
         return Response(shown([self.get_object()], many=False))
+
+    @extend_schema(
+        summary=_("Plans that free space in a pool and on its filesystem"),
+        description=_("Reclaims, undo copies, unused images, snapshots and trims; those that free most come first."),
+        responses=FreesSerializer(many=True),
+    )
+    @action(detail=True, methods=["get"], pagination_class=None)
+    def frees(self, _request: Request, **_where: Any) -> Response:
+        return Response(FreesSerializer(what_frees(self.actor, self.get_object()), many=True).data)
 
     @extend_schema(
         summary=_("Register a folder (admin)"),

@@ -150,7 +150,7 @@ _AS_LAST_SEEN = "Anything that the API no longer reports is shown as last seen."
 
 def as_last_seen(row: StoragePool, detail: str) -> dict[str, Any]:
     """The event of a pool that nobody told of: its row stays as it is."""
-    kept = ("capacity_bytes", "available_bytes", "reserved_bytes", "filesystem", "network", "shared_key", "fs_key")
+    kept = ("filesystem", "network", "shared_key", "fs_key")
     return {
         "event": "pool", "id": row.pk, "state": "unreadable", "detail": detail, "kind": str(row.kind),
         "images": row.images_count, "others": {"count": row.others_count, "bytes": row.others_bytes},

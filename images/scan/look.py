@@ -216,7 +216,7 @@ def _write(host: Host, ids: set[int], told: _Told, at: datetime, job: Job | None
         host = Host.objects.select_for_update().get(pk=host.pk)
         pools = {pool.pk: pool for pool in StoragePool.objects.select_for_update().filter(host=host).order_by("pk")}
         facts = [run.unmounted_is_missing(pools[one["id"]], one) for one in told.pools if one["id"] in pools]
-        _write_pools(pools, facts)
+        _write_pools(pools, facts, at)
         silence.answers(host)
         entered = [one for one in facts if not run.was_not_entered(one)]
         rewritten = run.rewritten_since(host.pk, at, but=0 if job is None else job.pk)
@@ -267,14 +267,13 @@ def _write_guests(host: Host, told: _Told) -> bool:
     return bool(others)
 
 
-def _write_pools(pools: dict[int, StoragePool], facts: list[dict[str, Any]]) -> None:
+def _write_pools(pools: dict[int, StoragePool], facts: list[dict[str, Any]], at: datetime) -> None:
     """How much space there is, and whether the folders are there."""
     for one in facts:
         pool = pools[one["id"]]
-        columns = ["capacity_bytes", "available_bytes", "reserved_bytes"]
+        columns = ["capacity_bytes", "available_bytes", "reserved_bytes", "space_seen"]
         if run.was_not_entered(one) or pool.state in {"missing", StoragePool.SILENT, *refusals.NOT_ENTERED}:
             pool.state, pool.state_detail = one["state"], one["detail"]
             columns += ["state", "state_detail"]
-        pool.capacity_bytes, pool.available_bytes = one["capacity_bytes"], one["available_bytes"]
-        pool.reserved_bytes = one["reserved_bytes"]
+        pool.take_space(one, at)
         pool.save(update_fields=columns)

@@ -44,7 +44,7 @@ DOMAINS = (Guest.Kind.DOMAIN,)
 SCANNED_OF_POOL = (
     "state", "state_detail", "last_scanned", "capacity_bytes", "available_bytes", "reserved_bytes", "filesystem",
     "network", "shared_key", "fs_key", "root", "kind", "others_count", "others_bytes", "undo_bytes", "leftovers",
-    "owners_unknown", "volume_facts",
+    "owners_unknown", "volume_facts", "space_seen",
 )  # fmt: skip
 
 
@@ -286,15 +286,14 @@ class ScanRun:
             owners_before = pool.owners_unknown
             pool.state, pool.state_detail = facts["state"], facts.get("detail") or ""
             if was_not_entered(facts):
-                pool.capacity_bytes = pool.available_bytes = pool.reserved_bytes = None
+                pool.capacity_bytes = pool.available_bytes = pool.reserved_bytes = pool.space_seen = None
                 # The rest is as it was when it was last there.
-                gone = ("state", "state_detail", "capacity_bytes", "available_bytes", "reserved_bytes")
+                gone = ("state", "state_detail", "capacity_bytes", "available_bytes", "reserved_bytes", "space_seen")
                 pool.save(update_fields=gone)
                 continue
             if facts["state"] == "ok":
                 pool.last_scanned = self.at
-            pool.capacity_bytes, pool.available_bytes = facts.get("capacity_bytes"), facts.get("available_bytes")
-            pool.reserved_bytes = facts.get("reserved_bytes")
+            pool.take_space(facts, self.at)
             pool.filesystem, pool.network = facts.get("filesystem") or "", bool(facts.get("network"))
             pool.root = facts.get("root")
             pool.shared_key, pool.fs_key = facts.get("shared_key") or "", facts.get("fs_key") or ""

@@ -95,9 +95,18 @@ class Backend:
     places: Callable[[Event, Collection[str]], dict[str, Place]]
 
 
-def _lvm_name(row: StoragePool, _: Event) -> str:
+def lvm_name(row: StoragePool, _: Event | None = None) -> str:
     """Pools of Proxmox VE have ``lvmthin vg0/pool0`` as their path."""
     return row.path.partition(" ")[2] if row.source == Source.PROXMOX else row.path.removeprefix("/dev/")
+
+
+def fullness(told: Event) -> dict[str, Any]:
+    """What a thin pool's row keeps of how the kernel tells of it (the agent's ``lvm.thin_pools``)."""
+    facts = {name: told[name] for name in ("mode", "needs_check")}
+    if told["metadata_size"]:
+        percent = 100 * told["metadata_used"] / told["metadata_size"]
+        facts |= {"metadata_bytes": told["metadata_size"], "metadata_percent": round(percent, 2)}
+    return facts
 
 
 def _lvm_places(event: Event, _: Collection[str]) -> dict[str, Place]:
@@ -112,6 +121,8 @@ def _lvm_places(event: Event, _: Collection[str]) -> dict[str, Place]:
     for one in event["pools"]:
         name, used, size = f"{one['group']}/{one['name']}", one["used"], one["size"]
         facts = {"metadata_bytes": one["metadata_size"], "metadata_percent": one["metadata_percent"]}
+        facts |= {name: one[name] for name in ("mode", "needs_check", "extend_at", "extend_by") if name in one}
+        facts["group_free"] = found[one["group"]].available
         key = f"{found[one['group']].key}/{one['name']}"
         available = None if used is None else size - used
         found[name] = Place(name, Kind.LVMTHIN, key, key, "", size, available, facts, is_pool=True)
@@ -212,7 +223,7 @@ def _zfs_path(one: Event) -> str:
 
 BACKENDS = {
     "lvm": Backend(
-        "lvm", "LVM", (Kind.LVM, Kind.LVMTHIN), Source.LVM, _lvm_name, lambda name: f"/dev/{name}", _lvm_places
+        "lvm", "LVM", (Kind.LVM, Kind.LVMTHIN), Source.LVM, lvm_name, lambda name: f"/dev/{name}", _lvm_places
     ),
     "zfs": Backend("zfs", "ZFS", (Kind.ZFS,), Source.ZFS, _zfs_name, lambda name: _ZVOLS + name, _zfs_places),
 }

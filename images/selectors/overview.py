@@ -1,5 +1,7 @@
 """The numbers of the first page, from the database alone."""
 
+from collections.abc import Collection
+
 from django.db.models import F
 from django.utils import timezone
 
@@ -37,9 +39,16 @@ def overview(actor: Actor) -> Overview:
     )
 
 
-def candidates(actor: Actor, limit: int = CANDIDATES) -> tuple[Candidate, ...]:
-    """The images with the most to win back by a method that there is, largest first; each inode once."""
+def candidates(
+    actor: Actor, limit: int = CANDIDATES, pools: Collection[int] | None = None
+) -> tuple[Candidate, ...]:  # fmt: skip
+    """The images with the most to win back by a method that there is, largest first; each inode once.
+
+    Args:
+        pools: ids of those that they lie in; ``None`` for all.
+    """
     rows = images_for(actor).filter(reclaimable_bytes__gt=0, reclaimable_method__in=space.METHODS, state=Image.State.OK)
+    rows = rows if pools is None else rows.filter(pool__in=pools)
     found: dict[tuple[int, str, str], Candidate] = {}
     for image in rows.order_by(F("reclaimable_bytes").desc(nulls_last=True), "-id")[: 2 * limit]:
         found.setdefault((image.host_id, image.dev, image.inode), _candidate(image))

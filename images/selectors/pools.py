@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from django.db.models import Avg, F, FloatField, Func, Value
-from django.db.models.functions import Cast, Floor
+from django.db.models import Avg, F, FloatField, Func, Max, Min, Value
+from django.db.models.functions import Cast, Coalesce, Floor
 from django.utils import timezone
 
-from images.alert_rules import trend
+from images.alert_rules import rise, trend
 from images.selectors.overview_shapes import PoolRow
-from storage_admin.hosts.models import Host, PoolSample, StoragePool
+from storage_admin.hosts.models import Host, PoolMinute, PoolSample, StoragePool
 from storage_admin.words import tenths
 
 
@@ -75,14 +75,13 @@ def freshest(pools: Iterable[StoragePool]) -> StoragePool | None:
         pools: with their hosts; such as know it.
 
     Returns:
-        What was scanned last on a host that answers; where none does, what was scanned last; ``None`` of none.
+        What was looked at last on a host that answers; where none does, what was looked at last; ``None`` of none.
     """
     return max(pools, key=_freshness, default=None)
 
 
 def _freshness(pool: StoragePool) -> tuple[bool, float]:
-    scanned = pool.last_scanned.timestamp() if pool.last_scanned else 0.0
-    return pool.host.status != Host.Status.UNREACHABLE, scanned
+    return pool.host.status != Host.Status.UNREACHABLE, pool.space_at.timestamp() if pool.space_at else 0.0
 
 
 def forecasts(
@@ -121,6 +120,34 @@ def samples(pools: Iterable[int], now: datetime | None = None) -> dict[int, list
     for row in rows:
         days.setdefault(row["pool_id"], []).append(trend.Day(row["age"], row["used"]))
     return {pool_id: sorted(known, key=lambda day: -day.age) for pool_id, known in days.items()}
+
+
+def looks(pools: Iterable[int], now: datetime) -> dict[int, list[PoolMinute]]:
+    """The looks at pools of the last day, the oldest first, by the pool's id."""
+    found: dict[int, list[PoolMinute]] = {}
+    since = now - timedelta(minutes=rise.LONGEST)
+    for look in PoolMinute.objects.filter(pool__in=list(pools), at__gt=since, at__lte=now).order_by("at"):
+        found.setdefault(look.pool_id, []).append(look)
+    return found
+
+
+def lowest(pools: Iterable[int], now: datetime) -> dict[int, tuple[int, int | None]]:
+    """The least that was used at the looks of the last day, of pools and of their metadata, in bytes, by the id."""
+    since = now - timedelta(minutes=rise.LONGEST)
+    rows = PoolMinute.objects.filter(pool__in=list(pools), at__gt=since, at__lte=now).order_by().values_list("pool")
+    return {pool: (data, meta) for pool, data, meta in rows.annotate(Min("used_bytes"), Min("metadata_used_bytes"))}
+
+
+def lows_and_highs(pools: Iterable[int], now: datetime) -> dict[int, list[tuple[int, int]]]:
+    """The least and the most that was used, in bytes, on each of the eight days before the last, by the pool's id."""
+    age = Value(now.timestamp() / 86400, output_field=FloatField()) - EpochDays(F("at"))
+    used = F("capacity_bytes") - F("available_bytes") - Coalesce(F("reserved_bytes"), 0)
+    between = (now - timedelta(days=9), now - timedelta(days=1))
+    rows = PoolSample.objects.filter(pool__in=list(pools), at__gt=between[0], at__lte=between[1]).order_by()
+    found: dict[int, list[tuple[int, int]]] = {}
+    for row in rows.annotate(day=Floor(age)).values("pool_id", "day").annotate(low=Min(used), high=Max(used)):
+        found.setdefault(row["pool_id"], []).append((row["low"], row["high"]))
+    return found
 
 
 def days_until_full(pools: Iterable[StoragePool]) -> dict[int, float]:

@@ -130,6 +130,7 @@ Verb = Callable[[Request, AgentIO], dict[str, Any]]
 VERBS = {
     "scan": ("scan", "run"),
     "look": ("scan", "look"),
+    "space": ("space", "run"),
     "folder": ("folder", "run"),
     "analyze": ("analyze", "run"),
     "sample": ("sample", "run"),

@@ -44,6 +44,7 @@ CLOCK_JUMPED = "clock_jumped"
 BENCHMARK_REGRESSION = "benchmark_regression"
 JOB_STALLED = "job_stalled"
 SNAPSHOTS_FORGOTTEN = "snapshots_forgotten"
+GUEST_IO_ERROR = "guest_io_error"
 DELIVERY_GIVEN_UP = "delivery_given_up"
 #: Every kind of alert and its words.
 KINDS = {
@@ -62,6 +63,7 @@ KINDS = {
     BENCHMARK_REGRESSION: _("benchmark regression"),
     JOB_STALLED: _("job without progress"),
     SNAPSHOTS_FORGOTTEN: _("old or many snapshots"),
+    GUEST_IO_ERROR: _("guest paused by an I/O error"),
     DELIVERY_GIVEN_UP: _("notifications not delivered"),
 }
 #: What of an open alert follows what is found.

@@ -187,3 +187,17 @@ def since_1970(seconds: object) -> datetime | None:
 def newest_first(found: Iterable[Snapshot]) -> tuple[Snapshot, ...]:
     """Snapshots by their age, undated ones at the end."""
     return tuple(sorted(found, key=lambda one: one.created or datetime.min.replace(tzinfo=UTC), reverse=True))
+
+
+@dataclass(frozen=True)
+class StoppedGuest:
+    """A guest that QEMU has paused because of an I/O error.
+
+    Args:
+        disks: why, by disk target, of those that its manager names.
+    """
+
+    kind: str
+    uid: str
+    name: str
+    disks: dict[str, str] = field(default_factory=dict)

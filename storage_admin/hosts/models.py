@@ -1,6 +1,7 @@
 """Hypervisors, and the places on them where images live."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from datetime import datetime
 from typing import Any, Self
 
 from django.db import models
@@ -187,6 +188,10 @@ class StoragePool(PartialRows):
     available_bytes = models.BigIntegerField(null=True)
     #: Free, but not available: what the filesystem keeps for root; null where nobody tells.
     reserved_bytes = models.BigIntegerField(null=True)
+    #: When that was so; null where only ``last_scanned`` tells.
+    space_seen = models.DateTimeField(null=True, blank=True)
+    #: When it is looked at next without a scan (:mod:`images.scan.minutes`); null for at once.
+    space_due = models.DateTimeField(null=True, blank=True)
     #: What LVM or ZFS says of it beside its space, where the agent has read the pool's volumes there; else null.
     volume_facts = models.JSONField(null=True, blank=True)
     #: Sums over the pool's images, each inode once; written when a scan or a job ends.
@@ -255,6 +260,34 @@ class StoragePool(PartialRows):
         return {"used": facts["used_bytes"], **told, "remainder": remainder}
 
     @property
+    def is_broken(self) -> bool:
+        """Whether the kernel lets nobody write to a thin pool although it may have room."""
+        told = self.volume_facts or {}
+        return told.get("mode") in ("ro", "Fail", "Error") or bool(told.get("needs_check"))
+
+    @property
+    def metadata_used_bytes(self) -> int | None:
+        """The same in bytes."""
+        whole, percent = self.metadata_bytes, self.metadata_percent
+        return None if whole is None or percent is None else round(whole * percent / 100)
+
+    @property
+    def space_at(self) -> datetime | None:
+        """When its space was as the row says; ``None`` where nobody has looked yet."""
+        return self.space_seen or self.last_scanned
+
+    def take_space(self, told: Mapping[str, Any], at: datetime) -> None:
+        """Takes how much space there was, unless somebody has looked since; the row is not saved.
+
+        Args:
+            told: ``capacity_bytes``, ``available_bytes``, ``reserved_bytes``; without the first, nothing is known anew.
+        """
+        if "capacity_bytes" in told and (self.space_seen is None or self.space_seen <= at):
+            self.capacity_bytes, self.available_bytes = told["capacity_bytes"], told["available_bytes"]
+            self.reserved_bytes = told.get("reserved_bytes")
+            self.space_seen = at if self.available_bytes is not None else None
+
+    @property
     def overcommit_ratio(self) -> float | None:
         """Virtual sizes of its images against what its filesystem can give them: not what is kept for root."""
         if not self.usable_bytes or self.virtual_bytes is None:
@@ -307,3 +340,20 @@ class PoolSample(models.Model):
     @property
     def used_bytes(self) -> int:
         return max(self.capacity_bytes - self.available_bytes - (self.reserved_bytes or 0), 0)
+
+
+class PoolMinute(models.Model):
+    """How full a pool was at a look between scans, for what fills up within hours; kept for a day."""
+
+    pool = models.ForeignKey(StoragePool, on_delete=models.CASCADE, related_name="minutes")
+    at = models.DateTimeField()
+    used_bytes = models.BigIntegerField()
+    #: Of a thin pool's metadata; null for what has none.
+    metadata_used_bytes = models.BigIntegerField(null=True)
+
+    class Meta:
+        ordering = ["at"]
+        indexes = [models.Index(fields=["pool", "at"])]
+
+    def __str__(self) -> str:
+        return f"{self.pool_id} at {self.at}"

@@ -62,7 +62,7 @@ POOLS = frozenset({"scan", "look", "sample", "recover", "folder"})
 _MADE = ("pve", "benchmark", "users", "beneath", "occupied", "unpack")
 _NEW = ("from_device", "receive", "upload", "forget_upload")
 _ATTACHES = ("attach", "detach", "attached")
-NO_IMAGES = frozenset((*_MADE, *_NEW, *_ATTACHES))
+NO_IMAGES = frozenset((*_MADE, *_NEW, *_ATTACHES, "space"))
 #: Verbs that change an image's name and take nothing from its content.
 NAMES = frozenset({"set_aside", "restore_aside", "delete_aside", "drop"})
 #: How work may end that is neither a bug nor a result.

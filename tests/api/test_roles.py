@@ -58,6 +58,7 @@ CASES = [
     Case("post", "hosts/{host}/scan/", OPERATOR, 202),
     Case("get", "pools/", VIEWER),
     Case("get", "pools/{pool}/", VIEWER),
+    Case("get", "pools/{pool}/frees/", VIEWER),
     Case("post", "pools/", ADMIN, 201, {"host": "{slug}", "path": "{folder}"}),
     Case("patch", "pools/{pool}/", ADMIN, body={"name": "x"}),
     Case("post", "pools/{there}/confirm-folder/", ADMIN),

@@ -6,9 +6,10 @@ import pytest
 
 from images import selectors
 from images.models import Image
-from images.scan import shared_storages
+from images.scan import shared_storages, stopped_guests
 from images.scan.run import ScanRun
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.events.models import Alert
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
@@ -272,3 +273,20 @@ def test_what_an_agent_has_walked_is_counted_once_as_soon_as_its_scan_ends(nodes
     pool = StoragePool.objects.get(host=second, name="nfs")
     assert (pool.shared_key, pool.fs_key) == (walked.shared_key, walked.fs_key)
     assert shared_storages.listed_in(pool) == walked.pk
+
+
+def test_a_vm_that_is_paused_by_an_io_error_is_named_with_its_disks_until_it_goes_on(server: ProxmoxServer) -> None:
+    host = add(server)
+    scan(host)
+    guest = Guest.objects.get(host=host, name="db1")
+    stopped_guests.look()
+    assert not Alert.objects.exists()
+    vm = server.world.guests["vm", int(guest.uid)]
+    vm.running, vm.qmp = True, "io-error"
+    stopped_guests.look()
+    alert = Alert.objects.get(closed=None)
+    assert (alert.kind, alert.target_id, alert.severity) == ("guest_io_error", guest.pk, "danger")
+    assert "vm-100-disk-0.qcow2 in pool store" in alert.detail
+    vm.qmp = "running"
+    stopped_guests.look()
+    assert not Alert.objects.filter(closed=None).exists()

@@ -31,6 +31,10 @@ RINGS = {
     "guests of undo copies": ("images.tasks.look_at_users_of_undo_copies", 90),
     "tidy uploads": ("images.tasks.tidy_uploads", 600),
     "wait for guests": ("images.tasks.look_at_guests", 10),
+    # Pools that may fill up are looked at each minute: a look is due 45 seconds after the last one.
+    "space of pools": ("images.tasks.look_at_space", 30),
+    # A guest that is paused by an I/O error is named within a minute.
+    "stopped guests": ("images.tasks.look_for_stopped_guests", 30),
     # A window is called late two minutes after it opened, and its last minutes begin nothing.
     "policies": ("images.tasks.advance_policies", 30),
     "forget vanished images": ("images.tasks.forget_vanished", 60 * 60),

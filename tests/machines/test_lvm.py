@@ -2,12 +2,14 @@
 
 import contextlib
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 from django.utils import timezone
 
-from images.alert_rules.looking import look
+from images.alert_rules.looking import look, look_at_space
 from images.models import Image
+from images.scan import minutes
 from storage_admin.events.models import Alert
 from storage_admin.hosts import asking
 from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
@@ -119,6 +121,35 @@ def test_a_thin_pool_that_runs_to_95_percent_is_told_of_as_a_danger(group: Host,
     assert f"{reread(thin).used_percent:.2f}" == said(group, "lvs", "name,data_percent")["pool"][0] == "95.31"
     assert [one.severity for one in alerts] == ["danger"]
     assert alerts.get().detail.startswith("Data of the thin pool")
+
+
+def test_a_thin_pool_that_is_run_full_is_told_of_before_and_looks_activate_nothing(
+    group: Host, row: Row, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group.run("lvchange -q --errorwhenfull y vg/pool; lvcreate -q -V 100M -T vg/pool -n full; udevadm settle")
+    scan(row)
+    for limit in ("ANSWER", "ROUND"):
+        monkeypatch.setattr(minutes, limit, 120.0)  # an emulated machine is slow
+    thin, state, now, told_at = StoragePool.objects.get(name="vg/pool"), group.run(STATE), timezone.now(), 0.0
+    alerts = Alert.objects.filter(closed=None, key=f"pool_days_until_full:{thin.pk}")
+    for step in range(1, 20):
+        at = now + timedelta(minutes=step)
+        monkeypatch.setattr(timezone, "now", lambda at=at: at)
+        StoragePool.objects.update(space_due=None)  # else it is looked at each minute only once that is known to pay
+        minutes.look(at)
+        look_at_space(at)
+        status = group.run("dmsetup status --noflush vg-pool-tpool").split()
+        used, whole = map(int, status[5].split("/"))
+        assert reread(thin).space_at == at
+        assert thin.used_bytes == thin.capacity_bytes * used // whole  # type: ignore[operator]
+        assert thin.metadata_used_bytes == pytest.approx(4096 * int(status[4].split("/")[0]), abs=500)
+        told_at = told_at or (thin.used_percent or 0.0 if alerts.exists() else 0.0)
+        if status[7] == "out_of_data_space":
+            break
+        group.run(f"dd if=/dev/urandom of=/dev/vg/full bs=1M seek={5 * step} count=5 oflag=direct status=none || true")
+    assert 50 < told_at < 80
+    assert (thin.volume_facts or {})["mode"] == "out_of_data_space"
+    assert group.run(STATE) == state
 
 
 def test_guests_are_found_by_any_name_and_what_is_open_is_in_use(group: Host, row: Row) -> None:

@@ -25,10 +25,20 @@ _VOLUMES = (
 )
 #: For ten thousand volumes and the parts of each.
 _LIMITS = tools.Limits(output_bytes=32 << 20)
+#: From so many percent on dmeventd extends a thin pool, and by so many (lvmthin(7)).
+_EXTENSION = ("activation/thin_pool_autoextend_threshold", "activation/thin_pool_autoextend_percent")
+#: For what the kernel answers at once.
+_QUICK = tools.Limits(wall_seconds=5.0)
 #: What LVM's tools let a name be (lvm(8)); what else stands in metadata was written by somebody who means no good.
 NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9+_.][a-zA-Z0-9+_.-]{0,126}\Z", re.ASCII)
 #: Layouts of which all parts are known by their sizes: not those of caches and VDO.
 _WHOLE = frozenset({"linear", "striped", "raid", "mirror"})
+#: A thin pool as the device mapper tells of it (the kernel's Documentation/admin-guide/device-mapper/
+#: thin-provisioning.rst): LVM doubles each ``-`` of a name and calls the pool itself ``GROUP-NAME-tpool``.
+_THIN_POOL = re.compile(r"((?:[^-]|--)+)-((?:[^-]|--)+?)(?:-tpool)?: \d+ (\d+) thin-pool (.+)")
+_FULLNESS = re.compile(r"\d+ (\d+)/(\d+) (\d+)/(\d+) \S+ (\w+)(.*)")
+#: Bytes of a block of its metadata.
+_METADATA_BLOCK = 4096
 
 
 def read(io: AgentIO) -> dict[str, Any]:
@@ -37,17 +47,83 @@ def read(io: AgentIO) -> dict[str, Any]:
     Returns:
         ``groups``: ``name``, ``uuid``, ``size``, ``free``,
         ``why`` (why nothing is told of its volumes). ``pools`` (thin pools): ``group``, ``name``, ``size``, ``used``,
-        ``metadata_size``, ``metadata_percent``. ``volumes``: ``group``, ``name``, ``id``, ``pool`` (the thin pool or
-        empty), ``size`` (that a guest sees), ``allocated`` (what it takes of its group, or of its thin pool),
-        ``origin``, ``open``, ``health``, ``dm_path``, ``dev``, ``inode`` (of its device, while it is active). Sizes are
-        in bytes; what LVM does not tell is null.
+        ``metadata_size``, ``metadata_percent``, ``mode`` (empty while inactive), ``needs_check``. ``volumes``:
+        ``group``, ``name``, ``id``, ``pool`` (the thin pool or empty), ``size`` (that a guest sees), ``allocated``
+        (what it takes of its group, or of its thin pool), ``origin``, ``open``, ``health``, ``dm_path``, ``dev``,
+        ``inode`` (of its device, while it is active). Sizes are in bytes; what LVM does not tell is null. Of a thin
+        pool that dmeventd extends by itself also ``extend_at`` and ``extend_by``, in percent.
 
     Raises:
         HostError, RefusedError, StoppedError: as of :func:`tools.run`.
         ValueError, LookupError, TypeError, AttributeError: it answers otherwise than expected.
     """
     groups = ask("vgs", "vg", _GROUPS, io)
-    return parsed(groups, ask("lvs", "lv", _VOLUMES, io, "-a"))
+    told = parsed(groups, ask("lvs", "lv", _VOLUMES, io, "-a"))
+    states = {(one["group"], one["name"]): one for one in thin_pools(io)} if told["pools"] else {}
+    for pool in told["pools"]:
+        state = states.get((pool["group"], pool["name"]), {})
+        pool |= {"mode": state.get("mode", ""), "needs_check": state.get("needs_check", False)}
+    _add_extension(told["pools"], io)
+    return told
+
+
+def _add_extension(pools: Sequence[dict[str, Any]], io: AgentIO) -> None:
+    """Says of thin pools that dmeventd watches when it extends them, where LVM's configuration has it do so at all."""
+    if not pools:
+        return
+    done = tools.run(["lvmconfig", "--type", "full", *_EXTENSION], io)
+    told = dict(re.findall(r"(\w+)=(\d+)", done.stdout.decode("utf-8", "replace")))
+    at, by = (int(told.get(name.rpartition("/")[2], 100)) for name in _EXTENSION)
+    if at >= 100:
+        return
+    lines = ask("lvs", "lv", "vg_name,lv_name,seg_monitor", io, "-S", "segtype=thin-pool")
+    watched = {(line["vg_name"], line["lv_name"]) for line in lines if line["seg_monitor"] == "monitored"}
+    for pool in pools:
+        if (pool["group"], pool["name"]) in watched:
+            pool |= {"extend_at": at, "extend_by": by}
+
+
+def thin_pools(io: AgentIO) -> list[dict[str, Any]]:
+    """How full the active thin pools are: one question to the kernel, for which no lock of LVM is taken.
+
+    Nothing is written for it either: without ``--noflush`` each pool would write its metadata first.
+
+    Returns:
+        For each: ``group``, ``name``; ``mode``: ``rw``, ``ro``, ``out_of_data_space`` or ``Fail``; ``needs_check``;
+        ``size``, ``used``, ``metadata_size``, ``metadata_used``, in bytes, null of one that has failed. None at all
+        where there is no device mapper.
+
+    Raises:
+        StoppedError: the controller stopped the work.
+    """
+    try:
+        done = tools.run(["dmsetup", "status", "--noflush", "--target", "thin-pool"], io, limits=_QUICK)
+    except (RefusedError, HostError):
+        return []
+    lines = done.stdout.decode("utf-8", "replace").splitlines() if done.exit_code == 0 else []
+    return [told for line in lines if (told := thin_pool(line)) is not None]
+
+
+def thin_pool(line: str) -> dict[str, Any] | None:
+    """One line of ``dmsetup status`` as :func:`thin_pools` tells it; ``None`` for what is no thin pool of LVM."""
+    found = _THIN_POOL.fullmatch(line)
+    group, name = (part.replace("--", "-") for part in found.group(1, 2)) if found else ("", "")
+    if found is None or not NAME.match(group) or not NAME.match(name):
+        return None
+    told: dict[str, Any] = {"group": group, "name": name, "mode": found[4].split()[0], "needs_check": False}
+    sizes = _FULLNESS.fullmatch(found[4])
+    if sizes is None:
+        return told | dict.fromkeys(("size", "used", "metadata_size", "metadata_used"))
+    metadata_used, metadata, used, blocks = map(int, sizes.group(1, 2, 3, 4))
+    size = int(found[3]) * 512
+    return told | {
+        "mode": sizes[5],
+        "needs_check": "needs_check" in sizes[6].split(),
+        "size": size,
+        "used": size * used // blocks if blocks else 0,
+        "metadata_size": metadata * _METADATA_BLOCK,
+        "metadata_used": metadata_used * _METADATA_BLOCK,
+    }
 
 
 def ask(tool: str, kind: str, columns: str, io: AgentIO, *more: str) -> list[dict[str, str]]:

@@ -10,8 +10,7 @@ import stat
 import sys
 from typing import Any
 
-from storage_admin.agent.folders import roots
-from storage_admin.agent.folders.pools import is_ours, open_parent, open_root
+from storage_admin.agent.folders.pools import is_ours, open_parent, open_root, place
 from storage_admin.agent.formats import UnreadableError, guess, stands_alone, vmdk
 from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.host import attributes, special_mounts
@@ -101,7 +100,8 @@ class PoolScan:
             gone = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
             return self._event("missing" if gone else "unreadable", f"{error.strerror}")
         try:
-            place = self._place(root, mounts, machine)
+            self.mount, told = place(root, mounts, machine)
+            self.device = told["dev"]
             walked = Walk(self._nested, mounts.may_wait)
             for folder in walked.folders(root, self._path, self._kind) if walk else ():
                 self._folder(folder)
@@ -114,7 +114,7 @@ class PoolScan:
         if self._kind == "dir":
             notes.append((walked.too_deep, "has folders that are too deep"))
         detail = "; ".join(_few(names) + ": " + what for names, what in notes if names)
-        return {**self._event("unreadable" if unread else "ok", detail), **place}
+        return {**self._event("unreadable" if unread else "ok", detail), **told}
 
     def without_answer(self) -> dict[str, Any]:
         """The fields of the ``pool`` event of a folder that gives no sign of life; it is not touched."""
@@ -147,32 +147,6 @@ class PoolScan:
             # What was not read has not vanished.
             "vanished_b64": b64(b"".join(sorted(self._known))) if state == "ok" else "",
         }
-
-    def _place(self, root: int, mounts: Mounts, machine: str) -> dict[str, Any]:
-        self.device = os.fstat(root).st_dev
-        space = os.fstatvfs(root)
-        self.mount = mounts.of_descriptor(root)
-        mounts.trust(self.mount)
-        found = roots.identity(root)
-        place: dict[str, Any] = {
-            "dev": self.device,
-            "root": None if found is None else vars(found),
-            "capacity_bytes": space.f_blocks * space.f_frsize,
-            "available_bytes": space.f_bavail * space.f_frsize,
-            # Free, but kept for root, as ext4 does: `df` counts it neither as used nor as available.
-            "reserved_bytes": max(space.f_bfree - space.f_bavail, 0) * space.f_frsize,
-        }
-        if self.mount is not None:
-            real = os.readlink(b"/proc/self/fd/%d" % root)
-            fs_key, shared_key = mounts.keys(self.mount, real, machine)
-            place.update(
-                filesystem=self.mount.described,
-                mount_source=self.mount.source.decode("utf-8", "backslashreplace"),
-                network=self.mount.is_network,
-                shared_key=shared_key,
-                fs_key=fs_key,
-            )
-        return place
 
     def _folder(self, folder: Folder) -> None:
         """The hot path: an unchanged image costs one ``stat`` and one hash here."""

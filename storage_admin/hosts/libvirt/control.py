@@ -15,6 +15,7 @@ from storage_admin.hosts.libvirt.io import IoOutcome, checked, outcome
 from storage_admin.hosts.libvirt.process import ask
 from storage_admin.hosts.libvirt.relay import refuse_to_write, why_read_only
 from storage_admin.hosts.libvirt.uri import uri_of
+from storage_admin.hosts.live_facts import StoppedGuest
 from storage_admin.hosts.models import Host
 
 #: Seconds until a question is given up, until a start is, until a definition is, and until limits are.
@@ -29,6 +30,16 @@ def states(host: Host) -> dict[str, str]:
     """
     answer = _run(host, ["states"], STATES_TIMEOUT)
     return {str(uid): str(state) for uid, state in answer["states"].items()}
+
+
+def stopped(host: Host) -> list[StoppedGuest]:
+    """The domains on a host that QEMU has paused because of an I/O error.
+
+    Raises:
+        HostError: as :func:`states`.
+    """
+    answer = _run(host, ["states"], STATES_TIMEOUT)
+    return [StoppedGuest("domain", one["uid"], one["name"], one["disks"]) for one in answer["stopped"]]
 
 
 def start(host: Host, uid: str) -> str:

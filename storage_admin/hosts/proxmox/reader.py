@@ -7,8 +7,9 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.hosts.live_facts import StoppedGuest
 from storage_admin.hosts.proxmox import guests, permissions, storages, volumes
-from storage_admin.hosts.proxmox.client import Client
+from storage_admin.hosts.proxmox.client import Api, Client
 from storage_admin.hosts.proxmox.config import PATHS, GuestRef, read_config, read_snapshots
 from storage_admin.hosts.proxmox.drives import CONTAINER, VM
 from storage_admin.hosts.proxmox.errors import ApiError, DeniedError, NoAnswerError, NotThereError
@@ -299,6 +300,13 @@ def read_states(client: Client, node: str) -> tuple[ProxmoxGuest, ...]:
             if vmid is not None:
                 found.append(guests.build(kind, node, vmid, [told], {}, state=_state(row)))
     return tuple(found)
+
+
+def read_stopped(api: Api, node: str) -> list[StoppedGuest]:
+    """The VMs of a node that QEMU has paused because of an I/O error; which disk has it, nobody tells."""
+    rows = api.rows("nodes", node, PATHS[VM], params={"full": 1})
+    stopped = [row for row in rows if row.get("qmpstatus") == "io-error"]
+    return [StoppedGuest(VM, str(row.get("vmid")), str(row.get("name") or row.get("vmid"))) for row in stopped]
 
 
 def _state(row: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_POST, require_safe
 
+from images.selectors.what_frees import what_frees
 from storage_admin.accounts.models import Role
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.csv_export import Columns, csv_answer
@@ -18,6 +19,7 @@ from storage_admin.events import services
 from storage_admin.events.filters import AlertFilters
 from storage_admin.events.models import Alert
 from storage_admin.events.selectors import alerts_for, open_alerts, open_first
+from storage_admin.hosts.selectors import pools_for
 from storage_admin.web.lists import Filtered, filtered
 from storage_admin.web.page import (
     PageRequest,
@@ -43,6 +45,10 @@ CSV_COLUMNS: Columns = {
 STATES = (("", "all"), ("new", "new"), ("acknowledged", "acknowledged"), ("closed", "over"))
 #: The page of what an alert is about: the name of its URL, and whether it takes an id.
 PAGES = {"image": True, "pool": True, "job": True, "policy": True, "webhook": True, "hosts": False, "guest": True}
+
+#: Kinds of alerts that a pool has too little space, and pages of plans that are not called as their kinds of jobs.
+OF_SPACE = (services.POOL_OVER_THRESHOLD, services.POOL_DAYS_UNTIL_FULL, services.UNDO_HELD)
+PLANS = {"discard_undo": "job", "delete_snapshot": "guest_snapshots"}
 
 
 def link_of(alert: Alert) -> str:
@@ -116,7 +122,17 @@ def alert(request: PageRequest, alert_id: int) -> HttpResponseBase:
     row = _alert(request, alert_id)
     before = alerts_for(request.actor).filter(key=row.key, pk__lt=row.pk)[:20]
     context = {"section": "alerts", "alert": row, "link": link_of(row), "before": before, "here": request.path}
+    context["frees"] = _frees(request, row)
     return render(request, "alerts/alert.html", context | {"kind": services.KINDS.get(row.kind, row.kind)})
+
+
+def _frees(request: PageRequest, row: Alert) -> list[dict[str, Any]]:
+    """What would free most space in the pool that an open alert is about, with the page of each plan."""
+    if row.closed is not None or row.kind not in OF_SPACE or row.target_id is None:
+        return []
+    pool = pools_for(request.actor).filter(pk=row.target_id).first()
+    found = what_frees(request.actor, pool) if pool is not None else []
+    return [{"plan": one, "link": reverse(PLANS.get(one.kind, one.kind), args=[one.target_id])} for one in found]
 
 
 @require_POST
