@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -41,7 +42,12 @@ def plan(actor: Actor, kind: str, target_id: int, options: dict[str, Any], *, lo
     options = chosen.clean(options)
     if look:
         chosen.look(target_id)
-    return chosen.plan(actor, target_id, options)
+    return _planned(actor, chosen, target_id, options)
+
+
+def _planned(actor: Actor, kind: JobKind, target_id: int, options: dict[str, Any]) -> Plan:
+    predicted = kind.plan(actor, target_id, options)
+    return replace(predicted, backups=kind.last_backups(target_id, predicted))
 
 
 def submit(
@@ -89,7 +95,7 @@ def submit(
         return queued  # its plan is there
     if look:
         chosen.look(target_id)
-    predicted = chosen.plan(actor, target_id, options)
+    predicted = _planned(actor, chosen, target_id, options)
     check(predicted)
     against = predicted.refusals if by_hand else (*predicted.refusals, *predicted.by_hand)
     if against:
