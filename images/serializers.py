@@ -8,15 +8,18 @@ from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from images.models import Image, ImageSample
+from images import backups
+from images.models import Image
 from images.orphans.selectors import evidence
 from images.scan import known
 from images.selectors.guests import why_no_image
 from images.selectors.snapshots import KINDS, LISTED_BY, held_by_each
 from images.services import DECLARABLE
+from storage_admin.guests.backups import of_guests
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.live_facts import since_1970
 from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs.serializers import LastBackupSerializer
 from storage_admin.rest.fields import Body, StrictBoolean, StrictInteger, StrictNumber, StrictText, TextOrNull
 from storage_admin.rest.shown import Shown
 
@@ -62,6 +65,9 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
         help_text=_("Evidence in sentences: why the image is an orphan, why it is not, or why this is not known.")
     )
     aside_by = TextOrNull()
+    last_backup = serializers.SerializerMethodField(
+        help_text=_("Last backup of its guest, of several the one that helps least; null where nothing reports any.")
+    )
     exclusive_bytes = serializers.IntegerField(
         read_only=True, allow_null=True, help_text=_("What deleting a logical volume would free; null while unknown.")
     )
@@ -82,7 +88,7 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
             "overlays_count", "snapshots", "encrypted", "in_use", "in_use_detail", "guests", "state",
             "state_detail", "orphan", "orphan_evidence", "reclaimable_bytes", "reclaimable_low", "reclaimable_high",
             "reclaimable_method", "analyzed_at", "first_seen", "last_scanned", "missing_since",
-            "aside_since", "aside_until", "aside_by", "deleted_at",
+            "aside_since", "aside_until", "aside_by", "deleted_at", "last_backup",
         )  # fmt: skip
         read_only_fields = fields
         extra_kwargs = {
@@ -98,6 +104,11 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
     @extend_schema_field({"type": "array", "items": {"type": "string"}})
     def get_orphan_evidence(self, image: Image) -> list[str]:
         return evidence(image)
+
+    @extend_schema_field(LastBackupSerializer(allow_null=True))
+    def get_last_backup(self, image: Image) -> Any:
+        found = backups.of(image)
+        return LastBackupSerializer(found[0]).data if found else None
 
     @extend_schema_field(SnapshotSerializer(many=True, allow_null=True))
     def get_snapshots(self, image: Image) -> list[dict[str, Any]] | None:
@@ -133,15 +144,6 @@ class SetAsideBody(Body):
     """For how many days an image that is set aside cannot be deleted; 14 where nothing is given."""
 
     grace_days = StrictInteger(required=False, min_value=1, max_value=365)
-
-
-class SampleSerializer(serializers.ModelSerializer[ImageSample]):
-    """How large an image was, in bytes."""
-
-    class Meta:
-        model = ImageSample
-        fields = ("at", "virtual_size", "allocated_size", "file_size")
-        read_only_fields = fields
 
 
 class GuestDiskSerializer(serializers.ModelSerializer[GuestDisk]):
@@ -217,14 +219,21 @@ class GuestSerializer(serializers.ModelSerializer[Guest]):
     disks = GuestDiskSerializer(many=True, read_only=True)
     io_limits = serializers.DictField(read_only=True)
     snapshots = KeptSnapshotSerializer(many=True, read_only=True)
+    last_backup = serializers.SerializerMethodField(help_text=_("Its last backup; null where nothing reports any."))
 
     class Meta:
         model = Guest
         fields = (
             "id", "host", "host_name", "kind", "uid", "name", "state", "disks", "io_priority", "io_weight", "io_limits",
-            "snapshots", "last_seen",
+            "snapshots", "last_seen", "last_backup",
         )  # fmt: skip
         read_only_fields = fields
+
+    @extend_schema_field(LastBackupSerializer(allow_null=True))
+    def get_last_backup(self, guest: Guest) -> Any:
+        known = self.context.get("backups")
+        found = (of_guests([guest]) if known is None else known).get(guest.pk)
+        return LastBackupSerializer(found).data if found else None
 
 
 class LeftoverSerializer(serializers.Serializer[Any]):
@@ -387,19 +396,3 @@ class PoolBody(Body):
         required=False,
         help_text=_("Operators may have jobs read partition tables and filesystem headers of images in this pool."),
     )
-
-
-class AttachedSerializer(serializers.Serializer[Any]):
-    """A block device of a host that is an image."""
-
-    host = serializers.IntegerField(source="host.pk")
-    host_name = serializers.CharField(source="host.name")
-    device = serializers.CharField(help_text=_("Its name, such as nbd0."))
-    path = serializers.CharField(help_text=_("Path of the device on the host."))
-    file = serializers.CharField(help_text=_("The file that its process has open."))
-    size_bytes = serializers.IntegerField(source="size")
-    writable = serializers.BooleanField()
-    image = serializers.IntegerField(source="image.pk", default=None, help_text=_("Null if no listed image is it."))
-    at = serializers.DateTimeField(allow_null=True, help_text=_("Null if no job has attached it."))
-    by = serializers.CharField(help_text=_("Who requested it; empty if no job has attached it."))
-    job = serializers.IntegerField(source="job.pk", default=None)
