@@ -38,7 +38,11 @@ class Backups:
             return ("backup_too_old", self._most, _("Nothing reports backups of it."))
         for one in last:
             if one.at is None or one.included is not True:
-                return ("backup_too_old", self._most, one.detail or _("Whether the backup contains the disk is not known."))
+                return (
+                    "backup_too_old",
+                    self._most,
+                    one.detail or _("Whether the backup contains the disk is not known."),
+                )
             if one.at < self._now - timedelta(days=self._most):
                 told = _("The last backup of {guest} is of {at:%Y-%m-%d %H:%M} UTC. {detail}")
                 return (

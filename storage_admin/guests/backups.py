@@ -28,7 +28,7 @@ def record(host: Host, facts: ProxmoxFacts, at: datetime) -> None:
     """
     told = facts.backups
     if told is None:
-        gaps = [{"detail": facts.api_away or _(_NO_TOKEN), "uid": ""}]
+        gaps = [{"detail": _text(facts.api_away or _(_NO_TOKEN)), "uid": ""}]
         BackupListing.objects.update_or_create(host=host, defaults={"gaps": gaps})
         return
     rows = {
@@ -45,8 +45,11 @@ def record(host: Host, facts: ProxmoxFacts, at: datetime) -> None:
     GuestBackup.objects.bulk_create(
         (GuestBackup(host=host, **dict(zip(columns, values, strict=True))) for values in new), batch_size=2000
     )
-    gaps = [{"detail": one.detail, "uid": "" if one.vmid is None else str(one.vmid)} for one in told.gaps[:_MOST_GAPS]]
-    listing = {"at": at, "storages": list(told.storages), "gaps": gaps}
+    gaps = [
+        {"detail": _text(one.detail), "uid": "" if one.vmid is None else str(one.vmid)}
+        for one in told.gaps[:_MOST_GAPS]
+    ]
+    listing = {"at": at, "storages": [_text(name) for name in told.storages], "gaps": gaps}
     BackupListing.objects.update_or_create(host=host, defaults=listing)
 
 
@@ -150,6 +153,4 @@ def _none(guest: str, listing: BackupListing, gaps: str) -> str:
         return _("It is not known whether there is a backup of {guest}. {why}").format(guest=guest, why=gaps)
     if not listing.storages:
         return _("No backup of {guest} is known: no storage of the host holds backups.").format(guest=guest)
-    return _("No backup of {guest} is known on {storages}.").format(
-        guest=guest, storages=", ".join(display(name.encode("utf-8", "surrogateescape")) for name in listing.storages)
-    )
+    return _("No backup of {guest} is known on {storages}.").format(guest=guest, storages=", ".join(listing.storages))

@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from images import selectors, uploads
+from images import backups, selectors, uploads
 from images.models import Image
 from storage_admin.accounts.models import Role
 from storage_admin.accounts.saved_views import list_page
@@ -181,6 +181,8 @@ def status_of(job: Job) -> dict[str, Any]:
         "won_bytes": None if before is None or after is None else before - after,
         "original_kept": result.get("swapped") is False and replaces(job),
         "plan": job.plan or {},
+        # Beside the button that discards its undo copy.
+        "backups": backups.of_image(image) if image is not None and job.undo_available else (),
         "stands": _stands(job),
         "tens": int(job.progress // 10 * 10),
     }
