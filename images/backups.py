@@ -24,8 +24,9 @@ def of_images(images: Collection[Image]) -> dict[int, list[LastBackup]]:
     An image is not in it where nobody could tell of any backup. Three queries, whatever their number, if their uses
     are fetched.
     """
-    disks = {image.pk: [disk for disk in image.disks if disk.guest.kind != Guest.Kind.DOMAIN] for image in images}
-    numbers = {image.pk: number_of(image.name, image.path) for image in images if not image.disks}
+    used = {image.pk: image.disks for image in images}
+    disks = {pk: [disk for disk in own if disk.guest.kind != Guest.Kind.DOMAIN] for pk, own in used.items()}
+    numbers = {image.pk: number_of(image.name, image.path) for image in images if not used[image.pk]}
     hosts = {image.host_id for image in images if disks[image.pk] or numbers.get(image.pk)}
     if not hosts:
         return {}
@@ -64,9 +65,9 @@ def of_image(image: Image, guests: Collection[int] = ()) -> tuple[LastBackup, ..
     Args:
         guests: ids of those.
     """
-    disks = image.disks
+    vars(image).setdefault("read_uses", list(image.uses.select_related("disk__guest")))
     own = of_images([image]).get(image.pk, [])
-    mine = {disk.guest_id for disk in disks}
+    mine = {disk.guest_id for disk in image.disks}
     others = () if mine.issuperset(guests) else Guest.objects.filter(pk__in=guests).exclude(pk__in=mine)
     rows = [guest for guest in others if guest.kind != Guest.Kind.DOMAIN and guest.host_id == image.host_id]
     known = Known({image.host_id}, {guest.uid for guest in rows}) if rows else None

@@ -145,7 +145,9 @@ class PolicyBody(Body):
         max_value=BOUNDS["backup_max_days"][1],
         allow_null=True,
         default=None,
-        help_text=_("Skip images and guests without a known backup of at most so many days; null: not required."),
+        help_text=_(
+            "Skip images and guests without a known backup that is at most this many days old; null: not required."
+        ),
     )
     kind = serializers.ChoiceField(KINDS, default="reclaim")
     options = serializers.DictField(default=dict, help_text=_("Options of the kind, see `job-kinds/`."))

@@ -176,7 +176,7 @@ def test_runs_of_earlier_versions_ask_for_none() -> None:
 def test_the_form_takes_it_and_leaves_it_out_where_it_is_empty() -> None:
     policy = PolicyFactory.create(backup_max_days=7)
     client = client_as(role="admin")
-    address = f"/policies/{policy.pk}/edit/"
+    address = f"/policies/{policy.pk}/change/"
     page = client.get(address).content.decode()
     assert 'name="backup_max_days"' in page
     given = {
@@ -195,6 +195,6 @@ def test_the_reason_stands_in_the_preview() -> None:
     one = image()
     backed_up(one.host, days_ago=9)
     policy = PolicyFactory.create(backup_max_days=7)
-    answer = client_as().get(f"/api/v1/policies/{policy.pk}/preview/").json()
+    answer = client_as(role="admin").get(f"/api/v1/policies/{policy.pk}/preview/").json()
     assert [skip["code"] for skip in answer["skipped"]] == [CODE]
     assert PolicyPick.objects.count() == 0
