@@ -99,8 +99,8 @@ class SettleLeftover(JobKind):
             options=options,
         )
 
-    def last_backups(self, target_id: int, plan: Plan) -> tuple[LastBackup, ...]:
-        image = self._found(find_pool(target_id), plan.options)[2]
+    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:
+        image = self._found(find_pool(target.id), plan.options)[2]
         return backups.of_image(image) if image is not None else ()
 
     @staticmethod

@@ -116,10 +116,10 @@ class ToDevice(Rewriting):
             below={image.pk: gettext("read, not changed")},
         )
 
-    def last_backups(self, target_id: int, plan: Plan) -> tuple[LastBackup, ...]:
+    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:
         # Of what is overwritten, if that is an image; the one that is read is not at stake.
         key = path_key(os.fsencode(plan.options["device"]))
-        there = Image.objects.select_related("host").filter(host=find(target_id).host_id, path_key=key).first()
+        there = Image.objects.select_related("host").filter(host=target.host, path_key=key).first()
         return backups.of_image(there) if there is not None else ()
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)

@@ -99,8 +99,8 @@ class OfJob(JobKind):
     def waits_for_storage(self, job: Job) -> str:
         return silent_storage(self._job(job.target_id).target_id)
 
-    def last_backups(self, target_id: int, plan: Plan) -> tuple[LastBackup, ...]:  # noqa: ARG002 (the same for all)
-        return backups.of_image(self._image(self._job(target_id)))
+    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:  # noqa: ARG002 (the same for all)
+        return backups.of_image(self._image(self._job(target.id)))
 
     def request(self, job: Job) -> dict[str, Any]:
         undone = self._job(job.target_id)

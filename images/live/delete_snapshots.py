@@ -27,7 +27,7 @@ from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.libvirt.snapshots import Snapshots
 from storage_admin.hosts.live_facts import GuestNow, Snapshot
 from storage_admin.jobs import runner
-from storage_admin.jobs.kinds import BEGUN, GoesOnError, Unsuccessful
+from storage_admin.jobs.kinds import BEGUN, GoesOnError, Target, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import LastBackup, Plan, Recorder, Refusal
 
@@ -52,8 +52,8 @@ class DeleteSnapshot(SnapshotKind):
     }
     properties = {"name": NAME, **proxmox_vms.ACCEPT}
 
-    def last_backups(self, target_id: int, plan: Plan) -> tuple[LastBackup, ...]:  # noqa: ARG002 (of the whole guest)
-        return backups.of_one(target_id)
+    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:  # noqa: ARG002 (of the whole guest)
+        return backups.of_one(target.id)
 
     def wanted(self, known: Snapshots, options: dict[str, Any], at: datetime | None = None) -> list[Snapshot]:  # noqa: ARG002
         """Those that go, in their order, as of a moment: of now where none is given."""

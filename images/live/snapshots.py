@@ -27,7 +27,7 @@ from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.libvirt.snapshots import Snapshots
 from storage_admin.hosts.live_facts import GuestNow, Snapshot
-from storage_admin.jobs.kinds import Unsuccessful
+from storage_admin.jobs.kinds import Target, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, LastBackup, Plan, Recorder, Refusal
 
@@ -218,8 +218,8 @@ class RevertSnapshot(SnapshotKind):
     }
     properties = {"name": NAME, **proxmox_vms.ACCEPT}
 
-    def last_backups(self, target_id: int, plan: Plan) -> tuple[LastBackup, ...]:  # noqa: ARG002 (of the whole guest)
-        return backups.of_one(target_id)
+    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:  # noqa: ARG002 (of the whole guest)
+        return backups.of_one(target.id)
 
     def choose(
         self, guest: Guest, now: GuestNow, known: Snapshots, options: dict[str, Any]

@@ -59,8 +59,8 @@ class ImageKind(JobKind):
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         return self.plan_for(actor, find(target_id), options)
 
-    def last_backups(self, target_id: int, plan: Plan) -> tuple[LastBackup, ...]:
-        return backups.of_image(find(target_id), [one.id for one in plan.affected_guests]) if self.rewrites else ()
+    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:
+        return backups.of_image(find(target.id), [one.id for one in plan.affected_guests]) if self.rewrites else ()
 
     @abstractmethod
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:

@@ -184,7 +184,7 @@ class JobKind(ABC):
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         """What the job would do, from the database alone; of a VM of Proxmox VE, from what its node tells as well."""
 
-    def last_backups(self, target_id: int, plan: Plan) -> tuple[LastBackup, ...]:  # noqa: ARG002 (for those that need it)
+    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:  # noqa: ARG002 (for those that need it)
         """The last backups of the guests whose data the job deletes or rewrites, those that help least first."""
         return ()
 

@@ -47,8 +47,13 @@ def recorded(host: Host, *vmids: int, ago: timedelta = AGO) -> None:
 def image(name: str = "vm-100-disk-0.qcow2", *, first_seen: timedelta = timedelta(days=30), **columns: Any) -> Image:
     """An image on a node that was told of a backup of guest 100, made two days ago."""
     one = ImageFactory.create(name=name, reclaimable_bytes=1 << 30, first_seen=NOW - first_seen, **columns)
+    on_proxmox(one.host)
     recorded(one.host, 100)
     return one
+
+
+def on_proxmox(host: Host) -> None:
+    Host.objects.filter(pk=host.pk).update(capabilities=host.capabilities | {"proxmox": True})
 
 
 def used_by(one: Image, uid: str = "100", *, in_backups: bool | None = True, **guest: Any) -> Guest:
@@ -164,6 +169,7 @@ def test_what_is_written_over_is_told_of_before_a_device_is_overwritten() -> Non
     source = ImageFactory.create(name="new.qcow2")
     pool = StoragePoolFactory.create(host=source.host, path="/dev/vg", kind="lvm")
     ImageFactory.create(pool=pool, name="vm-100-disk-0", path="/dev/vg/vm-100-disk-0", first_seen=NOW - AGO * 2)
+    on_proxmox(source.host)
     recorded(source.host, 100)
     plan = plan_of("to_device", source, device="/dev/vg/vm-100-disk-0")
     assert [last.guest for last in plan.backups] == ["100"]

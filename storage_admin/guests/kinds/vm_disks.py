@@ -156,8 +156,8 @@ class MoveDisk(VmKind):
         **proxmox_vms.ACCEPT,
     }
 
-    def last_backups(self, target_id: int, plan: Plan) -> tuple[LastBackup, ...]:
-        return backups.of_one(target_id) if plan.options["delete_source"] else ()
+    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:
+        return backups.of_one(target.id) if plan.options["delete_source"] else ()
 
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
         target, name = options["disk"], options["storage"]

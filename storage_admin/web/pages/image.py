@@ -214,7 +214,7 @@ def image(request: PageRequest, image_id: int) -> HttpResponseBase:
         "chart": _chart(row),
         "snapshots": _snapshots(row),
         "evidence": evidence(row),
-        "backups": backups.of(row),
+        "backups": backups.of(row) if row.host.runs_proxmox else (),
         "declarable": DECLARABLE,
         "broken": row.state in BROKEN,
         "lost_base": is_lost(row),
