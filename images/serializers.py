@@ -1,23 +1,23 @@
-"""Images, chains, guests and pools as the API shows them."""
+"""Images, chains, guests and snapshots as the API shows them."""
 
 from datetime import UTC, datetime
 from typing import Any
 
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from images.models import Image, ImageSample
+from images import backups
+from images.models import Image
 from images.orphans.selectors import evidence
-from images.scan import known
 from images.selectors.guests import why_no_image
 from images.selectors.snapshots import KINDS, LISTED_BY, held_by_each
 from images.services import DECLARABLE
+from storage_admin.guests.backups import of_guests
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.live_facts import since_1970
-from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.rest.fields import Body, StrictBoolean, StrictInteger, StrictNumber, StrictText, TextOrNull
+from storage_admin.jobs.serializers import LastBackupSerializer
+from storage_admin.rest.fields import Body, StrictInteger, TextOrNull
 from storage_admin.rest.shown import Shown
 
 
@@ -62,6 +62,9 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
         help_text=_("Evidence in sentences: why the image is an orphan, why it is not, or why this is not known.")
     )
     aside_by = TextOrNull()
+    last_backup = serializers.SerializerMethodField(
+        help_text=_("Last backup of its guest, of several the one that helps least; null where nothing reports any.")
+    )
     exclusive_bytes = serializers.IntegerField(
         source="deletion_frees",
         read_only=True,
@@ -85,7 +88,7 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
             "chain_depth", "overlays_count", "snapshots", "encrypted", "in_use", "in_use_detail", "guests", "state",
             "state_detail", "orphan", "orphan_evidence", "reclaimable_bytes", "reclaimable_low", "reclaimable_high",
             "reclaimable_method", "analyzed_at", "first_seen", "last_scanned", "missing_since", "aside_since",
-            "aside_until", "aside_by", "deleted_at",
+            "aside_until", "aside_by", "deleted_at", "last_backup",
         )  # fmt: skip
         read_only_fields = fields
         extra_kwargs = {
@@ -101,6 +104,11 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
     @extend_schema_field({"type": "array", "items": {"type": "string"}})
     def get_orphan_evidence(self, image: Image) -> list[str]:
         return evidence(image)
+
+    @extend_schema_field(LastBackupSerializer(allow_null=True))
+    def get_last_backup(self, image: Image) -> Any:
+        found = backups.of(image)
+        return LastBackupSerializer(found[0]).data if found else None
 
     @extend_schema_field(SnapshotSerializer(many=True, allow_null=True))
     def get_snapshots(self, image: Image) -> list[dict[str, Any]] | None:
@@ -136,15 +144,6 @@ class SetAsideBody(Body):
     """For how many days an image that is set aside cannot be deleted; 14 where nothing is given."""
 
     grace_days = StrictInteger(required=False, min_value=1, max_value=365)
-
-
-class SampleSerializer(serializers.ModelSerializer[ImageSample]):
-    """How large an image was, in bytes."""
-
-    class Meta:
-        model = ImageSample
-        fields = ("at", "virtual_size", "allocated_size", "file_size")
-        read_only_fields = fields
 
 
 class GuestDiskSerializer(serializers.ModelSerializer[GuestDisk]):
@@ -220,191 +219,18 @@ class GuestSerializer(serializers.ModelSerializer[Guest]):
     disks = GuestDiskSerializer(many=True, read_only=True)
     io_limits = serializers.DictField(read_only=True)
     snapshots = KeptSnapshotSerializer(many=True, read_only=True)
+    last_backup = serializers.SerializerMethodField(help_text=_("Its last backup; null where nothing reports any."))
 
     class Meta:
         model = Guest
         fields = (
             "id", "host", "host_name", "kind", "uid", "name", "state", "disks", "io_priority", "io_weight", "io_limits",
-            "snapshots", "last_seen",
+            "snapshots", "last_seen", "last_backup",
         )  # fmt: skip
         read_only_fields = fields
 
-
-class LeftoverSerializer(serializers.Serializer[Any]):
-    """Files that a job left which this dashboard does not know."""
-
-    job = serializers.CharField(help_text=_("Value for the option `job` of `settle_leftover`."))
-    path = serializers.CharField(
-        source="shown", help_text=_("Path of the image; of the folder if no journal names an image.")
-    )
-    files = serializers.ListField(child=serializers.CharField(), source="kinds")
-    held_bytes = serializers.IntegerField()
-    has_copy = serializers.BooleanField(help_text=_("Whether there is an undo copy that can be restored or removed."))
-
-
-class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
-    """A place that holds images. ``allocated_bytes`` and the like are sums over its images, each inode once."""
-
-    host = serializers.PrimaryKeyRelatedField[Any](read_only=True)
-    host_name = serializers.CharField(source="host.name", read_only=True)
-    overcommit_ratio = serializers.FloatField(
-        read_only=True,
-        allow_null=True,
-        help_text=_("Virtual sizes divided by the usable capacity, without the space that is reserved for root."),
-    )
-    images_count = serializers.IntegerField(
-        source="known_count", read_only=True, allow_null=True, help_text=_("Null until the pool is listed.")
-    )
-    used_bytes = serializers.IntegerField(
-        read_only=True, allow_null=True, help_text=_("As in df: space reserved for root does not count as used.")
-    )
-    metadata_bytes = serializers.IntegerField(
-        read_only=True, allow_null=True, help_text=_("Size of the metadata of an LVM thin pool; null for all else.")
-    )
-    metadata_percent = serializers.FloatField(
-        read_only=True, allow_null=True, help_text=_("How much of that is used, as LVM reports it.")
-    )
-    #: Bytes by what takes the space of a place of volumes; empty where nobody measures it.
-    shares = serializers.DictField(child=serializers.IntegerField(allow_null=True), read_only=True)
-    health = TextOrNull(source="volume_facts.health", allow_null=True)
-    shared_key = TextOrNull()
-    filesystem = TextOrNull()
-    leftovers = serializers.SerializerMethodField(help_text=_("Files of jobs that this dashboard does not know."))
-    aside_bytes = serializers.SerializerMethodField(help_text=_("Bytes that images set aside occupy in the pool."))
-    days_until_full = serializers.SerializerMethodField(
-        help_text=_(
-            "Days until full at the growth of the last 30 days; null if fewer than eight days of samples "
-            "exist or they show no clear growth."
-        )
-    )
-    days_until_full_low = serializers.SerializerMethodField(
-        help_text="Lower bound, by the fastest growth that fits the samples."
-    )
-    days_until_full_high = serializers.SerializerMethodField(
-        help_text=_("Upper bound, based on the slowest growth consistent with the samples.")
-    )
-
-    class Meta:
-        model = StoragePool
-        fields = (
-            "id", "host", "host_name", "name", "kind", "source", "path", "shared_key", "filesystem", "network",
-            "all_hosts_registered", "share_bases", "look_inside", "state", "state_detail", "owners_unknown",
-            "capacity_bytes", "available_bytes", "reserved_bytes", "used_bytes", "space_seen", "metadata_bytes",
-            "metadata_percent", "shares", "health", "images_count", "allocated_bytes", "virtual_bytes", "overcommit_ratio",
-            "reclaimable_bytes", "undo_bytes", "leftovers", "aside_bytes", "warn_percent", "warn_overcommit",
-            "warn_days", "warn_undo_percent", "days_until_full", "days_until_full_low", "days_until_full_high",
-            "last_scanned",
-        )  # fmt: skip
-        read_only_fields = fields
-
-    @extend_schema_field(LeftoverSerializer(many=True))
-    def get_leftovers(self, pool: StoragePool) -> Any:
-        return LeftoverSerializer(known.leftovers_of(pool), many=True).data
-
-    @extend_schema_field({"type": "integer"})
-    def get_aside_bytes(self, pool: StoragePool) -> int:
-        found: dict[int, tuple[int, int]] = self.context["aside"]
-        return found.get(pool.pk, (0, 0))[1]
-
-    @extend_schema_field({"type": ["number", "null"]})
-    def get_days_until_full(self, pool: StoragePool) -> float | None:
-        return self._forecast(pool, "days")
-
-    @extend_schema_field({"type": ["number", "null"]})
-    def get_days_until_full_low(self, pool: StoragePool) -> float | None:
-        return self._forecast(pool, "low")
-
-    @extend_schema_field({"type": ["number", "null"]})
-    def get_days_until_full_high(self, pool: StoragePool) -> float | None:
-        return self._forecast(pool, "high")
-
-    def _forecast(self, pool: StoragePool, name: str) -> float | None:
-        return getattr(self.context["forecasts"].get(pool.pk), name, None)
-
-
-@extend_schema_field({"oneOf": [{"type": "integer"}, {"type": "string"}]})
-class HostRef(serializers.Field[Any, Any, Any, Any]):
-    """A host in a body: its id, or its slug."""
-
-    def to_internal_value(self, data: Any) -> Host:
-        hosts = self.context["hosts"]
-        found: Host | None = None
-        if isinstance(data, int) and not isinstance(data, bool):
-            found = hosts.filter(pk=data).first()
-        elif isinstance(data, str):
-            found = hosts.filter(slug=data).first()
-        if found is None:
-            raise serializers.ValidationError(gettext("This host does not exist. Give its id or slug."))
-        return found
-
-
-class NewPoolBody(Body):
-    """A folder that becomes a pool."""
-
-    host = HostRef()
-    kind = serializers.ChoiceField(choices=[(StoragePool.Kind.DIR, "a folder")], required=False)
-    path = StrictText(max_length=4096, trim_whitespace=False)
-    name = StrictText(max_length=200, required=False)
-    add_to_list = serializers.BooleanField(
-        required=False,
-        help_text="Add the folder to the list of image folders on the host if it is missing there (admin of all "
-        "hosts, and only where the dashboard is root on the host).",
-    )
-
-
-class PoolBody(Body):
-    """What an admin decides of a pool."""
-
-    name = StrictText(max_length=200, required=False)
-    warn_percent = StrictInteger(required=False, min_value=1, max_value=100)
-    warn_overcommit = StrictNumber(
-        required=False,
-        allow_null=True,
-        min_value=0.1,
-        max_value=1000,
-        help_text="Warn above this overcommit ratio; null: never.",
-    )
-    warn_days = StrictInteger(
-        required=False,
-        allow_null=True,
-        min_value=1,
-        max_value=365,
-        help_text=_("Warn when forecast full within this many days; null: never."),
-    )
-    warn_undo_percent = StrictInteger(
-        required=False,
-        allow_null=True,
-        min_value=1,
-        max_value=100,
-        help_text=_("Warn when undo copies hold more than this percentage of the capacity; null: never."),
-    )
-    all_hosts_registered = StrictBoolean(
-        required=False, help_text="Confirms that every host that uses this storage is registered here."
-    )
-    share_bases = StrictBoolean(
-        required=False,
-        help_text=_(
-            "Jobs may copy data of images in this pool into overlays, even if the owners of those overlays "
-            "may not read these images."
-        ),
-    )
-    look_inside = StrictBoolean(
-        required=False,
-        help_text=_("Operators may have jobs read partition tables and filesystem headers of images in this pool."),
-    )
-
-
-class AttachedSerializer(serializers.Serializer[Any]):
-    """A block device of a host that is an image."""
-
-    host = serializers.IntegerField(source="host.pk")
-    host_name = serializers.CharField(source="host.name")
-    device = serializers.CharField(help_text=_("Its name, such as nbd0."))
-    path = serializers.CharField(help_text=_("Path of the device on the host."))
-    file = serializers.CharField(help_text=_("The file that its process has open."))
-    size_bytes = serializers.IntegerField(source="size")
-    writable = serializers.BooleanField()
-    image = serializers.IntegerField(source="image.pk", default=None, help_text=_("Null if no listed image is it."))
-    at = serializers.DateTimeField(allow_null=True, help_text=_("Null if no job has attached it."))
-    by = serializers.CharField(help_text=_("Who requested it; empty if no job has attached it."))
-    job = serializers.IntegerField(source="job.pk", default=None)
+    @extend_schema_field(LastBackupSerializer(allow_null=True))
+    def get_last_backup(self, guest: Guest) -> Any:
+        known = self.context.get("backups")
+        found = (of_guests([guest]) if known is None else known).get(guest.pk)
+        return LastBackupSerializer(found).data if found else None

@@ -15,14 +15,20 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from images import download, files
-from images.api.shapes import BackingCandidateSerializer, ChainSerializer, FilesSerializer, OneImageSerializer
+from images import backups, download, files
+from images.api.shapes import (
+    BackingCandidateSerializer,
+    ChainSerializer,
+    FilesSerializer,
+    OneImageSerializer,
+    SampleSerializer,
+)
 from images.filters import ImageFilters
 from images.kinds.relink import candidates, is_lost
 from images.models import Image
 from images.scan import vanished
 from images.selectors import MatchingImages, chain_of, history_of, images_for
-from images.serializers import ImageBody, ImageSerializer, SampleSerializer, SetAsideBody
+from images.serializers import ImageBody, ImageSerializer, SetAsideBody
 from images.services import declare_format
 from storage_admin.accounts.models import Role
 from storage_admin.jobs import services
@@ -61,6 +67,11 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
 
     def get_serializer_class(self) -> Any:
         return OneImageSerializer if self.action == "retrieve" else super().get_serializer_class()
+
+    def list(self, _request: Request) -> Response:
+        page: Any = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
+        backups.read(page)
+        return self.get_paginated_response(self.get_serializer(page, many=True).data)
 
     def listed(self, rows: QuerySet[Any]) -> Any:
         """What is cut into pages; samples of a history are few enough to be read directly."""

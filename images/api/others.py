@@ -12,15 +12,16 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from images.api.shapes import GuestSnapshotsSerializer, OverviewSerializer
+from images.api.shapes import AttachedSerializer, GuestSnapshotsSerializer, OverviewSerializer
 from images.filters import GuestFilters, GuestsByName
 from images.rewrite import attached
 from images.selectors import guests_for, overview
 from images.selectors.snapshots import snapshots_of
-from images.serializers import AttachedSerializer, GuestSerializer, SnapshotRowSerializer
+from images.serializers import GuestSerializer, SnapshotRowSerializer
 from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests import snapshots
+from storage_admin.guests.backups import of_guests
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.selectors import hosts_for
 from storage_admin.jobs import services
@@ -36,6 +37,11 @@ class GuestEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
 
     def get_queryset(self) -> QuerySet[Any]:
         return guests_for(self.actor)
+
+    def list(self, _request: Request) -> Response:
+        page: Any = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
+        context = {"backups": of_guests(page)}
+        return self.get_paginated_response(GuestSerializer(page, many=True, context=context).data)
 
     @extend_schema(
         summary=_("Snapshots of a guest"),

@@ -85,8 +85,8 @@ class PolicySerializer(serializers.ModelSerializer[Policy]):
         fields = (
             "id", "name", "enabled", "cron", "timezone", "window_minutes", "quiet_minutes", "hosts", "pools",
             "name_pattern", "formats", "min_reclaimable_bytes", "min_reclaimable_percent", "min_age_hours",
-            "min_chain_depth", "include_decayed", "include_preallocated", "kind", "options", "max_jobs_per_host",
-            "created", "created_by", "next_window", "last_run",
+            "min_chain_depth", "include_decayed", "include_preallocated", "backup_max_days", "kind", "options",
+            "max_jobs_per_host", "created", "created_by", "next_window", "last_run",
         )  # fmt: skip
         read_only_fields = fields
 
@@ -139,6 +139,15 @@ class PolicyBody(Body):
     include_preallocated = StrictBoolean(
         default=False,
         help_text="Include images recognised as preallocated. A reclaim or flatten undoes their preallocation.",
+    )
+    backup_max_days = StrictInteger(
+        min_value=BOUNDS["backup_max_days"][0],
+        max_value=BOUNDS["backup_max_days"][1],
+        allow_null=True,
+        default=None,
+        help_text=_(
+            "Skip images and guests without a known backup that is at most this many days old; null: not required."
+        ),
     )
     kind = serializers.ChoiceField(KINDS, default="reclaim")
     options = serializers.DictField(default=dict, help_text=_("Options of the kind, see `job-kinds/`."))

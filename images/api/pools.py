@@ -13,9 +13,9 @@ from rest_framework.response import Response
 
 from images.filters import PoolFilters
 from images.orphans.rows import bytes_aside
+from images.pool_serializers import NewPoolBody, PoolBody, PoolSerializer
 from images.selectors import forecasts
 from images.selectors.what_frees import Frees, what_frees
-from images.serializers import NewPoolBody, PoolBody, PoolSerializer
 from storage_admin.accounts.models import Role
 from storage_admin.events.serializers import AlertTargetSerializer
 from storage_admin.hosts.models import StoragePool

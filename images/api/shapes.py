@@ -7,7 +7,7 @@ from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from images.models import Image
+from images.models import Image, ImageSample
 from images.serializers import GuestRefSerializer, ImageSerializer
 from storage_admin.jobs.serializers import JobSerializer, RefusalSerializer
 
@@ -317,3 +317,28 @@ class FilesSerializer(serializers.Serializer[Any]):
     systems = GuestSystemSerializer(many=True, required=False)
     entries = GuestFileSerializer(many=True, required=False, help_text=_("The first 5000, by name."))
     count = serializers.IntegerField(required=False, help_text=_("How many entries the folder has."))
+
+
+class AttachedSerializer(serializers.Serializer[Any]):
+    """A block device of a host that is an image."""
+
+    host = serializers.IntegerField(source="host.pk")
+    host_name = serializers.CharField(source="host.name")
+    device = serializers.CharField(help_text=_("Its name, such as nbd0."))
+    path = serializers.CharField(help_text=_("Path of the device on the host."))
+    file = serializers.CharField(help_text=_("The file that its process has open."))
+    size_bytes = serializers.IntegerField(source="size")
+    writable = serializers.BooleanField()
+    image = serializers.IntegerField(source="image.pk", default=None, help_text=_("Null if no listed image is it."))
+    at = serializers.DateTimeField(allow_null=True, help_text=_("Null if no job has attached it."))
+    by = serializers.CharField(help_text=_("Who requested it; empty if no job has attached it."))
+    job = serializers.IntegerField(source="job.pk", default=None)
+
+
+class SampleSerializer(serializers.ModelSerializer[ImageSample]):
+    """How large an image was, in bytes."""
+
+    class Meta:
+        model = ImageSample
+        fields = ("at", "virtual_size", "allocated_size", "file_size")
+        read_only_fields = fields

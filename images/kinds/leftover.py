@@ -5,6 +5,7 @@ from typing import Any
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from images import backups
 from images.kinds.undo import PUT_BACK, REMOVED
 from images.models import Image
 from images.rewrite import guest_locks, in_use, moving, needed_as_it_is, refusals
@@ -20,7 +21,7 @@ from storage_admin.hosts.selectors import find_pool
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, LastBackup, Plan, Refusal
 
 _ALIVE = _(
     "This database does not know the job that left these files. They belong to another dashboard, or to one that "
@@ -97,6 +98,10 @@ class SettleLeftover(JobKind):
             affected_images=() if image is None else (Affected(image.pk, image.name, "replaced" if restores else ""),),
             options=options,
         )
+
+    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:
+        image = self._found(find_pool(target.id), plan.options)[2]
+        return backups.of_image(image) if image is not None else ()
 
     @staticmethod
     def _found(pool: StoragePool, options: dict[str, Any]) -> tuple[list[Refusal], Leftover | None, Image | None]:

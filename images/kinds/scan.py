@@ -17,6 +17,7 @@ from images.scan.run import ScanRun
 from storage_admin.accounts.models import SYSTEM
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, StoppedError, b64
+from storage_admin.guests import backups
 from storage_admin.guests import services as guests
 from storage_admin.hosts import transport
 from storage_admin.hosts.libvirt import pools as libvirt_pools
@@ -133,7 +134,12 @@ class Scan(HostKind):
         self._runs[job.pk].take(event)
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 (events told everything)
-        return self._runs[job.pk].finish()
+        run = self._runs[job.pk]
+        done = run.finish()
+        for told in run.others:
+            if told.proxmox is not None:
+                backups.record(job.host, told.proxmox, run.at)
+        return done
 
     def ended(self, job: Job) -> None:
         run = self._runs.pop(job.pk, None)

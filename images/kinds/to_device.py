@@ -7,6 +7,7 @@ from typing import Any
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
+from images import backups
 from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import forecasts, readers, refusals
@@ -19,7 +20,7 @@ from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Refusal
+from storage_admin.jobs.plan_and_progress import LastBackup, Plan, Refusal
 
 _DEVICE = re.compile(r"/dev/[A-Za-z0-9_.:+=@,-]+(/[A-Za-z0-9_.:+=@,-]+)*")
 #: What cannot be seen from a host.
@@ -114,6 +115,12 @@ class ToDevice(Rewriting):
             ],
             below={image.pk: gettext("read, not changed")},
         )
+
+    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:
+        # Of what is overwritten, if that is an image; the one that is read is not at stake.
+        key = path_key(os.fsencode(plan.options["device"]))
+        there = Image.objects.select_related("host").filter(host=target.host, path_key=key).first()
+        return backups.of_image(there) if there is not None else ()
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
         return {

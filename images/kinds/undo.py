@@ -7,6 +7,7 @@ from django.db.models import Q
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
+from images import backups
 from images.models import Image
 from images.rewrite import guest_locks, holding, in_use, moving, needed_as_it_is, refusals, repointing
 from images.rewrite import (
@@ -22,7 +23,7 @@ from storage_admin.hosts.names import display
 from storage_admin.jobs import claims, services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, LastBackup, Plan, Refusal
 
 PUT_BACK = Unsuccessful(
     gettext_noop("The image is either the original, or what it was before this job, never a mixture."),
@@ -97,6 +98,9 @@ class OfJob(JobKind):
 
     def waits_for_storage(self, job: Job) -> str:
         return silent_storage(self._job(job.target_id).target_id)
+
+    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:  # noqa: ARG002 (the same for all)
+        return backups.of_image(self._image(self._job(target.id)))
 
     def request(self, job: Job) -> dict[str, Any]:
         undone = self._job(job.target_id)

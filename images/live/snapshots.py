@@ -20,16 +20,16 @@ from images.live.vm_snapshots import CreateVmSnapshot, RevertVm, VmSnapshotKind
 from images.rewrite import record
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
-from storage_admin.guests import proxmox_vms
+from storage_admin.guests import backups, proxmox_vms
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.libvirt.snapshots import Snapshots
 from storage_admin.hosts.live_facts import GuestNow, Snapshot
-from storage_admin.jobs.kinds import Unsuccessful
+from storage_admin.jobs.kinds import Target, Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, LastBackup, Plan, Recorder, Refusal
 
 #: The agent's command that holds filesystems still.
 _FREEZE = "guest-fsfreeze-freeze"
@@ -217,6 +217,9 @@ class RevertSnapshot(SnapshotKind):
         "": Unsuccessful(gettext_noop("The guest's disks have either the content of the snapshot, or that before."))
     }
     properties = {"name": NAME, **proxmox_vms.ACCEPT}
+
+    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:  # noqa: ARG002 (of the whole guest)
+        return backups.of_one(target.id)
 
     def choose(
         self, guest: Guest, now: GuestNow, known: Snapshots, options: dict[str, Any]

@@ -36,6 +36,8 @@ class Policy(models.Model):
     include_decayed = models.BooleanField(default=False)
     #: Also images that were preallocated, and are not any more afterwards.
     include_preallocated = models.BooleanField(default=False, db_default=False)
+    #: How old the last backup of an image's guests may be; null asks for none.
+    backup_max_days = models.PositiveSmallIntegerField(null=True, blank=True)
     kind = models.CharField(max_length=30, default="reclaim")
     options = models.JSONField(default=dict, blank=True)
     #: Jobs of a run that are queued or at work at once on each host.

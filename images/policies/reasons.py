@@ -117,6 +117,11 @@ _SENTENCES: dict[str, Callable[..., str]] = {
         f"{what}: {why}"
     ),
     "too_little": _too_little,
+    "backup_too_old": lambda days, told: ngettext(
+        "The policy requires a backup of the last {days} day. {told}",
+        "The policy requires a backup of the last {days} days. {told}",
+        days,
+    ).format(days=days, told=told),
 }
 #: What each code means, without the numbers of one image.
 WORDS = NOT_MEANT | {
@@ -128,6 +133,7 @@ WORDS = NOT_MEANT | {
     "chain_too_short": _("chain too short"),
     "chain_too_deep": _("chain too deep"),
     "preallocated": _("preallocated"),
+    "backup_too_old": _("last backup too old, unknown or without the disk"),
     "immutable": _("protected, or the disk of a template"),
     "guest_running": _("in use"),
     "guest_off": _("not running"),

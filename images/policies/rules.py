@@ -18,6 +18,7 @@ from django.utils.translation import gettext as _
 
 from images.models import Image, ImageUse
 from images.policies import growth, guests, history
+from images.policies.backups import Backups
 from images.policies.membership import Membership
 from images.policies.reasons import NOT_MEANT, Skip
 from images.policies.shape import ALONE, Rules
@@ -224,6 +225,7 @@ class _Judge:
         self._last = history.last_jobs(rules.kind, "image", among) if rows else {}
         self._at_work = history.at_work(rules.kind, "image")
         self.held = history.held_images() if self._alone else frozenset()
+        self._backups = Backups(rules, now, [row.id for row in rows])
         self._regrown: dict[int, growth.Regrown] = {}
         if rules.kind == "reclaim" and not rules.include_decayed:
             sizes = {row.id: row.size for row in rows if row.size is not None}
@@ -246,7 +248,7 @@ class _Judge:
     def skip(self, row: _Row) -> Skip | None:
         """Why an image is left out; ``None`` where it is not."""
         found = self._state(row) or self._use(row) or self._chain(row) or self._made(row)
-        found = found or self._past(row) or self._gain(row)
+        found = found or self._past(row) or self._gain(row) or self._backups.lacking(row.id)
         if found is None:
             return None
         code, *facts = found
@@ -359,7 +361,9 @@ def _choose_others(rules: Rules, now: datetime, hosts: frozenset[int] | None) ->
     last, held = history.last_jobs(rules.kind, target), history.at_work(rules.kind, target)
     depths = guests.depths(rules)
     kept: list[tuple[float, StoragePool | Guest]] = []
-    for one, code in _others(rules):
+    others = list(_others(rules))
+    backups = Backups(rules, now, [one.pk for one, code in others if not code])
+    for one, code in others:
         if code:
             if hosts is None or one.host_id in hosts:
                 choice.not_meant[code] += 1
@@ -367,6 +371,7 @@ def _choose_others(rules: Rules, now: datetime, hosts: frozenset[int] | None) ->
         done = last.get(one.pk)
         found = done_lately(rules, done, now) if done else None
         found = guests.reason(rules, one, now, depths) or found if isinstance(one, Guest) else found
+        found = found or backups.lacking(one.pk)
         found = ("busy", rules.kind, held[one.pk]) if one.pk in held else found
         if found is None:
             kept.append((done.finished.timestamp() if done else 0.0, one))

@@ -39,8 +39,9 @@ class Rules:
     kind: str
     options: dict[str, Any]
     max_jobs_per_host: int
-    #: Runs of earlier versions were kept without it.
+    #: Runs of earlier versions were kept without these.
     include_preallocated: bool = False
+    backup_max_days: int | None = None
 
     @classmethod
     def of(cls, policy: Policy) -> Self:

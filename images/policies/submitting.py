@@ -9,6 +9,7 @@ from django.db.models import QuerySet
 from images.models import Policy, PolicyPick, PolicyRun
 from images.policies import guests, history, looking
 from images.policies import rules as choosing
+from images.policies.backups import Backups
 from images.policies.planned import Planned, planned
 from images.policies.reasons import Skip
 from images.policies.rules import Candidate
@@ -145,6 +146,12 @@ def _still_due(run: PolicyRun, rules: Rules, picks: list[PolicyPick], now: datet
 def _left_out_by_now(run: PolicyRun, rules: Rules, ids: list[int], now: datetime) -> dict[int, tuple[str, str]]:
     """The code and the reason of each target that is not to be worked on any more, by its id."""
     found = choosing.left_out_by_now(rules, ids, now) if rules.on_images else {}
+    if rules.target_kind == "guest":
+        backups = Backups(rules, now, ids)
+        for target in ids:
+            if lacking := backups.lacking(target):
+                code, *facts = lacking
+                found[target] = code, Skip(target, 0, 0, "", code, tuple(facts)).reason
     meanwhile = _done_meanwhile(run, rules, ids)
     for target, last in history.last_jobs(rules.kind, rules.target_kind, ids).items():
         lately, done = choosing.done_lately(rules, last, now), meanwhile.get(target)

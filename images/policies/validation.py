@@ -26,7 +26,10 @@ BOUNDS = {
     "min_age_hours": (0, 24 * 3650),
     "min_chain_depth": (1, 64),
     "max_jobs_per_host": (1, 100),
+    "backup_max_days": (1, 3650),
 }
+#: Numbers that may be null.
+NULLABLE = frozenset({"backup_max_days"})
 #: What a policy does not do, whatever its options ask for.
 _NEVER = {
     "start_after": (False, _("A policy never starts guests. Leave this out.")),
@@ -93,8 +96,15 @@ def _names(policy: Policy, kept: Policy | None, fields: Fields) -> None:
 def _numbers(policy: Policy, fields: Fields) -> None:
     for name, (least, most) in BOUNDS.items():
         value = getattr(policy, name)
+        if value is None and name in NULLABLE:
+            continue
         if not isinstance(value, int) or not least <= value <= most:
             fields[name] = gettext("Enter a whole number from {least:,} to {most:,}.").format(least=least, most=most)
+
+    if policy.backup_max_days is not None and TARGETS.get(policy.kind) == "pool":
+        fields["backup_max_days"] = gettext("{kind} works on pools, which have no backups. Leave this empty.").format(
+            kind=policy.kind
+        )
 
 
 def _places(policy: Policy, kept: Policy | None, actor: Actor, fields: Fields) -> None:

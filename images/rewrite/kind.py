@@ -10,12 +10,11 @@ from django.utils import timezone
 from django.utils.translation import gettext, gettext_noop, ngettext
 from django.utils.translation import gettext_lazy as _
 
+from images import backups
 from images.models import Image
 from images.orphans.evidence import READS_ON
 from images.rewrite import forecasts, guest_locks, in_use, moving, neighbours, refusals, space, wait_for_guests
-from images.rewrite import (
-    record as rewriting,
-)
+from images.rewrite import record as rewriting
 from images.rewrite.neighbours import ancestors, facts, find, locks_on, silent_storage
 from images.scan import look
 from storage_admin.accounts.models import Actor
@@ -24,7 +23,7 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, LastBackup, Plan, Refusal
 from storage_admin.words import Translatable
 
 #: Options that every rewriting kind takes.
@@ -59,6 +58,9 @@ class ImageKind(JobKind):
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         return self.plan_for(actor, find(target_id), options)
+
+    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:
+        return backups.of_image(find(target.id), [one.id for one in plan.affected_guests]) if self.rewrites else ()
 
     @abstractmethod
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:

@@ -137,11 +137,7 @@ def without_agent(host: Host) -> list[Refusal]:
 
 
 def for_pool(pool: StoragePool, kinds: Collection[str] = FOLDERS) -> list[Refusal]:
-    """What stands against writing files into a pool.
-
-    Args:
-        kinds: of pools in which it can be done.
-    """
+    """What stands against writing into a pool; ``kinds`` are those of pools in which it can be done."""
     refusals = silent(pool)
     if code := NOT_ENTERED.get(pool.state):
         refusals.append(Refusal(code, f"{pool.name}: {pool.state_detail}"))

@@ -7,6 +7,7 @@ from django.utils.translation import gettext as _
 
 from images.scan import from_proxmox
 from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.guests import backups
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import asking, openvz, transport
 from storage_admin.hosts.guest_facts import GuestFacts
@@ -134,6 +135,7 @@ def _facts(host: Host) -> ProxmoxFacts:
     def known(facts: ProxmoxFacts) -> tuple[set[str], set[str]]:
         storages, guests = from_proxmox.not_told(host, facts)
         named = {one.name for one in files.storages if one.enabled} if files is not None else set()
+        named |= backups.storages_of(host)
         return storages | (named - {one.name for one in facts.storages}), guests
 
     try:

@@ -85,5 +85,5 @@ urlpatterns = [
     path("schema/", Schema.as_view(), name="schema"),
     path("docs/", Docs.as_view(), name="docs"),
     path("", include(router.urls)),
-    re_path(r"^(?P<rest>.*)$", Nothing.as_view()),
+    re_path(r"^(?P<rest>[\s\S]*)$", Nothing.as_view()),  # a line break is no other address
 ]

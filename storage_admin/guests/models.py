@@ -91,6 +91,8 @@ class GuestDisk(models.Model):
     volume = models.TextField(blank=True)
     #: The snapshot, or ``pending``, where only that section of the definition names it; empty for what the guest has.
     only_in = models.CharField(max_length=100, blank=True)
+    #: Whether backups of its guest have it; null where nobody tells.
+    in_backups = models.BooleanField(null=True)
 
     class Meta:
         ordering = ["guest", "target", "only_in"]
@@ -120,3 +122,37 @@ class GuestSpan(models.Model):
 
     def __str__(self) -> str:
         return f"{self.uid} {'ran' if self.ran else 'was off'}"
+
+
+class GuestBackup(models.Model):
+    """The newest usable backup of a guest of Proxmox VE, also of one that is gone, as a host's last scan was told."""
+
+    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="+")
+    #: Of the guest; empty where the storage does not tell.
+    kind = models.CharField(max_length=10, blank=True)
+    uid = models.CharField(max_length=100)
+    at = models.DateTimeField()
+    volume = models.TextField()
+    #: How many newer ones failed their verification.
+    passed_over = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        ordering = ["id"]
+        constraints = [models.UniqueConstraint(fields=["host", "uid", "kind"], name="newest_backup_of_guest")]
+
+    def __str__(self) -> str:
+        return f"{self.uid} at {self.at}"
+
+
+class BackupListing(models.Model):
+    """What stands behind a host's backups: when they were listed, by which storages, and why some may be missing."""
+
+    host = models.OneToOneField(Host, on_delete=models.CASCADE, related_name="+")
+    #: Null where they never were.
+    at = models.DateTimeField(null=True)
+    storages = models.JSONField(default=list)
+    #: Each ``detail``, a sentence, and ``uid`` where it is of one guest alone (else empty).
+    gaps = models.JSONField(default=list)
+
+    def __str__(self) -> str:
+        return f"backups of {self.host_id}"

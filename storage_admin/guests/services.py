@@ -104,7 +104,7 @@ def _record_disks(guest: Guest, disks: Iterable[DiskFacts], inodes: Mapping[byte
             "device": _text(told.device, 10), "path": display(raw), "path_bytes": raw,
             "path_key": path_key(raw) if raw else "", "dev": dev, "inode": inode, "format": _text(told.format, 20),
             "cache": _text(told.cache, 20), "discard": _text(told.discard, 20), "readonly": told.readonly,
-            "records_chain": told.records_chain, "volume": _text(told.volume, 1000),
+            "records_chain": told.records_chain, "volume": _text(told.volume, 1000), "in_backups": told.in_backups,
         }  # fmt: skip
         if disk.pk is None or {key: _plain(getattr(disk, key)) for key in values} != values:
             changed = True

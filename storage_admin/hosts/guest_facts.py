@@ -15,6 +15,7 @@ class DiskFacts:
         records_chain: the definition names the images that its own stands on.
         volume: the storage's own name for it, such as a Proxmox volume id.
         only_in: the snapshot, or ``pending``, where only that section of the definition names it.
+        in_backups: whether backups of its guest have it; ``None`` where nobody tells.
     """
 
     target: str
@@ -27,6 +28,7 @@ class DiskFacts:
     records_chain: bool = False
     volume: str = ""
     only_in: str = ""
+    in_backups: bool | None = None
 
 
 @dataclass(frozen=True)

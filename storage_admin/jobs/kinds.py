@@ -15,7 +15,7 @@ from storage_admin.accounts.models import Actor, Role
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Plan, Recorder, cleaned
+from storage_admin.jobs.plan_and_progress import LastBackup, Plan, Recorder, cleaned
 from storage_admin.words import Translatable, words
 
 
@@ -183,6 +183,10 @@ class JobKind(ABC):
     @abstractmethod
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         """What the job would do, from the database alone; of a VM of Proxmox VE, from what its node tells as well."""
+
+    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:  # noqa: ARG002 (for those that need it)
+        """The last backups of the guests whose data the job deletes or rewrites, those that help least first."""
+        return ()
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (for those that need it)
         """What the job needs for itself or shared, from its submission to its end."""

@@ -59,6 +59,30 @@ class Affected:
 
 
 @dataclass(frozen=True)
+class LastBackup:
+    """The newest backup of a guest that is known and can be used.
+
+    Args:
+        guest: its name and number, or the number alone of one that is gone.
+        at: when it was made; ``None`` where none is known.
+        volume: the storage's own name for it; empty where none is known.
+        included: whether the disk in question (of a guest: each of its disks) is in it; ``None`` where nobody tells.
+        detail: in sentences, why none is known, or what that one may lack.
+    """
+
+    guest: str
+    at: datetime | None = None
+    volume: str = ""
+    included: bool | None = None
+    detail: str = ""
+
+    @property
+    def storage(self) -> str:
+        """The storage that it is on."""
+        return self.volume.partition(":")[0]
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a job would do. Sizes are bytes on the host; ``None`` means that it is not known yet.
 
@@ -69,6 +93,7 @@ class Plan:
     ``by_hand`` says why no policy may choose it, while a user may: each stands among the warnings, too.
     ``undo_bytes`` is what the undo copy would hold, and so keep from being free, until its window closes.
     ``causes`` are why less than what a running guest frees becomes free, or nothing.
+    ``backups`` are the last ones of the guests whose data it deletes or rewrites, those that help least first.
     """
 
     method: str = ""
@@ -93,13 +118,19 @@ class Plan:
     causes: tuple[Cause, ...] = ()
     affected_images: tuple[Affected, ...] = ()
     affected_guests: tuple[Affected, ...] = ()
+    backups: tuple[LastBackup, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The plan as the API and the job's row carry it."""
         plan = asdict(self)
-        plan["facts_at"] = self.facts_at.isoformat().replace("+00:00", "Z") if self.facts_at else None
+        plan["facts_at"] = _moment(self.facts_at)
+        plan["backups"] = [asdict(one) | {"at": _moment(one.at)} for one in self.backups]
         return plan
+
+
+def _moment(at: datetime | None) -> str | None:
+    return at.isoformat().replace("+00:00", "Z") if at else None
 
 
 logger = logging.getLogger(__name__)

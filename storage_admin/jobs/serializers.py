@@ -45,6 +45,19 @@ class CauseSerializer(serializers.Serializer[Any]):
     stops = serializers.BooleanField(help_text=_("Whether a trim frees no space at all because of this cause."))
 
 
+class LastBackupSerializer(serializers.Serializer[Any]):
+    """The newest backup of a guest that is known and can be used."""
+
+    guest = serializers.CharField(help_text=_("Name and number of the guest; the number alone if it is gone."))
+    at = serializers.DateTimeField(allow_null=True, help_text=_("Null if no backup is known, see `detail`."))
+    volume = serializers.CharField(allow_blank=True, help_text=_("Name of the backup on its storage."))
+    included = serializers.BooleanField(
+        allow_null=True,
+        help_text=_("Whether the backup contains the disk (of a guest: all its disks); null if this is not known."),
+    )
+    detail = serializers.CharField(allow_blank=True, help_text=_("Why none is known, or what this one may lack."))
+
+
 class PlanSerializer(serializers.Serializer[Any]):
     """What a job would do, from the database alone; sizes in bytes, null where it is not known yet."""
 
@@ -80,6 +93,10 @@ class PlanSerializer(serializers.Serializer[Any]):
     causes = CauseSerializer(many=True, help_text=_("Of a trim: why less becomes free than the guest frees."))
     affected_images = AffectedSerializer(many=True)
     affected_guests = AffectedSerializer(many=True)
+    backups = LastBackupSerializer(
+        many=True,
+        help_text=_("Last backups of the guests whose data the job deletes or rewrites, the least helpful first."),
+    )
     options = serializers.DictField(help_text=_("The options, including defaults."))
 
 

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -37,11 +38,17 @@ def plan(actor: Actor, kind: str, target_id: int, options: dict[str, Any], *, lo
         ForbiddenError, InvalidError, NotFoundError: as for :func:`submit`.
     """
     chosen = kinds.get(kind)
-    _target(actor, chosen, target_id, Role.VIEWER)
+    target = _target(actor, chosen, target_id, Role.VIEWER)
     options = chosen.clean(options)
     if look:
         chosen.look(target_id)
-    return chosen.plan(actor, target_id, options)
+    return _planned(actor, chosen, target, options)
+
+
+def _planned(actor: Actor, kind: JobKind, target: Target, options: dict[str, Any]) -> Plan:
+    """The plan, with what is known of backups: only Proxmox VE tells of any."""
+    predicted = kind.plan(actor, target.id, options)
+    return replace(predicted, backups=kind.last_backups(target, predicted)) if target.host.runs_proxmox else predicted
 
 
 def submit(
@@ -89,7 +96,7 @@ def submit(
         return queued  # its plan is there
     if look:
         chosen.look(target_id)
-    predicted = chosen.plan(actor, target_id, options)
+    predicted = _planned(actor, chosen, target, options)
     check(predicted)
     against = predicted.refusals if by_hand else (*predicted.refusals, *predicted.by_hand)
     if against:

@@ -12,21 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from storage_admin.agent import protocol
-from tests.agent.every_verb import (
-    ALL,
-    CLEAN,
-    PLANTED,
-    POOLS,
-    TOOLS,
-    UNDOES,
-    Answer,
-    Crew,
-    Trace,
-    plant_undo,
-    pool_request,
-    request,
-)
+from tests.agent.every_verb import ALL, CLEAN, PLANTED, POOLS, UNDOES, Answer, Crew, plant_undo, pool_request, request
 from tests.agent.hostile import Hostile, qcow2
+from tests.agent.tracing import TOOLS, Trace
 
 #: What stands in every file outside of the pool.
 CANARY = b"CANARY-6f1d0c2b"

@@ -19,13 +19,13 @@ from tests.agent.every_verb import (
     UNDOES,
     Answer,
     Crew,
-    Trace,
     pool_request,
     request,
 )
 from tests.agent.hostile import Hostile, all_images, qcow2
 from tests.agent.stranger import CANARY, NO_FILES, Scene, fingerprints
 from tests.agent.test_files import left
+from tests.agent.tracing import Trace
 from tests.chance import night, seed
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]

@@ -13,11 +13,12 @@ import pytest
 
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import b64, unb64
-from tests.agent.every_verb import APPLIANCE, CLEAN, READS, REWRITES, TOOLS, Answer, Crew, Trace, pool_request, request
+from tests.agent.every_verb import APPLIANCE, CLEAN, READS, REWRITES, Answer, Crew, pool_request, request
 from tests.agent.harness import ask, image_info, qemu_img, reclaim_args, same_content, undo_args
 from tests.agent.hostile import CLUSTER, DATA, qcow2
 from tests.agent.hostile_names import KNOWN, RESERVED, is_reserved, names
 from tests.agent.stranger import fingerprints
+from tests.agent.tracing import TOOLS, Trace
 from tests.chance import seed
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]

@@ -14,8 +14,9 @@ import pytest
 from storage_admin.agent import protocol
 from storage_admin.agent.folders import image_folders
 from storage_admin.agent.protocol import b64
-from tests.agent.every_verb import ALL, POOLS, Crew, Trace, plant_aside, plant_undo, pool_request, request
+from tests.agent.every_verb import ALL, POOLS, Crew, plant_aside, plant_undo, pool_request, request
 from tests.agent.harness import AGENT, Agent, ask, qemu_img
+from tests.agent.tracing import Trace
 from tests.faults.figures import trials_of
 
 CANARY = b"a secret of root's that no answer may hold "

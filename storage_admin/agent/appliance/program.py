@@ -22,7 +22,6 @@ import guestfs  # type: ignore[import-not-found]
 MOST_ENTRIES, PIECE = 5000, 2 << 20
 #: What is no filesystem that could be mounted.
 _NONE = frozenset({"swap", "unknown", "crypto_LUKS", "LVM2_member", "linux_raid_member"})
-
 #: What filesystems need there beside the kernel: libguestfs' name for it, and the package of the host that brings it.
 _NEEDS = {
     "ntfs": ("ntfs3g", "ntfs-3g (libguestfs-winsupport on Red Hat's systems)"),
@@ -33,7 +32,6 @@ _TRIMMED = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "vfat"})
 _WHOLE = {"btrfs": "noatime,subvolid=5"}
 #: Where the superblock of a btrfs is; its magic is at byte 64 of it, the tree of what was written last at 96.
 _BTRFS = 65536
-
 #: How each kind is checked without a write; an ext first replays its journal, as a guest would that mounts it.
 _EXT = "e2fsck -y -E journal_only {0}; e2fsck -f -n {0}"
 _CHECKS = {
@@ -308,9 +306,8 @@ class Appliance:
         found = []
         for line in said:
             words = line.replace(":", " ").replace("..", " ").split()
-            if not words or "eof" not in words[-1].split(",") or not words[4:5] or not words[4].isdecimal():
-                continue
-            if not {"inline", "unwritten", "unknown", "encoded"} & set(words[-1].split(",")):
+            told = set(words[-1].split(",")) if words[4:5] and words[4].isdecimal() else set()
+            if "eof" in told and not {"inline", "unwritten", "unknown", "encoded"} & told:
                 found.append(int(words[4]) * _BLOCK)
         return {"places": found, **self.blocks(device, found)}
 
@@ -393,14 +390,10 @@ def main() -> None:
                 appliance.read(asked["device"], asked["path"])
             elif asked["do"] in {"unclean", "trim", "sums", "marks", "check"}:
                 answer(getattr(appliance, asked["do"])())
-            elif asked["do"] == "changes":
-                answer(appliance.changes(asked["device"], asked["each"]))
-            elif asked["do"] in {"tails", "blocks"}:
+            elif asked["do"] in {"changes", "tails", "blocks"}:
                 answer(getattr(appliance, asked["do"])(asked["device"], asked["of"]))
-        except (RuntimeError, UnicodeError) as error:
-            answer({"error": text(error)})
-        except MissingError as error:
-            answer({"missing": text(error)})
+        except (RuntimeError, UnicodeError, MissingError) as error:
+            answer({"missing" if isinstance(error, MissingError) else "error": text(error)})
         sys.stdout.flush()
 
 

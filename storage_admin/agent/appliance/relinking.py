@@ -104,7 +104,7 @@ class Unproven(Relink):
         and holds itself.
         """
         base, told = below.ask("changes", _PATIENCE, device=device, each=0), self.onto.image.shown
-        files = image.ask("changes", _PATIENCE, device=device, each=base["each"])["files"]
+        files = image.ask("changes", _PATIENCE, device=device, of=base["each"])["files"]
         there, newest = {inode: (changed, size) for _, inode, changed, size in base["files"]}, base["newest"]
         none = (0, 0)
         odd = [inode for _, inode, changed, _ in files if changed < newest and there.get(inode, none)[0] != changed]

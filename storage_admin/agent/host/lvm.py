@@ -14,7 +14,7 @@ from typing import Any
 from storage_admin.agent.host import devices
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
-from storage_admin.agent.protocol import HostError
+from storage_admin.agent.protocol import HostError, RefusedError
 
 _REPORT = ("--reportformat", "json", "--units", "b", "--nosuffix", "-o")
 _GROUPS = "vg_name,vg_uuid,vg_size,vg_free"

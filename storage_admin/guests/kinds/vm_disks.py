@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.errors import NotFoundError
-from storage_admin.guests import proxmox_vms
+from storage_admin.guests import backups, proxmox_vms
 from storage_admin.guests.models import Guest
 from storage_admin.guests.proxmox_vms import Vm
 from storage_admin.hosts.proxmox import actions, reader, volumes
@@ -24,7 +24,7 @@ from storage_admin.hosts.proxmox.storages import StorageFacts
 from storage_admin.jobs import runner, services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plan_and_progress import Affected, Cause, Plan, Recorder, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Cause, LastBackup, Plan, Recorder, Refusal
 
 _DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": _("Target name of the disk, such as scsi0.")}
 
@@ -156,6 +156,9 @@ class MoveDisk(VmKind):
         **proxmox_vms.ACCEPT,
     }
 
+    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:
+        return backups.of_one(target.id) if plan.options["delete_source"] else ()
+
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
         target, name = options["disk"], options["storage"]
         drive = actions.check_move(vm.config, target, name, options["format"] or "")
@@ -270,14 +273,8 @@ class Resize(VmKind):
             ],
         )
         if parts is None:
-            draft.refusals.append(
-                Refusal(
-                    INVALID,
-                    gettext("{target} of {guest} is not a volume of a storage.").format(
-                        target=target, guest=vm.guest.name
-                    ),
-                )
-            )
+            sentence = gettext("{target} of {guest} is not a volume of a storage.")
+            draft.refusals.append(Refusal(INVALID, sentence.format(target=target, guest=vm.guest.name)))
             return draft
         draft.refusals += [*of_template(vm), *proxmox_vms.lacking(vm, "resize", name)]
         naming = vm.snapshots_with(drive.volume)

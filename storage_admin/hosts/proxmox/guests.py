@@ -221,12 +221,12 @@ class _Reading:
     def _named(self, section: Section, key: str, value: str) -> Iterator[DiskFacts]:
         if section.kind == FLEECING:
             for volume in filter(None, re.split(r"[,; \0]+", value)):
-                yield self._disk(FLEECING, Drive((("", volume),)), section.only_in)
+                yield self._disk(FLEECING, Drive((("", volume),)), section)
         elif section.kind == HIDDEN:
-            yield self._disk(key, Drive.parse(value), section.only_in)
+            yield self._disk(key, Drive.parse(value), section)
         elif drives.looks_like_drive(key):
             try:
-                yield self._disk(key, Drive.parse(value), section.only_in)
+                yield self._disk(key, Drive.parse(value), section)
             except ValueError:
                 self.unread.append(f"{key}: {value}")
         elif (key == "args" or not is_known(key, self.kind)) and re.search(r"[/:]", value):
@@ -247,7 +247,7 @@ class _Reading:
             named = volumes.snapshot_id(volume, section.name, self.storages)
             yield DiskFacts(key, self._device(drive), path, "qcow2", volume=_shown(named), only_in=section.only_in)
 
-    def _disk(self, target: str, drive: Drive, only_in: str) -> DiskFacts:
+    def _disk(self, target: str, drive: Drive, section: Section) -> DiskFacts:
         volume = _as_id(drive, self.vmid) if self.kind == VM else drive.volume
         return DiskFacts(
             target=target,
@@ -258,8 +258,19 @@ class _Reading:
             discard=drive.option("discard"),
             readonly=drive.flag("ro") is True or drive.is_cdrom,
             volume=_shown(volume) if volumes.split(volume) is not None else "",
-            only_in=only_in,
+            only_in=section.only_in,
+            in_backups=self._is_backed_up(target, drive, section),
         )
+
+    def _is_backed_up(self, target: str, drive: Drive, section: Section) -> bool:
+        """Whether vzdump takes it (``get_backup_volumes`` of PVE::QemuConfig and PVE::LXC::Config)."""
+        if section.kind != NOW or target.startswith("unused") or target == "vmstate":
+            return False
+        if self.kind == CONTAINER:
+            is_volume = volumes.split(drive.volume) is not None
+            return target == "rootfs" or (is_volume and drive.flag("backup") is True)
+        lacks_bios = target.startswith("efidisk") and section.values.get("bios") != "ovmf"
+        return not drive.is_cdrom and drive.flag("backup") is not False and not lacks_bios
 
     def _device(self, drive: Drive) -> str:
         if self.kind == CONTAINER and drive.volume.startswith("/") and not drive.volume.startswith("/dev/"):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from django.utils.translation import gettext as _
 
 from storage_admin.hosts.guest_facts import DiskFacts
+from storage_admin.hosts.proxmox.backups import Backups, Gap
 from storage_admin.hosts.proxmox.guests import HIDDEN, UNKNOWN, ProxmoxGuest
 from storage_admin.hosts.proxmox.permissions import INVENTORY
 from storage_admin.hosts.proxmox.reader import HIDDEN_LINES, ProxmoxFacts
@@ -47,7 +48,15 @@ def merged(api: ProxmoxFacts, files: ProxmoxFacts) -> ProxmoxFacts:
         configured=files.configured,
         guests=tuple(found),
         unknown=tuple(dict.fromkeys((*_left(api), *files.unknown, *unread))),
+        backups=_backups(api, [guest for key, guest in known.items() if key not in told]),
     )
+
+
+def _backups(api: ProxmoxFacts, untold: list[ProxmoxGuest]) -> Backups | None:
+    """What the API tells of backups: of a guest here that it does not show, it may not show these either."""
+    sentence = _("The API does not show guest {vmid} to the token.")
+    gaps = tuple(Gap(sentence.format(vmid=one.vmid), one.vmid) for one in untold if one.node == api.node)
+    return None if api.backups is None else replace(api.backups, gaps=(*api.backups.gaps, *gaps))
 
 
 def _left(api: ProxmoxFacts) -> list[str]:

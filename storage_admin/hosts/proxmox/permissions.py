@@ -67,6 +67,12 @@ FEATURES = {
             (Need("/storage", ("Datastore.Audit",)), _DISKS),
             Need("/storage", ("Datastore.Allocate",)),
         ),
+        Feature(
+            "backups",
+            _("see the last backup of each guest"),
+            (_SPACE, Need("/vms", ("VM.Backup",))),
+            Need("/storage", ("Datastore.Allocate",)),
+        ),
         Feature("cluster", _("see the cluster and its nodes"), (Need("/", ("Sys.Audit",)),)),
         Feature("limits", _("set I/O limits of drives"), (_DISKS,)),
         Feature("flatten", _("rename a flattened disk in its guest's configuration"), (_DISKS,)),

@@ -8,7 +8,8 @@ from django.utils.translation import gettext as _
 
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts.live_facts import StoppedGuest
-from storage_admin.hosts.proxmox import guests, permissions, storages, volumes
+from storage_admin.hosts.proxmox import backups, guests, permissions, storages, volumes
+from storage_admin.hosts.proxmox.backups import Backups, Gap
 from storage_admin.hosts.proxmox.client import Api, Client
 from storage_admin.hosts.proxmox.config import PATHS, GuestRef, read_config, read_snapshots
 from storage_admin.hosts.proxmox.drives import CONTAINER, VM
@@ -94,6 +95,7 @@ class ProxmoxFacts:
         configured: the storages that the node's own file names, where that was read.
         api_away: why nothing is here of what only the API tells, in sentences; empty where it told, or was not to be
             asked.
+        backups: ``None`` where nobody was asked for them.
     """
 
     node: str
@@ -108,6 +110,7 @@ class ProxmoxFacts:
     hidden: frozenset[str] = frozenset()
     configured: tuple[StorageFacts, ...] = ()
     api_away: str = ""
+    backups: Backups | None = None
 
 
 def read(client: Client, node: str = "", *, configs: bool = True, folders: bool = False) -> ProxmoxFacts:
@@ -143,6 +146,7 @@ def read(client: Client, node: str = "", *, configs: bool = True, folders: bool 
         ),
         missing=may.all_missing(),
         unknown=(*unknown, HIDDEN_LINES),
+        backups=backups.read(client, name, found, may),
     )
 
 
@@ -158,8 +162,14 @@ def with_hidden(client: Client, facts: ProxmoxFacts, storages: Iterable[str], vm
     may_not, numbers = permissions.denied(client, "storages", "/storage", sorted(storages)), sorted(vmids)
     guests = [right for name in ("guests", "images") for right in permissions.denied(client, name, "/vms", numbers)]
     found = (*may_not, *guests)
+    known = facts.backups
+    if known is not None and found:
+        # What is hidden whole, its backups are hidden with.
+        gaps = (*known.gaps, *(Gap(right.sentence, backups.guest_of(right.path)) for right in found))
+        known = replace(known, gaps=tuple(dict.fromkeys(gaps)))
     return replace(
         facts,
+        backups=known,
         missing=tuple(dict.fromkeys((*facts.missing, *found))),
         unknown=tuple(dict.fromkeys((*facts.unknown, *(one.sentence for one in found if one.feature != "images")))),
         hidden=frozenset(right.path.rpartition("/")[2] for right in guests),

@@ -23,7 +23,7 @@ from images.rewrite.neighbours import ancestors
 from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
-from storage_admin.guests import proxmox_vms, snapshots
+from storage_admin.guests import backups, proxmox_vms, snapshots
 from storage_admin.guests.kinds.disk_settings import VALUES, SetDisk, restore_options
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.live_facts import Snapshot
@@ -141,6 +141,7 @@ def guest(request: PageRequest, guest_id: int) -> HttpResponseBase:
         "chained": {use.disk.target for use in ImageUse.objects.filter(disk__guest=shown, image__chain_depth__gt=1)
                     .select_related("disk")},
         "own": {disk.target for disk in _own_disks(shown)}, "copied": _copied(shown),
+        "backups": list(backups.of_guests([shown]).values()),
         "jobs": jobs[:10], "job_now": jobs.filter(state__in=Job.ACTIVE).last(),
     }  # fmt: skip
     return render(request, "guests/guest.html", context)

@@ -14,6 +14,7 @@ from images.filters import GuestFilters
 from images.models import Image
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.csv_export import Columns, csv_answer
+from storage_admin.guests.backups import of_guests
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.selectors import hosts_for, in_scope
 from storage_admin.web.lists import Filtered, as_choices, columns, filtered
@@ -96,8 +97,13 @@ def guests(request: PageRequest) -> HttpResponseBase:
     images = in_scope(Image.objects.filter(uses__disk__guest__in=list(shown)), request.actor).only(
         "name", "allocated_size"
     )
+    backups = of_guests(shown)
     listed = [
-        {"guest": guest, "disks": [(disk, cache_advice(disk), discard_advice(disk)) for disk in guest.disks.all()]}
+        {
+            "guest": guest,
+            "disks": [(disk, cache_advice(disk), discard_advice(disk)) for disk in guest.disks.all()],
+            "backup": backups.get(guest.pk),
+        }
         for guest in shown
     ]
     hosts = list(hosts_for(request.actor).defer("capabilities"))

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST, require_safe
 
-from images import selectors
+from images import backups, selectors
 from images.kinds.inside import last_look
 from images.kinds.relink import is_lost
 from images.models import Image
@@ -214,6 +214,7 @@ def image(request: PageRequest, image_id: int) -> HttpResponseBase:
         "chart": _chart(row),
         "snapshots": _snapshots(row),
         "evidence": evidence(row),
+        "backups": backups.of(row) if row.host.runs_proxmox else (),
         "declarable": DECLARABLE,
         "broken": row.state in BROKEN,
         "lost_base": is_lost(row),

@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from images import selectors, uploads
+from images import backups, selectors, uploads
 from images.models import Image
 from storage_admin.accounts.models import Role
 from storage_admin.accounts.saved_views import list_page
@@ -26,6 +26,7 @@ from storage_admin.hosts.selectors import hosts_for
 from storage_admin.jobs import kinds, sealed, services
 from storage_admin.jobs.filters import JobListFilters
 from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import LastBackup
 from storage_admin.jobs.selectors import jobs_for
 from storage_admin.web import forms
 from storage_admin.web.forms import refusal_message
@@ -181,9 +182,17 @@ def status_of(job: Job) -> dict[str, Any]:
         "won_bytes": None if before is None or after is None else before - after,
         "original_kept": result.get("swapped") is False and replaces(job),
         "plan": job.plan or {},
+        # Beside the button that discards its undo copy.
+        "backups": _backups(job, image),
         "stands": _stands(job),
         "tens": int(job.progress // 10 * 10),
     }
+
+
+def _backups(job: Job, image: Image | None) -> tuple[LastBackup, ...]:
+    if image is None or not job.undo_available or not job.host.runs_proxmox:
+        return ()
+    return backups.of_image(image)
 
 
 def _stands(job: Job) -> str:

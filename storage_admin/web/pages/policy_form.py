@@ -22,7 +22,7 @@ HIDDEN = frozenset({"start_after", "disk", "down_to", "accept_hidden_lines"})
 TEXTS = ("name", "cron", "timezone", "name_pattern", "kind")
 NUMBERS = (
     "window_minutes", "quiet_minutes", "min_reclaimable_percent", "min_age_hours", "min_chain_depth",
-    "max_jobs_per_host",
+    "max_jobs_per_host", "backup_max_days",
 )  # fmt: skip
 #: Of them, those that nobody can leave empty; the others are what a policy has without them.
 REQUIRED = frozenset({"window_minutes", "quiet_minutes", "max_jobs_per_host"})
@@ -70,7 +70,8 @@ def texts_of(policy: Policy) -> QueryDict:
     """A policy as its form holds it."""
     form = QueryDict(mutable=True)
     for name in (*TEXTS, *NUMBERS):
-        form[name] = str(getattr(policy, name))
+        value = getattr(policy, name)
+        form[name] = "" if value is None else str(value)
     form["min_reclaimable_mib"] = _plain(policy.min_reclaimable_bytes / MIB)
     for name in SWITCHES:
         if getattr(policy, name):

@@ -1,7 +1,7 @@
 """Many images reclaimed at once: one page with the plan of each and the sums, then one job each."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -12,7 +12,7 @@ from django.shortcuts import redirect, render
 from django.utils.translation import gettext
 from django.views.decorators.http import require_POST
 
-from images import selectors
+from images import backups, selectors
 from images.models import Image
 from images.rewrite import neighbours, planning, space
 from images.scan import look
@@ -141,9 +141,10 @@ def planned(actor: Actor, images: Sequence[Image], options: dict[str, Any], admi
         admitted: what jobs need; the planned ones are added.
     """
     neighbours.share(images, admitted)
-    lines = []
+    lines, last = [], backups.of_images(images)
     for image in images:
-        line = Line(image, planning.plan_for(actor, KIND, image, options))
+        plan = planning.plan_for(actor, KIND, image, options)
+        line = Line(image, replace(plan, backups=tuple(last.get(image.pk, ()))))
         if line.refusal is None:
             admitted.add(image.pool, image.host, space.planned_need(line.plan, image.host))
         lines.append(line)

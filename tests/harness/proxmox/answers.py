@@ -89,8 +89,15 @@ def content(world: World, given: Given) -> Any:
 
 
 def _may_see(world: World, storage: str, volume: dict[str, Any]) -> bool:
-    """PVE::Storage::check_volume_access: images silently vanish for who may not change their guest's disks."""
-    if volume["content"] not in ("images", "rootdir") or world.has(f"/storage/{storage}", "Datastore.Allocate"):
+    """PVE::Storage::check_volume_access: images silently vanish for who may not change their guest's disks, and backups
+    for who may not make any.
+    """
+    if world.has(f"/storage/{storage}", "Datastore.Allocate"):
+        return True
+    if volume["content"] == "backup":
+        may = "vmid" in volume and world.has(f"/vms/{volume['vmid']}", "VM.Backup")
+        return may and world.has(f"/storage/{storage}", "Datastore.AllocateSpace")
+    if volume["content"] not in ("images", "rootdir"):
         return True
     return world.has(f"/storage/{storage}", "Datastore.Audit") and world.has(f"/vms/{volume['vmid']}", "VM.Config.Disk")
 

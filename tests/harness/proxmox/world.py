@@ -13,7 +13,7 @@ from tests.harness.proxmox.schema import DATA
 TOKEN_ID, SECRET = "dashboard@pve!storage-admin", "0f5a1d2c-1111-4222-8333-a1b2c3d4e5f6"
 ALL = (
     "Sys.Audit", "Datastore.Audit", "Datastore.AllocateSpace", "VM.Audit", "VM.Config.Disk",
-    "VM.GuestAgent.FileSystemMgmt", "VM.Snapshot",
+    "VM.GuestAgent.FileSystemMgmt", "VM.Snapshot", "VM.Backup",
 )  # fmt: skip
 #: What Proxmox VE's own PVEAuditor has of these.
 AUDITOR = ("Sys.Audit", "Datastore.Audit", "VM.Audit", "VM.GuestAgent.Audit")

@@ -79,7 +79,7 @@ def test_images_of_a_backup_under_way_belong_to_their_guest() -> None:
     assert found == [
         DiskFacts(
             "fleecing", "disk", "/mnt/pve/store/images/100/vm-100-fleece-0.qcow2", "qcow2",
-            volume="store:100/vm-100-fleece-0.qcow2", only_in="fleecing",
+            volume="store:100/vm-100-fleece-0.qcow2", only_in="fleecing", in_backups=False,
         )
     ]  # fmt: skip
 

@@ -34,7 +34,7 @@ def test_an_auditor_lacks_the_right_behind_the_images() -> None:
     assert may.missing("images")[0].sentence == (
         "To list the images of a storage, the API token needs VM.Config.Disk on /vms."
     )
-    lacking = {"images", "limits", "flatten", "move", "resize", "snapshot", "rollback", "trim"}
+    lacking = {"images", "backups", "limits", "flatten", "move", "resize", "snapshot", "rollback", "trim"}
     assert {right.feature for right in may.all_missing()} == lacking
 
 

@@ -49,9 +49,12 @@ def test_a_vm_is_read_with_all_its_drives(client: Client) -> None:
         "qcow2",
         discard="on",
         volume="store:100/vm-100-disk-0.qcow2",
+        in_backups=True,
     )
-    assert disk_of(guest, "scsi2") == DiskFacts("scsi2", "disk", "/dev/disk/by-id/ata-SAMSUNG_X", "raw")
-    assert disk_of(guest, "ide3") == DiskFacts("ide3", "cdrom", "", readonly=True)
+    assert disk_of(guest, "scsi2") == DiskFacts(
+        "scsi2", "disk", "/dev/disk/by-id/ata-SAMSUNG_X", "raw", in_backups=True
+    )
+    assert disk_of(guest, "ide3") == DiskFacts("ide3", "cdrom", "", readonly=True, in_backups=False)
     assert disk_of(guest, "efidisk0").path == f"{STORE}/100/vm-100-disk-3.qcow2"
     assert disk_of(guest, "unused0").path == f"{STORE}/100/vm-100-disk-2.vmdk"
     assert disk_of(guest, "vmstate", "before-upgrade").path == f"{STORE}/100/vm-100-state-before-upgrade.raw"
@@ -67,7 +70,9 @@ def test_a_template_and_its_linked_clone_are_told_by_path(client: Client) -> Non
     assert disk_of(clone, "scsi0").path == f"{STORE}/102/vm-102-disk-0.qcow2"
     assert disk_of(clone, "scsi0").volume == "store:101/base-101-disk-0.qcow2/102/vm-102-disk-0.qcow2"
     assert clone.facts.lock == "backup"
-    assert disk_of(clone, "unused0") == DiskFacts("unused0", "disk", "", volume="nosuchstore:vm-102-disk-5")
+    assert disk_of(clone, "unused0") == DiskFacts(
+        "unused0", "disk", "", volume="nosuchstore:vm-102-disk-5", in_backups=False
+    )
 
 
 def test_a_container_is_read_with_what_waits_and_what_a_snapshot_keeps(client: Client) -> None:
@@ -75,7 +80,7 @@ def test_a_container_is_read_with_what_waits_and_what_a_snapshot_keeps(client: C
     assert (guest.facts.name, guest.facts.kind) == ("ct1", "container")
     assert disk_of(guest, "rootfs").format == "raw"
     assert disk_of(guest, "mp0").format == "subvol"
-    assert disk_of(guest, "mp1") == DiskFacts("mp1", "bind", "/srv/shared")
+    assert disk_of(guest, "mp1") == DiskFacts("mp1", "bind", "/srv/shared", in_backups=False)
     assert disk_of(guest, "mp2", "pending").path == f"{STORE}/300/vm-300-disk-2.raw"
     assert disk_of(guest, "mp3", "monday").path == f"{STORE}/300/vm-300-disk-3.raw"
     assert guest.facts.unread == ("lxc.mount.entry: /srv/extra srv/extra none bind 0 0",)

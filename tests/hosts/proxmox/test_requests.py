@@ -160,7 +160,7 @@ def test_every_right_that_is_named_is_one_of_proxmox_ve(feature: str) -> None:
         for call in schema.load()["calls"].values()
         for right in call.get("check", ["", ""])[1].split("|")
         if right
-    } | {"Datastore.Allocate", "VM.Monitor"}  # of lists that are filtered, and of Proxmox VE 8
+    } | {"Datastore.Allocate", "VM.Backup", "VM.Monitor"}  # of lists that are filtered, and of Proxmox VE 8
     named = FEATURES[feature]
     needs = (*named.needs, *([named.instead] if named.instead else []))
     assert {right for need in needs for right in need.rights} <= known
