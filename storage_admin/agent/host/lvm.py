@@ -31,7 +31,7 @@ _NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9+_.][a-zA-Z0-9+_.-]{0,126}\Z", re.AS
 _WHOLE = frozenset({"linear", "striped", "raid", "mirror"})
 
 
-def read(io: AgentIO) -> dict[str, Any]:
+def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
     """Ask LVM once for all groups and once for all volumes.
 
     Returns:

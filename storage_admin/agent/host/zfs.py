@@ -30,7 +30,7 @@ _SUBVOLUME = re.compile(r"(.*/)?(subvol|basevol)-\d+-[^/]+\Z", re.ASCII)
 _READABLE = frozenset({"ONLINE", "DEGRADED"})
 
 
-def read(io: AgentIO) -> dict[str, Any]:
+def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
     """Ask ZFS once for all pools and once for all that is in them.
 
     Returns:
