@@ -216,7 +216,7 @@ def _parent(told: Mapping[str, Any] | None) -> str:
 def _of_each(of: Named, what: str, names: Sequence[str], io: AgentIO) -> dict[str, Any]:
     """What it says of each image; nothing of one that it cannot open."""
     commands = [["rbd", *of.options, what, f"--image={name}"] for name in names]
-    return dict(zip(names, _answers(commands, io, must=False), strict=True))
+    return dict(zip(names, _answers(commands, io, must=False)))
 
 
 def _json(command: Sequence[str], io: AgentIO) -> Any:
