@@ -4,7 +4,7 @@ and every pool of a host on which no agent runs. Nothing in such pools is rewrit
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -118,7 +118,7 @@ def _events(
     """The ``image`` and ``pool`` events, as an agent would send them. A pool that is not active has no volumes."""
     for __, facts in pools:
         listed = volumes.get(facts.name, "")
-        seen.paths |= {_key(volume.path) for volume in listed if isinstance(volume, VolumeFacts)}
+        seen.paths |= {_key(_placed(facts, volume).path) for volume in listed if isinstance(volume, VolumeFacts)}
     for row, facts in pools:
         yield from _pool(seen, row, facts, volumes.get(facts.name, "libvirt does not list its volumes."))
 
@@ -138,7 +138,7 @@ def _pool(
         return
     known = set(map(bytes, Image.every.filter(pool=row, missing_since=None).values_list("fingerprint", flat=True)))
     images = others = others_bytes = 0
-    for volume in sorted(volumes, key=lambda volume: volume.path):
+    for volume in sorted((_placed(facts, one) for one in volumes), key=lambda volume: volume.path):
         if facts.is_folder and not _is_image(volume, named=volume.path in seen.declared):
             others, others_bytes = others + 1, others_bytes + (volume.allocation or 0)
             continue
@@ -155,6 +155,11 @@ def _pool(
         "images": images, "others": {"count": others, "bytes": others_bytes},
         "vanished_b64": b64(b"".join(sorted(known))),
     }  # fmt: skip
+
+
+def _placed(facts: PoolFacts, volume: VolumeFacts) -> VolumeFacts:
+    """An image of Ceph is named as where it is, as Proxmox VE's are: libvirt calls it ``POOL/NAME``."""
+    return replace(volume, path=f"rbd:{volume.path}") if facts.type == "rbd" and volume.path else volume
 
 
 def _pool_event(seen: Seen, row: StoragePool, facts: PoolFacts) -> dict[str, Any]:

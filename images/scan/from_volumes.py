@@ -1,7 +1,10 @@
-"""What the agent read of LVM and ZFS, as the events of a scan: volumes, with what each takes. Nothing rewrites them.
+"""What the agent read of LVM, ZFS and Ceph, as the events of a scan: volumes, with what each takes.
 
-Where libvirt or Proxmox VE has a pool for the same place (a group, a thin pool, a dataset), that pool's row gets what
-the backend says, instead of what they told. What nodes share is left to the API, which lists it once.
+Nothing rewrites them.
+
+Where libvirt or Proxmox VE has a pool for the same place (a group, a thin pool, a dataset, a pool of Ceph), that pool's
+row gets what the backend says, instead of what they told. What nodes share is listed once: of Ceph by one of them, else
+by the API.
 """
 
 import json
@@ -15,6 +18,7 @@ from django.db import transaction
 
 from images.alert_rules.pools import NEVER_PERCENT
 from images.models import Image
+from images.scan import shared_storages
 from images.scan.from_proxmox import as_last_seen
 from images.scan.rows import stand_in
 from images.scan.volume_places import BACKENDS, Backend, Place, Volume
@@ -57,7 +61,7 @@ class Told:
         """
         others = {self._name(row) for row in self._others()}
         for place in self._places.values():
-            if place.name not in others and (place.volumes or place.is_pool):
+            if place.name not in others and not place.why and (place.volumes or place.is_pool):
                 path = self.backend.path_of(place.name)
                 values = {
                     "name": place.name[:200], "path": path, "path_bytes": path.encode(), "source": self.backend.source,
@@ -97,7 +101,7 @@ class Told:
             place = self._places.get(name)
             why = self._event["why"] or (place.why if place is not None else "")
             theirs = first.source != self.backend.source
-            if any(row.network for row in rows) or (place is None and not why and theirs):
+            if any(map(self._is_left_to_others, rows)) or (place is None and not why and theirs):
                 continue
             if why:
                 ours = [row for row in rows if row.volume_facts is not None]
@@ -121,6 +125,12 @@ class Told:
     def _others(self) -> list[StoragePool]:
         return [row for row in self._rows() if row.source != self.backend.source]
 
+    def _is_left_to_others(self, row: StoragePool) -> bool:
+        """Whether nodes share it, and another one lists its volumes, or nobody but the API is asked."""
+        if not row.network:
+            return False
+        return not self.backend.is_shared or shared_storages.lister_of(row, is_whole=True).pk != row.pk
+
     def _name(self, row: StoragePool) -> str:
         return self.backend.name_of(row, self._event)
 
@@ -142,7 +152,7 @@ class Told:
             "images": len(place.volumes), "others": {"count": 0, "bytes": 0}, "undo_bytes": 0, "undo_copies": 0,
             "leftovers": 0, "asides": place.asides, "vanished_b64": b64(b"".join(sorted(vanished))),
             "owners_unknown": _owners_unknown(row, place), "fs_key": place.fs_key, "shared_key": place.key,
-            "volume_facts": place.facts,
+            "volume_facts": place.facts, "network": row.network,
         }  # fmt: skip
 
     def _image(self, row: StoragePool, volume: Volume) -> Event:

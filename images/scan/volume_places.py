@@ -1,6 +1,7 @@
-"""What LVM and ZFS each call their places and volumes: from the agent's events to one shape.
+"""What LVM, ZFS and Ceph each call their places and volumes: from the agent's events to one shape.
 
-A *place* is what a pool of the dashboard stands for: a volume group, a thin pool, a ZFS pool or a dataset in one.
+A *place* is what a pool of the dashboard stands for: a volume group, a thin pool, a ZFS pool or a dataset in one,
+a pool of Ceph or a namespace in one.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent.folders.pools import is_ours
+from storage_admin.agent.protocol import unb64
 from storage_admin.hosts.models import StoragePool
 
 Kind = StoragePool.Kind
@@ -83,6 +85,7 @@ class Backend:
         source: of pools that nobody else has.
         name_of: the name of the place that a pool stands for.
         path_of: the path of a pool of its own, by the place's name.
+        is_shared: any host that names a place may read it, so that of hosts of one cluster one lists its volumes.
         places: what an event tells, by name; the second argument are the names of places that others have as pools.
     """
 
@@ -93,6 +96,7 @@ class Backend:
     name_of: Callable[[StoragePool, Event], str]
     path_of: Callable[[str], str]
     places: Callable[[Event, Collection[str]], dict[str, Place]]
+    is_shared: bool = False
 
 
 def lvm_name(row: StoragePool, _: Event | None = None) -> str:
@@ -221,9 +225,49 @@ def _zfs_path(one: Event) -> str:
     return str(one["mountpoint"] or f"/{one['name']}")
 
 
+def _rbd_name(row: StoragePool, _: Event) -> str:
+    """All have ``rbd vms/tenant`` as their path."""
+    return row.path.partition(" ")[2]
+
+
+def _rbd_places(event: Event, _: Collection[str]) -> dict[str, Place]:
+    found = dict[str, Place]()
+    for pool in event["pools"]:
+        name, stored, available = pool["name"], pool["stored"], pool["available"]
+        place = Place(name, Kind.RBD, f"rbd {pool['fsid']} {name}", f"ceph {pool['fsid']}/{pool['pool']}", pool["why"])
+        if stored is not None and available is not None:
+            place.capacity, place.available = stored + available, available
+        # What is stored in one namespace nobody tells.
+        place.facts = {"used_bytes": stored if name == pool["pool"] else None, "snapshot_bytes": 0}
+        place.is_pool = True
+        found[name] = place
+    paths = {_rbd_path(one["pool"], one["name_b64"]) for one in event["volumes"]}
+    for one in event["volumes"]:
+        facts, base = found[one["pool"]].facts, _rbd_path("", one["parent_b64"]) if one["parent_b64"] else ""
+        known = facts["snapshot_bytes"] is not None and one["snapshots"] is not None
+        facts["snapshot_bytes"] = facts["snapshot_bytes"] + one["snapshots"] if known else None
+        volume = Volume(
+            _rbd_path(one["pool"], one["name_b64"]), one["size"], one["used"],
+            exclusive=None if one["has_snapshots"] else one["used"], snapshots=one["snapshots"],
+            base=base if base in paths else "",
+            open=f"The image has watchers: {', '.join(one['watchers'])}." if one["watchers"] else "",
+            unreadable="Ceph lists the image and cannot open it." if one["size"] is None else "",
+        )  # fmt: skip
+        found[one["pool"]].volumes.append(volume)
+    return found
+
+
+def _rbd_path(pool: str, name_b64: str) -> str:
+    """As QEMU has it."""
+    name = unb64(name_b64).decode("utf-8", "surrogateescape")
+    return f"rbd:{pool}/{name}" if pool else f"rbd:{name}"
+
+
 BACKENDS = {
-    "lvm": Backend(
-        "lvm", "LVM", (Kind.LVM, Kind.LVMTHIN), Source.LVM, lvm_name, lambda name: f"/dev/{name}", _lvm_places
-    ),
-    "zfs": Backend("zfs", "ZFS", (Kind.ZFS,), Source.ZFS, _zfs_name, lambda name: _ZVOLS + name, _zfs_places),
+    one.name: one
+    for one in (
+        Backend("lvm", "LVM", (Kind.LVM, Kind.LVMTHIN), Source.LVM, lvm_name, "/dev/{}".format, _lvm_places),
+        Backend("zfs", "ZFS", (Kind.ZFS,), Source.ZFS, _zfs_name, f"{_ZVOLS}{{}}".format, _zfs_places),
+        Backend("rbd", "Ceph RBD", (Kind.RBD,), Source.RBD, _rbd_name, "rbd {}".format, _rbd_places, is_shared=True),
+    )
 }

@@ -1,6 +1,6 @@
 """Sums that count everything once: each filesystem, each shared pool, each inode."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,13 +22,14 @@ def totals_of(actor: Actor, hosts: list[Host], pools: list[StoragePool]) -> Tota
     sized = [pool for pool in pools if pool.capacity_bytes is not None and pool.available_bytes is not None]
     filesystems = _outermost(_each_filesystem_once(sized))
     inside = _in_groups(filesystems)
-    capacity = _sum([*(pool.capacity_bytes for pool in filesystems), *inside])
+    again = _free_again(filesystems)
+    capacity = _sum([*(pool.capacity_bytes for pool in filesystems), *inside, *again])
     used = _sum([*(pool.used_bytes for pool in filesystems), *inside])
-    available = _sum(pool.available_bytes for pool in filesystems)
+    available = _sum([*(pool.available_bytes for pool in filesystems), *again])
     sums = _image_sums(_each_file_once(images_for(actor), pools))
     scanned = any(pool.last_scanned is not None for pool in pools)
     virtual = sums["virtual_size"] if scanned else None
-    usable = _sum([*(pool.usable_bytes for pool in filesystems), *inside])
+    usable = _sum([*(pool.usable_bytes for pool in filesystems), *inside, *again])
     # Images on storages of unknown size are promised to nobody's account.
     unsized = {pool.shared_key or str(pool.pk): pool.virtual_bytes or 0 for pool in pools if pool not in sized}
     promised = None if virtual is None else max(virtual - sum(unsized.values()), 0)
@@ -70,6 +71,15 @@ def _in_groups(filesystems: list[StoragePool]) -> list[int]:
     keys = {pool.fs_key for pool in filesystems if pool.kind == StoragePool.Kind.LVM}
     thin = [pool for pool in filesystems if pool.kind == StoragePool.Kind.LVMTHIN]
     return [-(pool.capacity_bytes or 0) for pool in thin if pool.fs_key.rpartition("/")[0] in keys]
+
+
+def _free_again(filesystems: list[StoragePool]) -> list[int]:
+    """What to take away of the free space that all pools of one Ceph cluster tell: each could take it, once."""
+    free = defaultdict[str, list[int]](list)
+    for pool in filesystems:
+        if pool.kind == StoragePool.Kind.RBD:
+            free[pool.fs_key.partition("/")[0]].append(pool.available_bytes or 0)
+    return [-one for key, sizes in free.items() if key for one in sorted(sizes)[:-1]]
 
 
 def _known(total: int | None, count: int | None) -> int | None:

@@ -146,6 +146,7 @@ class StoragePool(PartialRows):
         LVM = "lvm"
         LVMTHIN = "lvmthin"
         ZFS = "zfs"
+        RBD = "rbd"
         OTHER = "other"
 
     class Source(models.TextChoices):
@@ -157,6 +158,7 @@ class StoragePool(PartialRows):
         PROXMOX = "proxmox", "Proxmox VE"
         LVM = "lvm", "LVM"
         ZFS = "zfs", "ZFS"
+        RBD = "rbd", "Ceph RBD"
         DEMO = "demo", _("the demo")
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="pools")
@@ -192,7 +194,7 @@ class StoragePool(PartialRows):
     space_seen = models.DateTimeField(null=True, blank=True)
     #: When it is looked at next without a scan (:mod:`images.scan.minutes`); null for at once.
     space_due = models.DateTimeField(null=True, blank=True)
-    #: What LVM or ZFS says of it beside its space, where the agent has read the pool's volumes there; else null.
+    #: What LVM, ZFS or Ceph says of it beside its space, where the agent has read the pool's volumes there; else null.
     volume_facts = models.JSONField(null=True, blank=True)
     #: Sums over the pool's images, each inode once; written when a scan or a job ends.
     images_count = models.PositiveIntegerField(default=0)
@@ -240,7 +242,7 @@ class StoragePool(PartialRows):
     @property
     def is_own_place(self) -> bool:
         """Whether neither an admin nor a hypervisor has named it: its volumes were found, and it goes when they do."""
-        return self.source in {self.Source.LVM, self.Source.ZFS}
+        return self.source in {self.Source.LVM, self.Source.ZFS, self.Source.RBD}
 
     @property
     def shares(self) -> dict[str, int | None]:
@@ -256,8 +258,13 @@ class StoragePool(PartialRows):
         names = {"snapshots": "snapshot_bytes", "reserved": "reservation_bytes", "others": "others_bytes"}
         told = {"images": self.allocated_bytes} | {name: facts.get(key) for name, key in names.items() if key in facts}
         known = [size for size in told.values() if size is not None]
-        remainder = facts["used_bytes"] - sum(known) if len(known) == len(told) else None
-        return {"used": facts["used_bytes"], **told, "remainder": remainder}
+        rest = facts["used_bytes"] - sum(known)
+        # Ceph counts whole objects, which may be more than is stored.
+        return {
+            "used": facts["used_bytes"],
+            **told,
+            "remainder": rest if len(known) == len(told) and rest >= 0 else None,
+        }
 
     @property
     def is_broken(self) -> bool:

@@ -158,12 +158,12 @@ def test_every_type_that_libvirt_has_is_a_pool_of_a_kind(node: Node) -> None:
     scan(this_machine())
     kinds = {name: (pool.kind, pool.path) for name, pool in pools().items()}
     assert kinds == {
-        "vg0": ("lvm", "/dev/vg0"), "ceph": ("other", ""), "san": ("other", "/dev/disk/by-path"),
+        "vg0": ("lvm", "/dev/vg0"), "ceph": ("rbd", "rbd disks"), "san": ("other", "/dev/disk/by-path"),
         "hba": ("other", "/dev/disk/by-path"), "mp": ("other", "/dev/mapper"), "tank": ("zfs", "/dev/zvol/tank"),
         "gl": ("other", ""), "vz": ("other", "/mnt/vz"), "dsk": ("other", "/dev"), "sd": ("other", ""),
     }  # fmt: skip
     assert {pool.state for pool in pools().values()} == {"ok"}
-    assert image("vm-2").path == "disks/vm-2"
+    assert image("vm-2").path == "rbd:disks/vm-2"
     assert image("vm-2").virtual_size == 1 << 20
 
 
@@ -214,7 +214,8 @@ def test_a_disk_on_a_network_or_in_a_pool_keeps_its_storages_name(node: Node) ->
     guest = Guest.objects.get(name="db")
     disks = {row.target: (row.path, row.volume) for row in guest.disks.all()}
     assert disks == {
-        "vda": ("", "rbd:disks/vm-2"), "vdb": ("/mnt/nas/n.qcow2", "nas/n.qcow2"), "vdc": ("", "nas/gone"),
+        "vda": ("rbd:disks/vm-2", "rbd:disks/vm-2"), "vdb": ("/mnt/nas/n.qcow2", "nas/n.qcow2"),
+        "vdc": ("", "nas/gone"),
     }  # fmt: skip
     assert guest.unread == ["vdc: volume gone of the pool nas"]
 

@@ -109,7 +109,8 @@ class Booted:
         clear = ["unshare", "--mount", "sh", "-ec", _CLEAR, "sh", self._group]
         wait_until(lambda: subprocess.run(clear, stderr=subprocess.DEVNULL).returncode == 0, 60, "its groups are empty")
 
-    def _command(self, line: str) -> list[str]:
+    def command(self, line: str) -> list[str]:
+        """An argument list that runs a line of shell in it."""
         pid = self._daemon.pid
         first = Path(f"/proc/{pid}/task/{pid}/children").read_text().strip()  # none yet in its first moment
         into = [
@@ -128,7 +129,7 @@ class Booted:
 
     def _try(self, line: str) -> bool:
         return (
-            subprocess.run(self._command(line), cwd="/", capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
+            subprocess.run(self.command(line), cwd="/", capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
         )
 
     def run(self, line: str) -> str:
@@ -138,7 +139,7 @@ class Booted:
             AssertionError: it failed.
         """
         own = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "DEBIAN_FRONTEND": "noninteractive"}
-        return _said(self._command(line), own)
+        return _said(self.command(line), own)
 
     def wait_until(self, line: str, seconds: float = 180) -> None:
         """Waits until a line of shell succeeds."""

@@ -68,6 +68,9 @@ def test_groups_and_thin_pools_are_pools_and_their_volumes_images(lvm_says: Says
     assert (group.kind, group.source, group.state, group.path) == ("lvm", "lvm", "ok", "/dev/vg0")
     assert (group.capacity_bytes, group.available_bytes) == (1065353216, 830472192)
     assert (group.images_count, group.allocated_bytes, group.metadata_percent) == (7, 152 * MIB, None)
+    assert group.shares == {
+        "used": 1065353216 - 830472192, "images": 152 * MIB, "others": 68 * MIB, "remainder": 4 * MIB,
+    }  # fmt: skip
     assert (thin.kind, thin.capacity_bytes, thin.metadata_bytes, thin.metadata_percent) == (
         "lvmthin", 64 * MIB, 4 * MIB, 10.94,
     )  # fmt: skip

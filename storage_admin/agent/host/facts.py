@@ -13,7 +13,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,24 +145,27 @@ def tool_versions(names: Sequence[str]) -> dict[str, str | None]:
 
 def proxmox_storages(etc_pve: str = "/etc/pve") -> list[Storage]:
     """The storages of storage.cfg, in their order; none where there is no such file."""
+    return [_storage(*definition) for definition in proxmox_definitions(etc_pve)]
+
+
+def proxmox_definitions(etc_pve: str) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Type, name and settings of each storage in storage.cfg."""
     try:
         with open(os.path.join(etc_pve, "storage.cfg"), encoding="utf-8", errors="backslashreplace") as file:
             lines = file.read().splitlines()
     except FileNotFoundError:
-        return []
-    storages: list[Storage] = []
+        return
     kind, name = "", ""
     settings: dict[str, str] = {}
     for line in [*lines, "end: "]:
         heading = re.match(r"(\w+):\s*(\S*)\s*$", line)
         if heading:
             if name:
-                storages.append(_storage(kind, name, settings))
+                yield kind, name, settings
             kind, name, settings = heading[1], heading[2], {}
         elif line[:1].isspace() and line.strip():
             key, _, value = line.strip().partition(" ")
             settings[key] = value.strip()
-    return storages
 
 
 def _storage(kind: str, name: str, settings: dict[str, str]) -> Storage:

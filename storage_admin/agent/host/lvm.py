@@ -41,7 +41,7 @@ _FULLNESS = re.compile(r"\d+ (\d+)/(\d+) (\d+)/(\d+) \S+ (\w+)(.*)")
 _METADATA_BLOCK = 4096
 
 
-def read(io: AgentIO) -> dict[str, Any]:
+def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
     """Ask LVM once for all groups and once for all volumes.
 
     Returns:

@@ -30,7 +30,7 @@ _SUBVOLUME = re.compile(r"(.*/)?(subvol|basevol)-\d+-[^/]+\Z", re.ASCII)
 _READABLE = frozenset({"ONLINE", "DEGRADED"})
 
 
-def read(io: AgentIO) -> dict[str, Any]:
+def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
     """Ask ZFS once for all pools and once for all that is in them.
 
     Returns:
@@ -66,7 +66,10 @@ def _ask(command: Sequence[str], columns: Sequence[str], io: AgentIO) -> list[di
     lines = done.stdout.decode("utf-8", "backslashreplace").split("\n")
     if lines.pop():
         raise ValueError(f"the last line of {command[0]} is cut off")
-    return [dict(zip(columns, line.split("\t"), strict=True)) for line in lines]
+    rows = [line.split("\t") for line in lines]
+    if any(len(row) != len(columns) for row in rows):
+        raise ValueError(f"{command[0]} tells other columns than it was asked for")
+    return [dict(zip(columns, row)) for row in rows]
 
 
 def parsed(pools: Sequence[dict[str, str]], datasets: Sequence[dict[str, str]]) -> dict[str, Any]:

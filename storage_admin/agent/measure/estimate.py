@@ -260,7 +260,7 @@ def _snapshots_basis(reader: Reader, header: Header, facts: Facts, data: DataMap
     held = held_by_each(reader, header, data, pace.io.check, deadline)
     if held.each is None:
         return {"snapshots": None, "snapshots_reason": held.reason}
-    pairs = zip(facts.snapshots, held.each, strict=True)
+    pairs = zip(facts.snapshots, held.each)
     return {"snapshots": [{"created": one.created, "held_bytes": held_bytes} for one, held_bytes in pairs]}
 
 

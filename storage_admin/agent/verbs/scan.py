@@ -1,7 +1,7 @@
 """The verb ``scan``: every disk image of some storage pools, read once, without a process per image.
 
 And what guests' disks outside of every pool stand on: a base in a pool would look as if nobody needed it. And what
-LVM and ZFS say of their volumes.
+LVM, ZFS and Ceph say of their volumes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import glob
 import os
 import socket
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,7 @@ from storage_admin.agent.folders import image_folders, roots, scratch
 from storage_admin.agent.folders.pools import is_absolute, open_root
 from storage_admin.agent.formats import Facts, UnreadableError, guess, read_as
 from storage_admin.agent.formats.facts import Reader
-from storage_admin.agent.host import facts, in_use, lvm, special_mounts, zfs
+from storage_admin.agent.host import facts, in_use, lvm, rbd, special_mounts, zfs
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
@@ -33,7 +33,11 @@ _LARGEST = 4 * 1024 * 1024
 _NOT_READ = "no hypervisor of this host names it, and it is in no folder of images"
 KINDS = ("dir", "libvirt", "proxmox")
 #: Who has volumes that are no files: each with the tool that says whether it is installed, and its name in sentences.
-BACKENDS = (("lvm", "vgs", "LVM", lvm.read), ("zfs", "zpool", "ZFS", zfs.read))
+BACKENDS: tuple[tuple[str, str, str, Callable[[AgentIO, str], dict[str, Any]]], ...] = (
+    ("lvm", "vgs", "LVM", lvm.read),
+    ("zfs", "zpool", "ZFS", zfs.read),
+    ("rbd", "rbd", "Ceph", rbd.read),
+)
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         images, changed = scan.images, changed + scan.changed
         files.add(scan)
     io.progress("checking which images are in use", images, images)
-    for told in volumes(io):
+    for told in volumes(io, args.etc_pve):
         io.emit(VOLUMES, **told)
     held = in_use.holds(files.inodes, files.aliases, io.check)
     prefixes = tuple(_prefix(pool) for pool in args.pools)
@@ -149,7 +153,7 @@ def look(request: Request, io: AgentIO) -> dict[str, Any]:
     return {"images": images, "changed": changed}
 
 
-def volumes(io: AgentIO) -> Iterator[dict[str, Any]]:
+def volumes(io: AgentIO, etc_pve: str = "/etc/pve") -> Iterator[dict[str, Any]]:
     """What each of :data:`BACKENDS` says of volumes that are no files, where it is installed. They are only read.
 
     Returns:
@@ -162,7 +166,7 @@ def volumes(io: AgentIO) -> Iterator[dict[str, Any]]:
         told: dict[str, Any] = {"backend": name, "why": ""}
         try:
             tools.find(tool)
-            told |= ask(io)
+            told |= ask(io, etc_pve)
         except RefusedError:
             continue
         except HostError as error:

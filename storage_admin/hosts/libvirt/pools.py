@@ -10,7 +10,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import display, path_key
 
 #: What we call the types whose volumes are no files in a folder. All others are :attr:`StoragePool.Kind.OTHER`.
-KINDS = {"logical": StoragePool.Kind.LVM, "zfs": StoragePool.Kind.ZFS}
+KINDS = {"logical": StoragePool.Kind.LVM, "zfs": StoragePool.Kind.ZFS, "rbd": StoragePool.Kind.RBD}
 
 
 def sync(host: Host, told: Iterable[PoolFacts]) -> dict[str, StoragePool]:
@@ -34,11 +34,12 @@ def _row(host: Host, pool: PoolFacts) -> StoragePool:
     if pool.is_folder:
         return services.add_pool(host, path.rstrip(b"/") or b"/", StoragePool.Source.LIBVIRT, name=display(name)[:200])
     # Several of these may share a path (/dev), or have none: their name tells them apart, and no path begins like it.
+    shown = f"rbd {pool.source_name}" if pool.type == "rbd" else pool.path
     row, _ = StoragePool.objects.update_or_create(
         host=host,
         path_key=path_key(b"libvirt pool " + name),
         defaults={
-            "name": display(name)[:200], "path": display(path), "path_bytes": path,
+            "name": display(name)[:200], "path": display(shown.encode("utf-8", "surrogateescape")), "path_bytes": path,
             "source": StoragePool.Source.LIBVIRT, "kind": KINDS.get(pool.type, StoragePool.Kind.OTHER),
         },
     )  # fmt: skip

@@ -57,6 +57,7 @@ def _pool(root: ET.Element, *, active: bool) -> dict[str, Any]:
         "source_host": "" if host is None else host.get("name", ""),
         "source_folder": "" if folder is None else folder.get("path", ""),
         "source_format": "" if form is None else form.get("type", ""),
+        "source_name": root.findtext("source/name") or "",
     }
 
 

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -31,6 +31,7 @@ class PoolFacts:
         path: where its volumes lie; empty where they lie in no folder.
         capacity_bytes, available_bytes: as of libvirt's last look; ``None`` of a pool that is not active.
         source_host, source_folder, source_format: what a ``netfs`` pool mounts.
+        source_name: what its storage calls it, as Ceph a pool.
     """
 
     name: str
@@ -42,6 +43,7 @@ class PoolFacts:
     source_host: str = ""
     source_folder: str = ""
     source_format: str = ""
+    source_name: str = ""
 
     @property
     def is_folder(self) -> bool:
@@ -110,9 +112,15 @@ def _read(uri: str) -> LibvirtFacts:
 
 
 def _guest(told: dict[str, Any]) -> GuestFacts:
-    disks = tuple(DiskFacts(**disk) for disk in told["disks"])
+    disks = tuple(_disk(disk) for disk in told["disks"])
     snapshots = tuple(SnapshotFacts(**one) for one in told["snapshots"])
     return GuestFacts(**(told | {"disks": disks, "unread": tuple(told["unread"]), "snapshots": snapshots}))
+
+
+def _disk(told: dict[str, Any]) -> DiskFacts:
+    """An image of Ceph is named as where it is, as Proxmox VE's are."""
+    disk = DiskFacts(**told)
+    return replace(disk, path=disk.volume) if disk.volume.startswith("rbd:") and not disk.path else disk
 
 
 def _is_of_a_benchmark(guest: GuestFacts) -> bool:

@@ -11,7 +11,12 @@ class Migration(migrations.Migration):
         migrations.RenameField(model_name='storagepool', old_name='lvm', new_name='volume_facts'),
         migrations.AlterField(
             model_name='storagepool',
+            name='kind',
+            field=models.CharField(choices=[('dir', 'Dir'), ('nfs', 'Nfs'), ('lvm', 'Lvm'), ('lvmthin', 'Lvmthin'), ('zfs', 'Zfs'), ('rbd', 'Rbd'), ('other', 'Other')], default='dir', max_length=10),
+        ),
+        migrations.AlterField(
+            model_name='storagepool',
             name='source',
-            field=models.CharField(choices=[('admin', 'registered by an admin'), ('standard', "libvirt's standard folder"), ('libvirt', 'libvirt'), ('proxmox', 'Proxmox VE'), ('lvm', 'LVM'), ('zfs', 'ZFS'), ('demo', 'the demo')], default='admin', max_length=10),
+            field=models.CharField(choices=[('admin', 'registered by an admin'), ('standard', "libvirt's standard folder"), ('libvirt', 'libvirt'), ('proxmox', 'Proxmox VE'), ('lvm', 'LVM'), ('zfs', 'ZFS'), ('rbd', 'Ceph RBD'), ('demo', 'the demo')], default='admin', max_length=10),
         ),
     ]

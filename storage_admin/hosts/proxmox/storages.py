@@ -13,7 +13,7 @@ _MOUNTED = frozenset({"cephfs", "cifs", "glusterfs", "nfs"})
 #: Shared by their kind, whatever their definition says (PVE::Storage::Plugin, ``@SHARED_STORAGE``).
 _SHARED = frozenset({"iscsi", "nfs", "cifs", "rbd", "cephfs", "iscsidirect", "zfs", "drbd", "pbs", "esxi"})
 #: What the storage pools of the dashboard are called, by Proxmox VE's own type.
-_KINDS = {"lvm": "lvm", "lvmthin": "lvmthin", "zfspool": "zfs", "nfs": "nfs"}
+_KINDS = {"lvm": "lvm", "lvmthin": "lvmthin", "zfspool": "zfs", "nfs": "nfs", "rbd": "rbd"}
 #: What may be in one whose definition does not say so.
 _BOTH, _IMAGES = ("images", "rootdir"), ("images",)
 _CONTENT = {
@@ -30,7 +30,7 @@ class StorageFacts:
     Args:
         type: in Proxmox VE's words.
         path: of the folder; of ZFS the mount point of its containers' filesystems; empty for the rest.
-        group: volume group of LVM, pool of ZFS and RBD.
+        group: volume group of LVM, pool of ZFS and RBD (with its namespace, if it has one).
         thin_pool: in that volume group.
         content: what may be in it: ``images``, ``rootdir``, ``iso``, ...
         server, export: of what comes over the network.
@@ -77,7 +77,7 @@ class StorageFacts:
 
     @property
     def kind(self) -> str:
-        """As the dashboard's pools have it: ``dir``, ``nfs``, ``lvm``, ``lvmthin``, ``zfs`` or ``other``."""
+        """As the dashboard's pools have it: ``dir``, ``nfs``, ``lvm``, ``lvmthin``, ``zfs``, ``rbd`` or ``other``."""
         return _KINDS.get(self.type, "dir" if self.is_folder else "other")
 
     @property
@@ -110,11 +110,14 @@ def of_definition(settings: Mapping[str, Any]) -> StorageFacts:
         path = f"/mnt/pve/{name}"
     if kind == "zfspool":
         path = _text(settings, "mountpoint") or "/" + _text(settings, "pool")
+    group = _text(settings, "vgname") or _text(settings, "pool")
+    if kind == "rbd":
+        group = "/".join(filter(None, (group or "rbd", _text(settings, "namespace"))))
     return StorageFacts(
         name=name,
         type=kind,
         path=path.rstrip("/") or path,
-        group=_text(settings, "vgname") or _text(settings, "pool"),
+        group=group,
         thin_pool=_text(settings, "thinpool"),
         content=_words(settings, "content") or _CONTENT.get(kind, ()),
         server=_text(settings, "server") or _text(settings, "portal"),

@@ -2,6 +2,7 @@
 
 from storage_admin.hosts.proxmox import storages
 from storage_admin.hosts.proxmox.storages import StorageFacts, integer, of_definition, parse_file, with_status
+from storage_admin.hosts.proxmox.volumes import place
 from tests.harness.proxmox.world import files, lab
 
 
@@ -27,7 +28,10 @@ def test_each_kind_is_read_for_what_it_is() -> None:
     nfs = found["nfs-dead"]
     assert (nfs.path, nfs.server, nfs.export) == ("/mnt/pve/nfs-dead", "192.0.2.99", "/export/pve")
     assert (nfs.shared, nfs.kind, nfs.is_folder) == (True, "nfs", True)
-    assert (found["ceph"].kind, found["ceph"].shared) == ("other", True)
+    assert (found["ceph"].kind, found["ceph"].shared) == ("rbd", True)
+    tenant = of_definition({"type": "rbd", "storage": "far", "namespace": "tenant"})
+    assert (found["ceph"].place, tenant.place) == ("rbd", "rbd/tenant")
+    assert place("far:vm-1-disk-0", {"far": tenant}) == "rbd:rbd/tenant/vm-1-disk-0"
     assert (found["other-node"].nodes, found["other-node"].on("pve1"), found["other-node"].on("pve2")) == (
         ("pve2", "pve3"), False, True,
     )  # fmt: skip

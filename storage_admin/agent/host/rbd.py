@@ -1,0 +1,239 @@
+"""What Ceph says of the images in its pools (rbd(8)), where Proxmox VE or libvirt of this host name these pools.
+
+It is asked as they ask it: by their configuration and keys, which root can read. Nothing is mapped or written.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from storage_admin.agent.host.facts import proxmox_definitions
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.programs import tools
+from storage_admin.agent.protocol import HostError, b64
+
+_CONFIG = "/etc/ceph/ceph.conf"
+_LIBVIRT = ("/etc/libvirt/storage/*.xml", "/run/libvirt/storage/*.xml")
+#: Without a limit of address space: a client of Ceph has dozens of threads. One that is away is not waited for.
+_LIMITS = tools.Limits(address_space=None, wall_seconds=20.0, output_bytes=32 << 20)
+#: Images that are asked about at once.
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a cluster is asked: options of all its tools."""
+
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Named:
+    """A pool of Ceph that somebody here names, with a namespace in it or none."""
+
+    pool: str
+    namespace: str
+    access: Access
+
+    @property
+    def name(self) -> str:
+        return f"{self.pool}/{self.namespace}" if self.namespace else self.pool
+
+    @property
+    def options(self) -> list[str]:
+        """Of ``rbd``."""
+        return [
+            *self.access.options,
+            f"--pool={self.pool}",
+            *([f"--namespace={self.namespace}"] * bool(self.namespace)),
+        ]
+
+
+def read(io: AgentIO, etc_pve: str = "/etc/pve") -> dict[str, Any]:
+    """Ask each pool that is named here for its images; each image for who has it open and what it takes.
+
+    Returns:
+        ``pools``: ``name`` (with the namespace, as ``vms/tenant``), ``pool``, ``fsid`` of the cluster, ``stored`` and
+        ``available`` in the whole pool, ``why`` (why nothing is told of its images). ``volumes``: ``pool`` (that name),
+        ``name_b64``, ``size`` (null of one that cannot be opened), ``used`` (written since its last snapshot, in whole
+        objects), ``snapshots`` (the same of its snapshots), ``has_snapshots``, ``parent_b64`` (what it is a clone of,
+        with pool and namespace; or empty), ``watchers`` (who has it open). Sizes are in bytes; null is what only a look
+        at all objects could tell.
+
+    Raises:
+        StoppedError: the controller stopped the work.
+    """
+    told: dict[str, Any] = {"pools": [], "volumes": []}
+    named = sorted({*_of_proxmox(etc_pve), *_of_libvirt()}, key=lambda one: (one.name, one.access.options))
+    clusters: dict[Access, Mapping[str, Any]] = {}
+    for one in named:
+        if one.access not in clusters:
+            clusters[one.access] = _cluster(one.access, io)
+        cluster = clusters[one.access]
+        pool: dict[str, Any] = {
+            "name": one.name, "pool": one.pool, "fsid": cluster["fsid"], "why": cluster["why"],
+            **cluster["pools"].get(one.pool, {"stored": None, "available": None}),
+        }  # fmt: skip
+        try:
+            told["volumes"] += [] if pool["why"] else _images(one, io)
+        except HostError as error:
+            pool["why"] = f"Ceph does not answer: {error.detail}."
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            pool["why"] = f"The answer of Ceph is not understood: {error!r}."
+        told["pools"].append(pool)
+    return _once(told)
+
+
+def _once(told: dict[str, Any]) -> dict[str, Any]:
+    """A pool may be named twice: one way to it is enough. Pools of one name in two clusters cannot be told apart."""
+    ways: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for pool in sorted(told["pools"], key=lambda one: bool(one["why"])):
+        ways[pool["name"]].append(pool)
+    for first, *more in ways.values():
+        if any(one["fsid"] != first["fsid"] and not one["why"] for one in more):
+            first["why"] = "The host knows several Ceph pools of this name."
+    volumes = {(one["pool"], one["name_b64"]): one for one in told["volumes"] if not ways[one["pool"]][0]["why"]}
+    return {"pools": [first for first, *_ in ways.values()], "volumes": list(volumes.values())}
+
+
+def _of_proxmox(etc_pve: str) -> Iterator[Named]:
+    """As PVE::CephConfig (``ceph_connect_option``) finds a storage's configuration and key."""
+    for kind, name, settings in proxmox_definitions(etc_pve):
+        if kind != "rbd" or "disable" in settings:
+            continue
+        own = {end: f"{etc_pve}/priv/ceph/{name}.{end}" for end in ("conf", "keyring")}
+        own = {end: path for end, path in own.items() if os.path.exists(path)}
+        monitors = settings.get("monhost", "").replace(";", ",").replace(" ", ",")
+        config = own.get("conf") or ("" if monitors else f"{etc_pve}/ceph.conf")
+        access = _access(
+            config, monitors if not own.get("conf") else "", settings.get("username", "admin"), own.get("keyring", "")
+        )
+        if access is not None:
+            yield Named(settings.get("pool", "rbd"), settings.get("namespace", ""), access)
+
+
+def _of_libvirt() -> Iterator[Named]:
+    from xml.etree import ElementTree as ET  # noqa: PLC0415 (seldom needed, slow to load; what it reads is root's own)
+
+    for path in (path for pattern in _LIBVIRT for path in glob.glob(pattern)):
+        try:
+            tree = ET.parse(path)  # noqa: S314 (root's own file)
+        except (OSError, ET.ParseError):
+            continue
+        for pool in tree.iter("pool"):
+            source, auth = pool.find("source"), pool.find("source/auth")
+            if pool.get("type") != "rbd" or source is None:
+                continue
+            name, _, namespace = source.findtext("name", "").partition("/")
+            access = _access(_CONFIG, "", "admin" if auth is None else auth.get("username", "admin"), "")
+            if access is not None and name:
+                yield Named(name, namespace, access)
+
+
+def _access(config: str, monitors: str, user: str, keyring: str) -> Access | None:
+    """``None`` where nothing on this host says where the cluster is."""
+    if config and not os.path.exists(config):
+        return None
+    options = [f"--conf={config or '/dev/null'}", f"--id={user}"]
+    options += [f"--mon-host={monitors}"] if monitors else []
+    return Access((*options, *([f"--keyring={keyring}"] if keyring else [])))
+
+
+def _cluster(access: Access, io: AgentIO) -> dict[str, Any]:
+    """Its id, and what is stored and available in each pool; where it does not answer, why."""
+    silent = {"fsid": "", "pools": {}}
+    try:
+        fsid = str(_json(["ceph", *access.options, "fsid"], io)["fsid"])
+        pools = _json(["ceph", *access.options, "df"], io)["pools"]
+        sizes = {
+            pool["name"]: {"stored": int(pool["stats"]["stored"]), "available": int(pool["stats"]["max_avail"])}
+            for pool in pools
+        }
+    except HostError as error:
+        return silent | {"why": f"Ceph does not answer: {error.detail}."}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        return silent | {"why": f"The answer of Ceph is not understood: {error!r}."}
+    return {"fsid": fsid, "why": "", "pools": sizes}
+
+
+def _images(of: Named, io: AgentIO) -> list[dict[str, Any]]:
+    names = set(map(str, _json(["rbd", *of.options, "ls"], io)))
+    lines = _json(["rbd", *of.options, "ls", "--long"], io)
+    images = {str(one["image"]): one for one in lines if "snapshot" not in one}
+    if lost := names - set(images):  # it cannot be opened, or was removed since
+        lost &= set(map(str, _json(["rbd", *of.options, "ls"], io)))
+    # Of a name with one of these rbd makes a pool or a snapshot: such an image is listed, and no more.
+    asked = [name for name in images if not set(name) & {"/", "@"}]
+    info, status = (_of_each(of, what, asked, io) for what in ("info", "status"))
+    quick = [name for name in asked if "fast-diff" in info[name].get("features", ()) and not info[name]["flags"]]
+    used = _used(of, quick, len(images), io)
+    snapshots = {str(one["image"]) for one in lines if "snapshot" in one}
+    return [
+        *(
+            _volume(of, one, used.get(name, {}), status.get(name, {}), name in snapshots)
+            for name, one in images.items()
+        ),
+        *(_volume(of, {"image": name}, {}, {}, False) for name in sorted(lost)),
+    ]
+
+
+def _volume(
+    of: Named, line: Mapping[str, Any], used: Mapping[str, int], status: Mapping[str, Any], has_snapshots: bool
+) -> dict[str, Any]:
+    return {
+        "pool": of.name, "name_b64": b64(_raw(str(line["image"]))),
+        "size": int(line["size"]) if "size" in line else None,
+        "used": used.get("own"), "snapshots": used.get("snapshots"), "has_snapshots": has_snapshots,
+        "parent_b64": b64(_raw(_parent(line.get("parent")))),
+        "watchers": [str(who["address"])[:100] for who in status.get("watchers", ())],
+    }  # fmt: skip
+
+
+def _used(of: Named, quick: Sequence[str], count: int, io: AgentIO) -> dict[str, dict[str, int]]:
+    """What images with a map of what changed (fast-diff) take; of others, each object would have to be looked at."""
+    if not quick:
+        return {}
+    commands = [["du"]] if len(quick) == count else [["du", f"--image={name}"] for name in quick]
+    found: dict[str, dict[str, int]] = defaultdict(lambda: {"own": 0, "snapshots": 0})
+    for answer in _answers([["rbd", *of.options, *command] for command in commands], io):
+        for one in answer["images"]:
+            found[str(one["name"])]["snapshots" if "snapshot" in one else "own"] += int(one["used_size"])
+    return found
+
+
+def _parent(told: Mapping[str, Any] | None) -> str:
+    if not told:
+        return ""
+    return "/".join(part for part in (told["pool"], told.get("pool_namespace", ""), told["image"]) if part)
+
+
+def _of_each(of: Named, what: str, names: Sequence[str], io: AgentIO) -> dict[str, Any]:
+    """What it says of each image; nothing of one that it cannot open."""
+    commands = [["rbd", *of.options, what, f"--image={name}"] for name in names]
+    return dict(zip(names, _answers(commands, io, must=False)))
+
+
+def _json(command: Sequence[str], io: AgentIO) -> Any:
+    return _answers([command], io)[0]
+
+
+def _answers(commands: Sequence[Sequence[str]], io: AgentIO, *, must: bool = True) -> list[Any]:
+    """The answers, in their order; where one fails, an empty one unless it ``must`` not."""
+    lines = [[_raw(word) for word in (*command, "--format=json")] for command in commands]
+    shown = None if len(commands) < 2 else [*commands[0], f"(and {len(commands) - 1} more)"]
+    done = tools.run_all(lines, io, at_once=_AT_ONCE, limits=_LIMITS, shown=shown)
+    for one in done:
+        if one.exit_code and must:
+            raise HostError(f"{commands[0][0]} ended with {one.words()}")
+    texts = [b"{}" if one.exit_code else one.stdout for one in done]
+    return [json.loads(text.decode("utf-8", "surrogateescape"), strict=False) for text in texts]
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -1,0 +1,45 @@
+"""What uses which of many block devices, looked for at once."""
+
+import contextlib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from storage_admin.agent.host import devices
+
+pytestmark = pytest.mark.qemu
+USES = {"idle": "", "read": "open in sleep", "mounted": "mounted at ", "below": "behind loop"}
+
+
+def run(*argv: str | Path) -> str:
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_each_is_in_use_by_what_has_it_open_mounted_or_below_itself(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+
+        def loop(of: Path | str) -> str:
+            name = run("losetup", "--find", "--show", of)
+            stack.callback(run, "losetup", "--detach", name)
+            return name
+
+        paths = {}
+        for how in USES:
+            (tmp_path / how).touch()
+            os.truncate(tmp_path / how, 8 << 20)
+            paths[how] = loop(tmp_path / how)
+        loop(paths["below"])
+        (tmp_path / "at").mkdir()
+        run("mkfs.ext4", "-q", paths["mounted"])
+        run("mount", paths["mounted"], tmp_path / "at")
+        stack.callback(run, "umount", tmp_path / "at")
+        file = stack.enter_context(Path(paths["read"]).open("rb"))
+        process = stack.enter_context(subprocess.Popen(["sleep", "60"], stdin=file))
+        stack.callback(process.kill)
+        file.close()
+        nodes = {how: Path(path).stat() for how, path in paths.items()}
+        found = devices.users({one.st_rdev: (one.st_dev, one.st_ino) for one in nodes.values()})
+    told = {how: found.get(one.st_rdev, "") for how, one in nodes.items()}
+    assert all(word in told[how] and bool(word) == bool(told[how]) for how, word in USES.items()), told
