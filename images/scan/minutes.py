@@ -80,7 +80,8 @@ def _pools(but_not: Collection[int], only: int | None) -> dict[Host, list[Storag
     rows = StoragePool.objects.exclude(host__in=but_not).exclude(host__status=Host.Status.UNREACHABLE)
     rows = rows.exclude(state__in=(StoragePool.SILENT, "missing", *refusals.NOT_ENTERED)).exclude(last_scanned=None)
     folders = Q(kind__in=refusals.FOLDERS) & ~Q(path_bytes=b"")
-    rows = rows.filter(folders | Q(kind=StoragePool.Kind.LVMTHIN, lvm__isnull=False)).select_related("host")
+    read = Q(kind__in=(StoragePool.Kind.LVMTHIN, StoragePool.Kind.ZFS), volume_facts__isnull=False)
+    rows = rows.filter(folders | read).select_related("host")
     found: dict[Host, list[StoragePool]] = defaultdict(list)
     for row in rows.filter(host=only) if only is not None else rows:
         if _has_agent(row.host):
@@ -105,7 +106,8 @@ def _told(host: Host, rows: Iterable[StoragePool]) -> tuple[datetime, dict[str, 
     paths = [bytes(row.path_bytes) for row in rows if row.kind in refusals.FOLDERS]
     thin = any(row.kind == StoragePool.Kind.LVMTHIN for row in rows)
     at = timezone.now()
-    args = {"folders_b64": [b64(path) for path in paths], "thin": thin}
+    zfs = sorted({volume_places.zfs_room(row) for row in rows if row.kind == StoragePool.Kind.ZFS})
+    args = {"folders_b64": [b64(path) for path in paths], "thin": thin, "zfs": zfs}
     answer = asking.ask(host, "space", args, seconds=ANSWER)
     return at, answer | {"folders": dict(zip(paths, answer["folders"], strict=True))}
 
@@ -114,7 +116,7 @@ def _write(host: Host, ids: Collection[int], answer: dict[str, Any], at: datetim
     thin = {f"{one['group']}/{one['name']}": one for one in answer["thin"]}
     with transaction.atomic():
         rows = list(StoragePool.objects.select_for_update().filter(host=host, pk__in=ids).order_by("pk"))
-        often = [_take(row, answer["folders"], thin, at) for row in rows]
+        often = [_take(row, answer, thin, at) for row in rows]
         due = at + (OFTEN if any(often) else SELDOM)
         for row in rows:
             row.space_due = due
@@ -129,7 +131,7 @@ def _write(host: Host, ids: Collection[int], answer: dict[str, Any], at: datetim
         silence.fall_silent(host, away, at)
 
 
-def _take(row: StoragePool, folders: dict[bytes, Any], thin: dict[str, Any], at: datetime) -> bool:
+def _take(row: StoragePool, answer: dict[str, Any], thin: dict[str, Any], at: datetime) -> bool:
     """Takes what was told of a pool, and says whether it is to be looked at often."""
     before = row.used_bytes
     if row.kind == StoragePool.Kind.LVMTHIN:
@@ -138,8 +140,10 @@ def _take(row: StoragePool, folders: dict[bytes, Any], thin: dict[str, Any], at:
             row.volume_facts = (row.volume_facts or {}) | volume_places.fullness(told)
             size, used = told["size"], told["used"]
             row.take_space({} if size is None else {"capacity_bytes": size, "available_bytes": size - used}, at)
+    elif row.kind == StoragePool.Kind.ZFS:
+        row.take_space(answer["zfs"].get(volume_places.zfs_room(row)) or {}, at)
     else:
-        told = folders.get(bytes(row.path_bytes))
+        told = answer["folders"].get(bytes(row.path_bytes))
         # Another filesystem than the pool's is there while that is not mounted.
         if told is not None and told.get("fs_key") == row.fs_key:
             row.take_space(told, at)

@@ -165,6 +165,12 @@ def _zfs_name(row: StoragePool, event: Event) -> str:
     return mounted.get(row.path) or row.path.lstrip("/")
 
 
+def zfs_room(row: StoragePool) -> str:
+    """The dataset whose space a pool's space is: one with bounds of its own around it, or the whole ZFS pool."""
+    bound, name = row.fs_key.partition("/")[2], row.shared_key.rpartition(" ")[2]
+    return bound or name.partition("/")[0]
+
+
 def _zfs_places(event: Event, others: Collection[str]) -> dict[str, Place]:
     datasets = {one["name"]: one for one in event["datasets"]}
     found = dict[str, Place]()

@@ -1,12 +1,15 @@
 """Volumes of ZFS as rows: by the real agent, and what ZFS said on a real machine (zfs 2.1.11)."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from images.models import Image
+from images.scan import minutes
 from images.selectors.overview import overview
 from storage_admin.errors import InvalidError
 from storage_admin.hosts import services as hosts
@@ -55,6 +58,21 @@ def proxmox(host: Any, *storages: tuple[str, str]) -> None:
 def column(name: str, of: str) -> int:
     """A number that ZFS told."""
     return int(line(of).split("\t")[["used", "available", "usedbydataset"].index(name) + 2])
+
+
+def test_a_look_each_minute_takes_what_zfs_says_of_the_room_now(zfs_says: Says) -> None:
+    scan(this_machine())
+    before = pools()["tank"]
+    zfs_says(POOLS, ["tank\t700000000\t172415232"])
+    minutes.look(now := timezone.now())
+    tank = pools()["tank"]
+    assert (tank.capacity_bytes, tank.available_bytes) == (872415232, 172415232)
+    assert tank.space_at is not None
+    assert tank.space_at >= now
+    assert before.available_bytes != tank.available_bytes
+    zfs_says([], [])
+    minutes.look(now + timedelta(hours=1))
+    assert (pools()["tank"].available_bytes, pools()["tank"].space_at) == (172415232, tank.space_at)
 
 
 def test_a_zfs_pool_is_a_pool_and_its_volumes_images(zfs_says: Says) -> None:

@@ -8,30 +8,32 @@ from typing import Any
 
 from storage_admin.agent import protocol
 from storage_admin.agent.folders.pools import open_root, place
-from storage_admin.agent.host import lvm, special_mounts
+from storage_admin.agent.host import lvm, special_mounts, zfs
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import Arguments, RefusedError, Request, unb64
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:
-    """Ask each filesystem once, and the kernel once for all thin pools.
+    """Ask each filesystem once, the kernel once for all thin pools, and ZFS once for all datasets.
 
     A folder whose server does not answer is left alone (:func:`special_mounts.trusted`).
 
     Args:
-        request: ``folders_b64``: absolute paths of pools; ``thin``: whether to tell of thin pools.
+        request: ``folders_b64``: absolute paths of pools; ``thin``: whether to tell of thin pools; ``zfs``: names of
+            datasets.
         io: the controller.
 
     Returns:
         ``folders``, in their order: ``silent``, true where nothing came; else the fields of :func:`place`, or null
-        where it is not the folder that root has listed. ``thin``: as of :func:`lvm.thin_pools`.
+        where it is not the folder that root has listed. ``thin``: as of :func:`lvm.thin_pools`. ``zfs``:
+        as of :func:`zfs.room`.
 
     Raises:
         RefusedError: ``invalid``.
         StoppedError: the controller stopped the work.
     """
-    args = Arguments(request.args, frozenset({"folders_b64", "thin"}))
+    args = Arguments(request.args, frozenset({"folders_b64", "thin", "zfs"}))
     try:
         paths = [unb64(path) for path in args.get("folders_b64", list, [])]
     except (TypeError, ValueError, AttributeError) as error:
@@ -39,7 +41,9 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     mounts, machine = Mounts.of_this_machine(), protocol.machine_id() or socket.gethostname()
     away = special_mounts.trusted([path for path in paths if path.startswith(b"/")], mounts, io.check)
     folders = [{"silent": True} if path in away else _folder(path, mounts, machine) for path in paths]
-    return {"folders": folders, "thin": lvm.thin_pools(io) if args.get("thin", bool, False) else []}
+    thin = lvm.thin_pools(io) if args.get("thin", bool, False) else []
+    names = [name for name in args.get("zfs", list, []) if isinstance(name, str)]
+    return {"folders": folders, "thin": thin, "zfs": zfs.room(names, io)}
 
 
 def _folder(path: bytes, mounts: Mounts, machine: str) -> dict[str, Any] | None:
