@@ -36,7 +36,7 @@ def of_images(images: Collection[Image]) -> dict[int, list[LastBackup]]:
     for image in images:
         told = dict[str, LastBackup | None]()
         # A guest of another host may not exist for whoever reads this: it is told of by its number.
-        for disk in sorted(disks[image.pk], key=lambda disk: disk.guest.host_id != image.host_id):
+        for disk in sorted(disks[image.pk], key=lambda one: (one.guest.host_id != image.host_id, not one.in_backups)):
             told.setdefault(disk.guest.uid, _of_disk(known, image, disk))
         if number := numbers.get(image.pk):
             told[number] = _of_number(known, image, number)

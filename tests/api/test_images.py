@@ -38,6 +38,7 @@ def test_a_row_says_what_is_known_and_null_where_nothing_is(viewer: APIClient) -
         "encrypted", "exclusive_bytes", "snapshot_bytes", "reservation_bytes",
         "backing", "backing_file", "backing_format", "reclaimable_bytes", "reclaimable_low", "reclaimable_high",
         "reclaimable_method", "analyzed_at", "missing_since", "aside_since", "aside_until", "aside_by", "deleted_at",
+        "exclusive_at", "last_backup",
     }  # fmt: skip
     assert {name for name, value in row.items() if value is None} == unknown
     assert row["allocated_size"] == 4 * GIB
