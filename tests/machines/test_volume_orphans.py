@@ -13,7 +13,7 @@ from storage_admin.jobs.models import Job
 from tests.factories import StoragePoolFactory
 from tests.machines.host import MIB, Host, host
 from tests.machines.test_lvm import group, row
-from tests.working import ADMIN, image_at, refused_as, reread, run, said, scan, work
+from tests.working import ADMIN, refused_as, run, said, scan, work
 
 __all__ = ["group", "host", "row"]
 
@@ -27,7 +27,7 @@ LISTED = "lvs --noheadings -o lv_name,lv_active,lv_tags vg"
 def site(group: Host, row: Row) -> Iterator[Host]:
     """Storages of Proxmox VE in the group: volumes of guests that are gone, one active and one not, and others."""
     group.run(f"lvcreate -q -y -L 12M -n {THICK} vg; lvcreate -q -V 20M -T vg/pool -n {THIN}; udevadm settle")
-    group.run(f"dd if=/dev/urandom of=/dev/vg/{THIN} bs=1M count=4 oflag=direct status=none; lvchange -an vg/{THIN}")
+    group.run(f"dd if=/dev/urandom of=/dev/vg/{THIN} bs=1M count=4 oflag=direct status=none")
     group.run(f"dd if=/dev/urandom of=/dev/vg/{THICK} bs=1M oflag=direct status=none || true; udevadm settle")
     for name, kind, path in (("local-lvm", "lvmthin", "lvmthin vg/pool"), ("disks", "lvm", "lvm vg")):
         StoragePoolFactory.create(
@@ -35,6 +35,7 @@ def site(group: Host, row: Row) -> Iterator[Host]:
             capacity_bytes=None, available_bytes=None,
         )  # fmt: skip
     scan(row)
+    group.run(f"lvchange -an vg/{THIN}")
     yield group
     group.run("umount /mnt/volume 2>/dev/null || true")
 
@@ -44,7 +45,7 @@ def listed(host: Host) -> dict[str, list[str]]:
 
 
 def volume(name: str) -> Image:
-    return image_at(f"/dev/vg/{name}".encode())
+    return Image.every.get(name=name)
 
 
 def aside(name: str) -> Job:
@@ -72,7 +73,7 @@ def test_a_volume_is_set_aside_and_comes_back_as_it_was(site: Host, row: Row, na
     assert name not in listed(site)
     result = scan(row)
     assert result["vanished"] == 0
-    assert reread(volume(name)).state == "set_aside"
+    assert volume(name).state == "set_aside"
     assert refused_as(services.submit, ADMIN, "delete_aside", volume(name).pk, {"confirm_name": name}) == "grace_period"
     assert work("restore_aside", volume(name).pk, ADMIN).state == "succeeded"
     assert listed(site) == before
