@@ -20,7 +20,7 @@ __all__ = ["group", "host", "row"]
 pytestmark = [pytest.mark.machines, pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
 THICK, THIN = "vm-900-disk-0", "vm-901-disk-0"
-LISTED = "lvs --noheadings -o lv_name,lv_active,lv_tags vg"
+LISTED = "udevadm settle; lvs --noheadings -o lv_name,lv_active,lv_autoactivation,lv_tags vg"
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ _COLUMNS = (
 )
 _GROUPS = "vg_name,vg_uuid,vg_shared,vg_clustered,vg_lock_type,vg_systemid,vg_tags,vg_exported,vg_partial"
 _DISKS = "pv_name,vg_name,vg_uuid"
-_TAG = re.compile(r"sa-([0-9a-zA-Z]{1,64})\.([ai])\.(.+)")
+_TAG = re.compile(r"sa-([0-9a-zA-Z]{1,64})\.([ai])([yn])\.(.+)")
 SYS = "/sys"
 #: How oVirt marks the groups of its storage domains, which only its own master changes.
 _OVIRT = ("RHAT_", "MDT_")
@@ -61,7 +61,8 @@ class Volume:
     Args:
         taken: bytes that it takes of its group or thin pool; 0 where LVM does not tell.
         job: that has set it aside, by its tag; empty of one without.
-        was_active, own_name: what the tag says besides.
+        was_active, activates, own_name: what the tag says besides: whether it was active, whether the host activates
+            it by itself.
     """
 
     group: str
@@ -76,6 +77,7 @@ class Volume:
     tag: str = ""
     job: str = ""
     was_active: bool = False
+    activates: bool = False
     own_name: str = ""
 
     @property
@@ -135,7 +137,8 @@ def all_volumes(io: AgentIO, group_id: str = "") -> list[Volume]:
 
 def _volume(line: dict[str, str]) -> Volume:
     tags = [found for found in map(_TAG.fullmatch, line["lv_tags"].split(",")) if found]
-    marked = (tags[0][0], tags[0][1], tags[0][2] == "a", tags[0][3]) if len(tags) == 1 else ("", "", False, "")
+    one = tags[0] if len(tags) == 1 else None
+    marked = (one[0], one[1], one[2] == "a", one[3] == "y", one[4]) if one else ("", "", False, False, "")
     pool = line["pool_lv"].strip("[]")
     taken = lvm.share(line["lv_size"], line["data_percent"]) if pool else int(line["lv_size"])
     return Volume(
@@ -238,15 +241,26 @@ def refuse_used(one: Volume) -> None:
 
 
 def tag(one: Volume, job: str, io: AgentIO, lock: int) -> str:
-    """Note on a volume that a job sets it aside; gives the tag."""
-    made = f"sa-{job}.{'a' if one.active else 'i'}.{one.name}"
-    change(["lvchange", "--addtag", made, one.path], io, lock)
+    """Note on a volume that a job sets it aside; gives the tag. From then on no event of udev activates it."""
+    activates = _activates(one, io)
+    made = f"sa-{job}.{'a' if one.active else 'i'}{'y' if activates else 'n'}.{one.name}"
+    change(["lvchange", "--addtag", made, *(["--setautoactivation", "n"] if activates else []), one.path], io, lock)
     return made
 
 
-def untag(path: str, tag_: str, io: AgentIO, lock: int) -> None:
-    """Take that note away."""
-    change(["lvchange", "--deltag", tag_, path], io, lock)
+def untag(one: Volume, io: AgentIO, lock: int) -> None:
+    """Take that note away, with what came with it."""
+    more = ["--setautoactivation", "y"] if one.activates else []
+    change(["lvchange", "--deltag", one.tag, *more, one.path], io, lock)
+
+
+def _activates(one: Volume, io: AgentIO) -> bool:
+    """Whether the host activates it by itself, where LVM can be told not to (2.03.12 and later)."""
+    try:
+        lines = lvm.ask("lvs", "lv", "lv_uuid,lv_autoactivation", io)
+    except HostError:
+        return False
+    return any(line["lv_uuid"] == one.id and line["lv_autoactivation"] == "enabled" for line in lines)
 
 
 def deactivate(one: Volume, io: AgentIO, lock: int) -> None:

@@ -149,7 +149,7 @@ def _end(one: Volume, io: AgentIO, lock: int) -> None:
     """A volume that has its own name is as it was: active if it was, and without the tag."""
     if one.was_active and not one.active:
         volumes.change(["lvchange", "-ay", "-K", one.path], io, lock)
-    volumes.untag(one.path, one.tag, io, lock)
+    volumes.untag(one, io, lock)
 
 
 def recover(args: Arguments, active: frozenset[str], io: AgentIO) -> list[dict[str, Any]]:
