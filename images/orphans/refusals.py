@@ -45,7 +45,7 @@ def _host(image: Image) -> list[Refusal]:
     found += refusals.for_pool(image.pool, {*refusals.FOLDERS, image.pool.kind if image.volume else ""})
     seen = StoragePool.objects.filter(shared_key=image.pool.shared_key).exclude(host=image.host_id)
     if image.volume and seen.exists():
-        told = _("Another host sees the volume group of {image}, too. Whoever manages the group has to change it.")
+        told = _("Another host sees the volume group of {image}, too. Change the group where it is managed.")
         found.append(Refusal("shared_pool", told.format(image=image.name)))
     return found
 

@@ -21,7 +21,8 @@ def lines(name: str, kind: str) -> list[dict[str, str]]:
 
 
 STRANGE = 'echo \'{"report": [{"vg": [{"vg_name": "vg0", "vg_uuid": "", "vg_size": ""}]}]}\''
-GROUPS, VOLUMES = lines("vgs.json", "vg"), lines("lvs.json", "lv")
+GROUPS = lines("vgs.json", "vg")
+VOLUMES = [line | {"lv_uuid": f"id of {line['lv_name']}"} for line in lines("lvs.json", "lv")]
 
 
 def told(*more: dict[str, str]) -> dict[str, Any]:

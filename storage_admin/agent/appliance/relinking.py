@@ -103,7 +103,7 @@ class Unproven(Relink):
         What the image did not change is in its base as it is; what it changed, it changed after anything of its base,
         and holds itself.
         """
-        base, told = below.ask("changes", _PATIENCE, device=device, each=0), self.onto.image.shown
+        base, told = below.ask("changes", _PATIENCE, device=device, of=0), self.onto.image.shown
         files = image.ask("changes", _PATIENCE, device=device, of=base["each"])["files"]
         there, newest = {inode: (changed, size) for _, inode, changed, size in base["files"]}, base["newest"]
         none = (0, 0)

@@ -187,7 +187,7 @@ def refuse_shared(group: str, io: AgentIO) -> None:
         if stands:
             raise RefusedError(
                 "shared_pool",
-                f"the volume group {group} is not changed: {why}. Whoever manages it has to do that",
+                f"the volume group {group} cannot be changed from this host: {why}. Change it where it is managed",
             )
 
 
@@ -237,7 +237,7 @@ def refuse_used(one: Volume) -> None:
     if "public" not in one.roles or one.attributes[:1] not in "-VomrRi":
         raise RefusedError("unsupported_pool", f"{one.path} is no volume that stands alone ({one.attributes})")
     if one.attributes[:1] == "p" or one.attributes[8:9] in "pX":
-        raise RefusedError("busy", f"LVM is at work with {one.path}, or a disk of it is missing ({one.attributes})")
+        raise RefusedError("busy", f"LVM converts or moves {one.path}, or a disk of it is missing ({one.attributes})")
 
 
 def tag(one: Volume, job: str, io: AgentIO, lock: int) -> str:
