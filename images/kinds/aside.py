@@ -122,7 +122,9 @@ class SetAside(AsideKind):
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
         rows.set_aside(image, job)
-        return aside_result(result["held_bytes"], result["seconds"])
+        # Of a thin volume that is inactive LVM tells nothing now; the scan may have seen more.
+        held = (image.allocated_size or 0) if image.volume else result["held_bytes"]
+        return aside_result(held, result["seconds"])
 
 
 class RestoreAside(AsideKind):
