@@ -23,12 +23,6 @@ from storage_admin.agent.swap import moment, volumes
 from storage_admin.agent.verbs import scan
 from tests.agent.recording import RecordingIO
 
-#: What the own tools of LVM and ZFS open, where they are installed, has nothing to do with what is looked for here.
-scan.BACKENDS = ()
-setattr(volumes, "all_volumes", lambda *_: [])  # noqa: B010 (for type checkers it is another one)
-setattr(thin, "release_left", lambda _: None)  # noqa: B010
-#: A recovery looks there for what killed agents have left of an appliance.
-setattr(appliance, "clear", lambda: None)  # noqa: B010
 MOST_MEMORY_BYTES = 4 << 30
 _KIB = 1024
 NO_APPLIANCE = "it came as far as the appliance"
@@ -103,6 +97,12 @@ if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
     # How long a swap waits for those who come late is another test's matter.
     moment.GRACE = 0.0
+    # What the own tools of LVM, ZFS and Ceph open, where they are installed, and where a recovery looks for what killed
+    # agents have left of an appliance, has nothing to do with what is looked for here.
+    vars(scan)["BACKENDS"] = ()
+    vars(volumes)["all_volumes"] = lambda *_: []
+    vars(thin)["release_left"] = lambda _: None
+    vars(appliance)["clear"] = lambda: None
     if "no-appliance" in sys.argv:
         vars(appliance)["on"] = no_appliance
     for line in sys.stdin.buffer:
