@@ -50,9 +50,11 @@ class Exclusive(HostKind):
             return
         alone = {f"/dev/{group}/{name}".encode(): size for name, size in event["volumes"].items()}
         now, paths = timezone.now(), [f"/dev/{group}/{pool}", f"lvmthin {group}/{pool}"]
-        for image in space.thin_volumes(job.host_id).filter(pool__path__in=paths).only("path_bytes"):
-            size = alone.get(bytes(image.path_bytes))
-            Image.objects.filter(pk=image.pk).update(alone_bytes=size, alone_at=None if size is None else now)
+        images = list(space.thin_volumes(job.host_id).filter(pool__path__in=paths).only("path_bytes"))
+        for image in images:
+            image.alone_bytes = alone.get(bytes(image.path_bytes))
+            image.alone_at = None if image.alone_bytes is None else now
+        Image.objects.bulk_update(images, ["alone_bytes", "alone_at"], batch_size=500)
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         return result | {"skipped": self._skipped[job.pk]}

@@ -13,7 +13,7 @@ from storage_admin.agent.protocol import RefusedError
 from tests.agent.recording import RecordingIO
 from tests.agent.test_lvm import VOLUMES
 
-STATUS = "0 131072 thin-pool 1 {used}/1024 80/1024 - {mode} discard_passdown queue_if_no_space - 1024"
+STATUS = "vg0-pool0-tpool: 0 131072 thin-pool 1 {used}/1024 80/1024 - {mode} discard_passdown queue_if_no_space - 1024"
 #: Volumes of pool0 by the pool's own numbers of them, and the lines of a thin_ls of it.
 NUMBERS, SAYS = {"thin1": "1", "snap1": "2"}, "1 4194304\n2 1048576\n7 65536\n"
 NUMBERED = [
@@ -70,7 +70,8 @@ def test_each_volume_has_what_thin_ls_says_and_nothing_is_left(pool: Tools, tmp_
 @pytest.mark.parametrize(
     "how",
     [{"used": 820}, {"mode": "out_of_data_space"}, {"mode": "ro"}, {"held": "55"},
-     {"status": "0 131072 thin-pool Fail"}, {"status": ""}, {"status": "0 131072 thin-pool 1 x/y"}],
+     {"status": "vg0-pool0-tpool: 0 131072 thin-pool Fail"}, {"status": ""},
+     {"status": "vg0-pool0-tpool: 0 131072 thin-pool 1 x/y"}],
 )  # fmt: skip
 def test_a_pool_in_which_nothing_may_be_reserved_is_left_as_it_is(
     pool: Tools, tmp_path: Path, how: dict[str, Any]

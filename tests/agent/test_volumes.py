@@ -7,8 +7,8 @@ import pytest
 
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.swap import volumes
+from tests.agent.harness import ask
 from tests.agent.recording import RecordingIO
-from tests.working import refused_as
 
 OWN = {
     "vg_name": "vg0", "vg_uuid": "u1", "vg_shared": "", "vg_clustered": "", "vg_lock_type": "", "vg_systemid": "",
@@ -42,11 +42,20 @@ def placed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str) -> None:
     monkeypatch.setattr(volumes, "SYS", str(root))
 
 
+def code() -> str:
+    """With what a change of the group is refused; empty where it may be changed."""
+    try:
+        volumes.refuse_shared("vg0", RecordingIO())
+    except RefusedError as error:
+        return error.code
+    return ""
+
+
 def test_a_group_on_a_disk_of_this_machine_may_be_changed(
     disk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     placed(monkeypatch, tmp_path, "pci0000:00/0000:00:1f.2/ata1/host0/target0:0:0/0:0:0:0/block/sda3")
-    volumes.refuse_shared("vg0", RecordingIO())
+    assert code() == ""
 
 
 @pytest.mark.parametrize(
@@ -60,7 +69,7 @@ def test_a_group_that_somebody_else_manages_is_not(
 ) -> None:
     placed(monkeypatch, tmp_path, "pci0000:00/ata1/host0/target0:0:0/0:0:0:0/block/sda3")
     say(tmp_path, OWN | changes)
-    assert refused_as(volumes.refuse_shared, "vg0", RecordingIO()) == "shared_pool"
+    assert code() == "shared_pool"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +82,7 @@ def test_a_disk_that_other_machines_may_have_makes_it_shared(
 ) -> None:
     placed(monkeypatch, tmp_path, path)
     say(tmp_path, OWN, f"/dev/{Path(path).name}")
-    assert refused_as(volumes.refuse_shared, "vg0", RecordingIO()) == "shared_pool"
+    assert code() == "shared_pool"
 
 
 @pytest.mark.parametrize(("transport", "shared"), [("pcie", False), ("tcp", True), ("rdma", True), ("", True)])
@@ -84,11 +93,7 @@ def test_nvme_counts_by_its_transport(
     (tmp_path / "sys/class/nvme/nvme0").mkdir(parents=True)
     (tmp_path / "sys/class/nvme/nvme0/transport").write_text(transport + "\n")
     say(tmp_path, OWN, "/dev/nvme0n1")
-    if shared:
-        with pytest.raises(RefusedError):
-            volumes.refuse_shared("vg0", RecordingIO())
-    else:
-        volumes.refuse_shared("vg0", RecordingIO())
+    assert code() == ("shared_pool" if shared else "")
 
 
 @pytest.mark.parametrize(("uuid", "shared"), [("mpath-3600", True), ("CRYPT-LUKS2-x", False)])
@@ -100,7 +105,7 @@ def test_a_disk_counts_by_what_lies_below_it(
     (tmp_path / "sys/devices/virtual/block/dm-0/dm/uuid").write_text(uuid + "\n")
     say(tmp_path, OWN, "/dev/dm-0")
     if shared:
-        assert refused_as(volumes.refuse_shared, "vg0", RecordingIO()) == "shared_pool"
+        assert code() == "shared_pool"
     else:
         volumes.refuse_shared("vg0", RecordingIO())
         slaves = tmp_path / "sys/devices/virtual/block/dm-0/slaves"
@@ -108,4 +113,10 @@ def test_a_disk_counts_by_what_lies_below_it(
         (slaves / "rbd0").symlink_to(tmp_path)
         (tmp_path / "sys/devices/virtual/block/rbd0").mkdir()
         (tmp_path / "sys/class/block/rbd0").symlink_to(tmp_path / "sys/devices/virtual/block/rbd0")
-        assert refused_as(volumes.refuse_shared, "vg0", RecordingIO()) == "shared_pool"
+        assert code() == "shared_pool"
+
+
+def test_a_recovery_goes_on_with_files_where_lvm_does_not_answer(disk: str, tmp_path: Path) -> None:
+    (tmp_path / "bin/lvs").write_text("#!/bin/sh\nexit 5\n")
+    (tmp_path / "bin/lvs").chmod(0o755)
+    assert ask("recover", {"pools": [], "volumes": []}) == {"recovered": [], "images": [], "unread": []}

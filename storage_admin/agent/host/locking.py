@@ -8,11 +8,12 @@ open descriptors, loop devices and swap are looked at as well.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from storage_admin.agent.host.in_use import (
     LOOKS,
@@ -297,3 +298,30 @@ def _loop_device(files: frozenset[FileId]) -> str | None:
 
 def _swap(files: frozenset[FileId]) -> str | None:
     return "the swap area of this host" if files.intersection(swap_files()) else None
+
+
+@contextlib.contextmanager
+def alone(folder: str, name: str, busy: str) -> Iterator[int]:
+    """No other agent of this host is in here with that name meanwhile.
+
+    Args:
+        folder: of root's own; it is made where it is not there.
+        busy: what is said where another one is.
+
+    Yields:
+        A descriptor of the file of that name: whoever has it holds the lock.
+
+    Raises:
+        RefusedError: ``busy``.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    fd = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RefusedError("busy", busy) from None
+        yield fd
+    finally:
+        os.close(fd)

@@ -27,8 +27,6 @@ _VOLUMES = (
 _LIMITS = tools.Limits(output_bytes=32 << 20)
 #: From so many percent on dmeventd extends a thin pool, and by so many (lvmthin(7)).
 _EXTENSION = ("activation/thin_pool_autoextend_threshold", "activation/thin_pool_autoextend_percent")
-#: For what the kernel answers at once.
-_QUICK = tools.Limits(wall_seconds=5.0)
 #: What LVM's tools let a name be (lvm(8)); what else stands in metadata was written by somebody who means no good.
 NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9+_.][a-zA-Z0-9+_.-]{0,126}\Z", re.ASCII)
 #: Layouts of which all parts are known by their sizes: not those of caches and VDO.
@@ -36,7 +34,7 @@ _WHOLE = frozenset({"linear", "striped", "raid", "mirror"})
 #: A thin pool as the device mapper tells of it (the kernel's Documentation/admin-guide/device-mapper/
 #: thin-provisioning.rst): LVM doubles each ``-`` of a name and calls the pool itself ``GROUP-NAME-tpool``.
 _THIN_POOL = re.compile(r"((?:[^-]|--)+)-((?:[^-]|--)+?)(?:-tpool)?: \d+ (\d+) thin-pool (.+)")
-_FULLNESS = re.compile(r"\d+ (\d+)/(\d+) (\d+)/(\d+) \S+ (\w+)(.*)")
+_FULLNESS = re.compile(r"\d+ (\d+)/(\d+) (\d+)/(\d+) (\S+) (\w+)(.*)")
 #: Bytes of a block of its metadata.
 _METADATA_BLOCK = 4096
 
@@ -90,14 +88,12 @@ def thin_pools(io: AgentIO) -> list[dict[str, Any]]:
 
     Returns:
         For each: ``group``, ``name``; ``mode``: ``rw``, ``ro``, ``out_of_data_space`` or ``Fail``; ``needs_check``;
-        ``size``, ``used``, ``metadata_size``, ``metadata_used``, in bytes, null of one that has failed. None at all
-        where there is no device mapper.
-
-    Raises:
-        StoppedError: the controller stopped the work.
+        ``size``, ``used``, ``metadata_size``, ``metadata_used``, in bytes, null of one that has failed; ``held``: the
+        block that a snapshot of its metadata begins with, empty without one. None at all where there is no device
+        mapper.
     """
     try:
-        done = tools.run(["dmsetup", "status", "--noflush", "--target", "thin-pool"], io, limits=_QUICK)
+        done = tools.run_to_end(["dmsetup", "status", "--noflush", "--target", "thin-pool"], io, 5.0)
     except (RefusedError, HostError):
         return []
     lines = done.stdout.decode("utf-8", "replace").splitlines() if done.exit_code == 0 else []
@@ -111,14 +107,16 @@ def thin_pool(line: str) -> dict[str, Any] | None:
     if found is None or not NAME.match(group) or not NAME.match(name):
         return None
     told: dict[str, Any] = {"group": group, "name": name, "mode": found[4].split()[0], "needs_check": False}
+    told["held"] = ""
     sizes = _FULLNESS.fullmatch(found[4])
     if sizes is None:
         return told | dict.fromkeys(("size", "used", "metadata_size", "metadata_used"))
     metadata_used, metadata, used, blocks = map(int, sizes.group(1, 2, 3, 4))
     size = int(found[3]) * 512
     return told | {
-        "mode": sizes[5],
-        "needs_check": "needs_check" in sizes[6].split(),
+        "mode": sizes[6],
+        "needs_check": "needs_check" in sizes[7].split(),
+        "held": "" if sizes[5] == "-" else sizes[5],
         "size": size,
         "used": size * used // blocks if blocks else 0,
         "metadata_size": metadata * _METADATA_BLOCK,
@@ -126,7 +124,7 @@ def thin_pool(line: str) -> dict[str, Any] | None:
     }
 
 
-def ask(tool: str, kind: str, columns: str, io: AgentIO, *more: str) -> list[dict[str, str]]:
+def ask(tool: str, kind: str, columns: str, io: AgentIO, *more: str, to_end: bool = False) -> list[dict[str, str]]:
     """The lines of a report of LVM.
 
     Args:
@@ -134,13 +132,15 @@ def ask(tool: str, kind: str, columns: str, io: AgentIO, *more: str) -> list[dic
         kind: how the report calls its lines: ``vg`` or ``lv``.
         columns: with commas between them.
         more: further options.
+        to_end: whether the controller cannot stop it, as in the middle of a change.
 
     Raises:
         RefusedError: ``tool_missing``.
         HostError: it failed.
         StoppedError: the controller stopped the work.
     """
-    done = tools.run([tool, *more, *_REPORT, columns], io, limits=_LIMITS)
+    argv = [tool, *more, *_REPORT, columns]
+    done = tools.run_to_end(argv, io) if to_end else tools.run(argv, io, limits=_LIMITS)
     if done.exit_code:
         raise HostError(f"{tool} ended with {done.words()}")
     return [line for report in json.loads(done.stdout)["report"] for line in report.get(kind, [])]

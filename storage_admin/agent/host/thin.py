@@ -7,13 +7,12 @@ read; a note outlives the agent that is killed meanwhile, and the snapshot of a 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent.host.lvm import NAME, ask, dm_name
+from storage_admin.agent.host import locking
+from storage_admin.agent.host.lvm import NAME, ask, dm_name, thin_pools
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import HostError, RefusedError
@@ -25,20 +24,6 @@ MOST_METADATA_PERCENT = 80
 #: The metadata of a pool of terabytes is read in minutes.
 _LONG = tools.Limits(cpu_seconds=None, wall_seconds=1800.0, output_bytes=32 << 20)
 _COLUMNS = "vg_name,lv_name,lv_layout,pool_lv,thin_id,lv_uuid"
-
-
-@dataclass(frozen=True)
-class _Status:
-    """A line of ``dmsetup status`` (Linux, Documentation/admin-guide/device-mapper/thin-provisioning.rst).
-
-    Args:
-        held: the block of its metadata that a snapshot begins with; empty where there is none.
-        mode: ``rw``, ``ro``, ``out_of_data_space``, or ``Fail``.
-    """
-
-    metadata_percent: float
-    held: str
-    mode: str
 
 
 def measure(io: AgentIO) -> Iterator[dict[str, Any]]:
@@ -72,27 +57,26 @@ def measure(io: AgentIO) -> Iterator[dict[str, Any]]:
 
 
 def _measured(group: str, pool: str, uuid: str, names: dict[str, str], io: AgentIO) -> dict[str, int]:
-    device = dm_name(group, pool) + "-tpool"
     metadata = f"/dev/mapper/{dm_name(group, pool)}_tmeta"
     with _noted(uuid) as note:
-        _give_up(device, note, io)
-        status = _status(device, io)
-        if status.mode != "rw":
-            raise RefusedError("busy", f"the pool does not take writes now ({status.mode})")
-        if status.held:
+        _give_up(group, pool, note, io)
+        now = _state(group, pool, io)
+        if now["mode"] != "rw":
+            raise RefusedError("busy", f"the pool does not take writes now ({now['mode']})")
+        if now["held"]:
             raise RefusedError("busy", "somebody else has a snapshot of its metadata, of which there can be one")
-        if status.metadata_percent > MOST_METADATA_PERCENT:
+        if 100 * now["metadata_used"] > MOST_METADATA_PERCENT * now["metadata_size"]:
             raise RefusedError(
                 "not_enough_space", f"more than {MOST_METADATA_PERCENT} % of its metadata are used; extend it first"
             )
         note.write("ours")
         try:
-            _message(device, "reserve_metadata_snap", io)
-            note.write(_status(device, io).held)
+            _message(group, pool, "reserve_metadata_snap", io)
+            note.write(_state(group, pool, io)["held"])
             report = ["thin_ls", "--metadata-snap", "--no-headers", "-o", "DEV,EXCLUSIVE_BYTES", metadata]
             done = tools.run(report, io, limits=_LONG)
         finally:
-            _give_up(device, note, io)
+            _give_up(group, pool, note, io)
     if done.exit_code:
         raise HostError(f"thin_ls ended with {done.words()}")
     try:
@@ -116,7 +100,7 @@ def release_left(io: AgentIO) -> None:
         for line in ask("lvs", "lv", _COLUMNS, io, "-a"):
             if line["lv_uuid"] in left and NAME.match(line["vg_name"]) and NAME.match(line["lv_name"]):
                 with contextlib.suppress(RefusedError, HostError), _noted(line["lv_uuid"]) as note:
-                    _give_up(dm_name(line["vg_name"], line["lv_name"]) + "-tpool", note, io)
+                    _give_up(line["vg_name"], line["lv_name"], note, io)
 
 
 class _Note:
@@ -141,48 +125,29 @@ def _noted(uuid: str) -> Iterator[_Note]:
     Raises:
         RefusedError: ``busy``.
     """
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(FOLDER, 0o700)
-    place = os.path.join(FOLDER, uuid)
-    fd = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RefusedError("busy", "another job looks at it now") from None
+    with locking.alone(FOLDER, uuid, "another job looks at it now") as fd:
         yield _Note(fd)
-    finally:
-        os.close(fd)
 
 
-def _give_up(device: str, note: _Note, io: AgentIO) -> None:
+def _give_up(group: str, pool: str, note: _Note, io: AgentIO) -> None:
     """Release the snapshot that is noted, if it is the one that is there."""
     if ours := note.read():
-        held = _status(device, io).held
+        held = _state(group, pool, io)["held"]
         if held and ours in {"ours", held}:
-            _message(device, "release_metadata_snap", io)
-            io.log(f"released the snapshot of the metadata of {device}")
+            _message(group, pool, "release_metadata_snap", io)
+            io.log(f"released the snapshot of the metadata of {group}/{pool}")
         note.write("")
 
 
-def _status(device: str, io: AgentIO) -> _Status:
-    # Without a flush, which would wait for a pool that is full.
-    fields = _dmsetup(io, "status", "--noflush", "--target", "thin-pool", device).split()
-    if fields[3:4] == ["Fail"]:
-        return _Status(0.0, "", "Fail")
-    try:
-        used, whole = fields[4].split("/")
-        return _Status(100 * int(used) / int(whole), "" if fields[6] == "-" else fields[6], fields[7])
-    except (IndexError, ValueError, ZeroDivisionError) as error:
-        raise HostError("it is not active, so that nobody tells what its volumes have") from error
+def _state(group: str, pool: str, io: AgentIO) -> dict[str, Any]:
+    """As of :func:`lvm.thin_pools`."""
+    for one in thin_pools(io):
+        if (one["group"], one["name"]) == (group, pool):
+            return one
+    raise HostError("it is not active, so that nobody tells what its volumes have")
 
 
-def _message(device: str, message: str, io: AgentIO) -> None:
-    _dmsetup(io, "message", device, "0", message)
-
-
-def _dmsetup(io: AgentIO, *words: str) -> str:
-    done = tools.run_to_end(["dmsetup", *words], io)
+def _message(group: str, pool: str, message: str, io: AgentIO) -> None:
+    done = tools.run_to_end(["dmsetup", "message", f"{dm_name(group, pool)}-tpool", "0", message], io)
     if done.exit_code:
         raise HostError(f"dmsetup ended with {done.words()}")
-    return done.stdout.decode("ascii", "replace")

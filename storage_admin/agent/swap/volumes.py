@@ -7,13 +7,12 @@ tag of the volume says which job set it aside, whether it was active, and what i
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from storage_admin.agent.host import lvm, space
+from storage_admin.agent.host import locking, lvm, space
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError
@@ -107,18 +106,9 @@ def alone(group: str) -> Iterator[int]:
     Raises:
         RefusedError: ``busy``.
     """
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(space.FOLDER, 0o700)
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    lock = os.open(os.path.join(space.FOLDER, f"group-{group}.lock"), flags, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RefusedError("busy", f"another job changes the volume group {group}; try again") from None
+    why = f"another job changes the volume group {group}; try again"
+    with locking.alone(space.FOLDER, f"group-{group}.lock", why) as lock:
         yield lock
-    finally:
-        os.close(lock)
 
 
 def all_volumes(io: AgentIO, group_id: str = "") -> list[Volume]:
@@ -130,7 +120,7 @@ def all_volumes(io: AgentIO, group_id: str = "") -> list[Volume]:
     """
     return [
         _volume(line)
-        for line in lvm.ask("lvs", "lv", _COLUMNS, io, "-a")
+        for line in lvm.ask("lvs", "lv", _COLUMNS, io, "-a", to_end=True)
         if group_id in ("", line["vg_uuid"]) and lvm.NAME.match(line["lv_name"]) and lvm.NAME.match(line["vg_name"])
     ]
 
@@ -170,7 +160,7 @@ def refuse_shared(group: str, io: AgentIO) -> None:
         RefusedError: ``shared_pool``; ``stale_plan``.
         HostError: LVM does not answer.
     """
-    lines = [line for line in lvm.ask("vgs", "vg", _GROUPS, io) if line["vg_name"] == group]
+    lines = [line for line in lvm.ask("vgs", "vg", _GROUPS, io, to_end=True) if line["vg_name"] == group]
     if len(lines) != 1:
         raise RefusedError("stale_plan", f"there is not one volume group {group} on this host")
     line = lines[0]
@@ -181,7 +171,9 @@ def refuse_shared(group: str, io: AgentIO) -> None:
         "a disk of it is missing": line["vg_partial"],
         "it belongs to the system that its id names": line["vg_systemid"],
     }
-    disks = [one["pv_name"] for one in lvm.ask("pvs", "pv", _DISKS, io) if one["vg_uuid"] == line["vg_uuid"]]
+    disks = [
+        one["pv_name"] for one in lvm.ask("pvs", "pv", _DISKS, io, to_end=True) if one["vg_uuid"] == line["vg_uuid"]
+    ]
     reasons |= {f"another host may see {disk} ({way})": way for disk in disks if (way := _way_to(disk))}
     for why, stands in reasons.items():
         if stands:
@@ -257,7 +249,7 @@ def untag(one: Volume, io: AgentIO, lock: int) -> None:
 def _activates(one: Volume, io: AgentIO) -> bool:
     """Whether the host activates it by itself, where LVM can be told not to (2.03.12 and later)."""
     try:
-        lines = lvm.ask("lvs", "lv", "lv_uuid,lv_autoactivation", io)
+        lines = lvm.ask("lvs", "lv", "lv_uuid,lv_autoactivation", io, to_end=True)
     except HostError:
         return False
     return any(line["lv_uuid"] == one.id and line["lv_autoactivation"] == "enabled" for line in lines)
@@ -295,11 +287,11 @@ def change(argv: Sequence[str], io: AgentIO, lock: int) -> None:
 def taken_of(one: Volume, io: AgentIO) -> int | None:
     """What a thin pool, or the group, has of its space in use now, in bytes; ``None`` where nobody tells."""
     if not one.pool:
-        lines = [line for line in lvm.ask("vgs", "vg", "vg_name,vg_size,vg_free", io) if line["vg_name"] == one.group]
+        lines = [
+            line
+            for line in lvm.ask("vgs", "vg", "vg_name,vg_size,vg_free", io, to_end=True)
+            if line["vg_name"] == one.group
+        ]
         return int(lines[0]["vg_size"]) - int(lines[0]["vg_free"]) if len(lines) == 1 else None
-    device = lvm.dm_name(one.group, one.pool) + "-tpool"
-    status, table = (tools.run(["dmsetup", what, device], io).stdout.split() for what in ("status", "table"))
-    try:
-        return int(status[5].split(b"/")[0]) * int(table[5]) * 512
-    except (IndexError, ValueError):
-        return None
+    found = [pool for pool in lvm.thin_pools(io) if (pool["group"], pool["name"]) == (one.group, one.pool)]
+    return found[0]["used"] if found else None

@@ -169,6 +169,9 @@ def recover(args: Arguments, active: frozenset[str], io: AgentIO) -> list[dict[s
         there = volumes.all_volumes(io)
     except RefusedError:
         return []  # no LVM here
+    except HostError as error:
+        io.log(f"volumes that are set aside were not looked for: {error.detail}", "warning")
+        return []
     told = [_settle(one, active, wanted.get(one.job), io) for one in there if one.job]
     known = {row["job"] for row in told} | active
     names = {(one.id, one.name) for one in there}
@@ -184,6 +187,8 @@ def _settle(one: Volume, active: frozenset[str], wanted: tuple[Place, str, str] 
     path = b64(f"/dev/{one.group}/{one.own_name}".encode())
     if one.job in active:
         return _row(one.job, settle.BUSY, path)
+    if one.is_aside:
+        return _row(one.job, settle.KEPT, path, taken=one.taken)
     try:
         with volumes.alone(one.group) as lock:
             return _settle_alone(one, path, wanted, io, lock)
@@ -198,11 +203,9 @@ def _settle_alone(
 ) -> dict[str, Any]:
     # What was seen before the lock may be over by now.
     now = [one for one in volumes.all_volumes(io) if one.id == seen.id and one.tag == seen.tag]
-    if len(now) != 1:
+    if len(now) != 1 or now[0].is_aside:
         return _row(seen.job, settle.BUSY, path)
     one = now[0]
-    if one.is_aside:
-        return _row(one.job, settle.KEPT, path, taken=one.taken)
     if one.name != one.own_name:
         return _row(one.job, settle.FAILED, path, detail=f"{one.path} carries the tag {one.tag}, but another name")
     _end(one, io, lock)
