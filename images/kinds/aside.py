@@ -90,9 +90,11 @@ class SetAside(AsideKind):
         return Plan(
             method="set_aside",
             reason=gettext(
-                "{image} is renamed within its folder, so that no guest and no list finds it. It can be restored "
+                "{image} is renamed within its {place}, so that no guest and no list finds it. It can be restored "
                 "at any time. An admin can delete it from {until:%Y-%m-%d} on; no space is freed before that."
-            ).format(image=image.name, until=until),
+            ).format(
+                image=image.name, place=gettext("volume group") if image.volume else gettext("folder"), until=until
+            ),
             commands=(_renaming(image, image.name, ".sa-JOB.aside"),),
             facts_at=image.last_scanned,
             before_bytes=image.allocated_size,

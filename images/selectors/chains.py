@@ -164,4 +164,5 @@ def _freed(image: Image, *, needed: bool) -> int | None:
         return None
     if image.pool.network and not image.pool.all_hosts_registered:
         return None  # a host that is not registered may have overlays or guests of it
-    return image.allocated_size
+    # A volume may share blocks with its snapshots.
+    return image.allocated_size if image.pool.volume_facts is None else image.deletion_frees

@@ -4,6 +4,7 @@ import pytest
 
 from images.models import Image
 from images.orphans import refusals
+from images.selectors.chains import chain_of
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host, StoragePool
 from tests.agent.test_lvm import GROUPS, VOLUMES
@@ -65,6 +66,17 @@ def test_of_sixty_look_alikes_none_is_an_orphan_and_the_others_are(node: Node, l
     assert [evidence[name] for name in ("root", "vm-100-disk-7", "vm-904-disk-0", "base-907-disk-0")] == [
         None, None, False, False,
     ]  # fmt: skip
+
+
+def test_what_deleting_one_frees_is_never_what_it_shares_with_its_snapshots(node: Node, lvm_says: Says) -> None:
+    node()
+    site(lvm_says, line(ORPHANS[0]))
+    volume = Image.objects.get(name=ORPHANS[0])
+    assert chain_of(volume).nodes[0].freed_if_deleted == volume.allocated_size
+    Image.objects.filter(pk=volume.pk).update(exclusive_bytes=None)
+    assert chain_of(volume).nodes[0].freed_if_deleted is None
+    Image.objects.filter(pk=volume.pk).update(alone_bytes=4096)
+    assert chain_of(volume).nodes[0].freed_if_deleted == 4096
 
 
 @pytest.mark.parametrize("how", ["libvirt", "found", "shared", "another host"])
