@@ -28,6 +28,10 @@ from storage_admin.hosts.models import Host, PoolMinute, StoragePool
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Kind = StoragePool.Kind
+
+#: What the agent tells of, by its name of it (the request's field is the kind).
+ROOM = {Kind.ZFS: volume_places.zfs_room, Kind.RBD: volume_places.rbd_room}
 
 #: From so many percent on a pool is looked at each minute, and where it has grown by so much of its capacity.
 HALF, GREW = 50.0, 0.01
@@ -80,7 +84,7 @@ def _pools(but_not: Collection[int], only: int | None) -> dict[Host, list[Storag
     rows = StoragePool.objects.exclude(host__in=but_not).exclude(host__status=Host.Status.UNREACHABLE)
     rows = rows.exclude(state__in=(StoragePool.SILENT, "missing", *refusals.NOT_ENTERED)).exclude(last_scanned=None)
     folders = Q(kind__in=refusals.FOLDERS) & ~Q(path_bytes=b"")
-    read = Q(kind__in=(StoragePool.Kind.LVMTHIN, StoragePool.Kind.ZFS), volume_facts__isnull=False)
+    read = Q(kind__in=(Kind.LVMTHIN, *ROOM), volume_facts__isnull=False)
     rows = rows.filter(folders | read).select_related("host")
     found: dict[Host, list[StoragePool]] = defaultdict(list)
     for row in rows.filter(host=only) if only is not None else rows:
@@ -104,10 +108,12 @@ def _claimed(rows: Iterable[StoragePool], now: datetime) -> bool:
 def _told(host: Host, rows: Iterable[StoragePool]) -> tuple[datetime, dict[str, Any]]:
     """What a host tells: when it was asked, and the answer, with the path of each folder."""
     paths = [bytes(row.path_bytes) for row in rows if row.kind in refusals.FOLDERS]
-    thin = any(row.kind == StoragePool.Kind.LVMTHIN for row in rows)
+    thin = any(row.kind == Kind.LVMTHIN for row in rows)
     at = timezone.now()
-    zfs = sorted({volume_places.zfs_room(row) for row in rows if row.kind == StoragePool.Kind.ZFS})
-    args = {"folders_b64": [b64(path) for path in paths], "thin": thin, "zfs": zfs}
+    rooms: dict[str, list[str]] = {
+        kind: sorted({room(row) for row in rows if row.kind == kind}) for kind, room in ROOM.items()
+    }
+    args = {"folders_b64": [b64(path) for path in paths], "thin": thin, **rooms}
     answer = asking.ask(host, "space", args, seconds=ANSWER)
     return at, answer | {"folders": dict(zip(paths, answer["folders"], strict=True))}
 
@@ -134,14 +140,14 @@ def _write(host: Host, ids: Collection[int], answer: dict[str, Any], at: datetim
 def _take(row: StoragePool, answer: dict[str, Any], thin: dict[str, Any], at: datetime) -> bool:
     """Takes what was told of a pool, and says whether it is to be looked at often."""
     before = row.used_bytes
-    if row.kind == StoragePool.Kind.LVMTHIN:
+    if row.kind == Kind.LVMTHIN:
         told = thin.get(volume_places.lvm_name(row))
         if told is not None:
             row.volume_facts = (row.volume_facts or {}) | volume_places.fullness(told)
             size, used = told["size"], told["used"]
             row.take_space({} if size is None else {"capacity_bytes": size, "available_bytes": size - used}, at)
-    elif row.kind == StoragePool.Kind.ZFS:
-        row.take_space(answer["zfs"].get(volume_places.zfs_room(row)) or {}, at)
+    elif row.kind in ROOM:
+        row.take_space(answer[row.kind].get(ROOM[Kind(row.kind)](row)) or {}, at)
     else:
         told = answer["folders"].get(bytes(row.path_bytes))
         # Another filesystem than the pool's is there while that is not mounted.

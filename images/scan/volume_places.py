@@ -236,6 +236,11 @@ def _rbd_name(row: StoragePool, _: Event) -> str:
     return row.path.partition(" ")[2]
 
 
+def rbd_room(row: StoragePool) -> str:
+    """The pool of Ceph whose space a pool's space is, with the id of its cluster."""
+    return row.fs_key.removeprefix("ceph ")
+
+
 def _rbd_places(event: Event, _: Collection[str]) -> dict[str, Place]:
     found = dict[str, Place]()
     for pool in event["pools"]:
@@ -244,7 +249,10 @@ def _rbd_places(event: Event, _: Collection[str]) -> dict[str, Place]:
         if stored is not None and available is not None:
             place.capacity, place.available = stored + available, available
         # What is stored in one namespace nobody tells.
-        place.facts = {"used_bytes": stored if name == pool["pool"] else None, "snapshot_bytes": 0}
+        place.facts = {
+            "used_bytes": stored if name == pool["pool"] else None, "snapshot_bytes": 0,
+            "raw_bytes": pool["raw"], "raw_allocated_bytes": pool["allocated"],
+        }  # fmt: skip
         place.is_pool = True
         found[name] = place
     paths = {_rbd_path(one["pool"], one["name_b64"]) for one in event["volumes"]}

@@ -1,5 +1,7 @@
 """Images of Ceph as rows: by the real agent, and what Ceph said on a real cluster (16.2.15)."""
 
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,8 +9,10 @@ from django.utils import timezone
 
 from images.kinds.scan import Scan
 from images.models import Image
+from images.scan import minutes
 from images.scan.run import ScanRun
 from images.selectors.overview import overview
+from storage_admin.hosts import asking
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
@@ -54,6 +58,8 @@ def test_a_pool_of_ceph_is_a_pool_and_its_images_are_images(on_a_node: Says) -> 
     vms = pools()["vms"]
     assert (vms.kind, vms.source, vms.state, vms.path) == ("rbd", "rbd", "ok", "rbd vms")
     assert (vms.used_bytes, vms.available_bytes) == (58720632, 2761433344)
+    facts = vms.volume_facts or {}
+    assert (facts["raw_allocated_bytes"], facts["raw_bytes"]) == (58777600, 3221225472)
     assert (vms.images_count, pools()["vms/tenant"].images_count) == (5, 1)
     clone, base, slow = image("vm-102-disk-0"), image("base-101-disk-0"), image("slow")
     assert (clone.path, clone.backing, clone.virtual_size) == ("rbd:vms/vm-102-disk-0", base, 64 * MIB)
@@ -80,6 +86,30 @@ def test_what_takes_the_space_is_known_where_all_images_are_measured(on_a_node: 
     assert pools()["vms"].shares == {
         "used": 58720632, "images": 12 * MIB, "snapshots": 36 * MIB, "remainder": 58720632 - 48 * MIB,
     }  # fmt: skip
+
+
+def test_a_look_each_minute_takes_what_ceph_says_of_the_room_now(
+    on_a_node: Says, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scan(this_machine())
+    ask = asking.ask
+
+    def at_the_folder(host: Host, verb: str, args: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+        return ask(host, verb, args | {"etc_pve": str(tmp_path / "pve")}, seconds=seconds)
+
+    monkeypatch.setattr(asking, "ask", at_the_folder)
+    (tmp_path / "bin/ceph.asked").unlink()
+    on_a_node(rf"""case "$*" in *df*) sed s/2761433344/1000000000/ {DATA}/df.json; exit ;; esac""")
+    minutes.look(now := timezone.now())
+    vms, tenant = pools()["vms"], pools()["vms/tenant"]
+    assert (vms.used_bytes, vms.available_bytes, tenant.available_bytes) == (58720632, 1000000000, 1000000000)
+    assert vms.space_at is not None
+    assert vms.space_at >= now
+    asked = (tmp_path / "bin/ceph.asked").read_text().split("\n")
+    assert sum("df" in line for line in asked) == 1, "both storages are in one pool of Ceph"
+    on_a_node("exit 1")
+    minutes.look(now + timedelta(hours=1))
+    assert (pools()["vms"].available_bytes, pools()["vms"].space_at) == (1000000000, vms.space_at)
 
 
 def test_two_pools_of_one_cluster_have_its_free_space_once(on_a_node: Says) -> None:

@@ -9,8 +9,8 @@ import glob
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from storage_admin.agent.host.facts import proxmox_definitions
@@ -24,6 +24,9 @@ _LIBVIRT = ("/etc/libvirt/storage/*.xml", "/run/libvirt/storage/*.xml")
 _LIMITS = tools.Limits(address_space=None, wall_seconds=20.0, output_bytes=32 << 20)
 #: Images that are asked about at once.
 _AT_ONCE = 8
+#: Seconds that a look between scans waits for a cluster.
+_A_LOOK = 5.0
+_UNKNOWN = dict.fromkeys(("stored", "available", "allocated"))
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ def read(io: AgentIO, etc_pve: str = "/etc/pve") -> dict[str, Any]:
 
     Returns:
         ``pools``: ``name`` (with the namespace, as ``vms/tenant``), ``pool``, ``fsid`` of the cluster, ``stored`` and
-        ``available`` in the whole pool, ``why`` (why nothing is told of its images). ``volumes``: ``pool`` (that name),
+        ``available`` in the whole pool, ``allocated`` (of the disks, copies included) of ``raw`` in the whole cluster,
+        ``why`` (why nothing is told of its images). ``volumes``: ``pool`` (that name),
         ``name_b64``, ``size`` (null of one that cannot be opened), ``used`` (written since its last snapshot, in whole
         objects), ``snapshots`` (the same of its snapshots), ``has_snapshots``, ``parent_b64`` (what it is a clone of,
         with pool and namespace; or empty), ``watchers`` (who has it open). Sizes are in bytes; null is what only a look
@@ -78,7 +82,7 @@ def read(io: AgentIO, etc_pve: str = "/etc/pve") -> dict[str, Any]:
         cluster = clusters[one.access]
         pool: dict[str, Any] = {
             "name": one.name, "pool": one.pool, "fsid": cluster["fsid"], "why": cluster["why"],
-            **cluster["pools"].get(one.pool, {"stored": None, "available": None}),
+            "raw": cluster["raw"], **cluster["pools"].get(one.pool, _UNKNOWN),
         }  # fmt: skip
         try:
             told["volumes"] += [] if pool["why"] else _images(one, io)
@@ -88,6 +92,30 @@ def read(io: AgentIO, etc_pve: str = "/etc/pve") -> dict[str, Any]:
             pool["why"] = f"The answer of Ceph is not understood: {error!r}."
         told["pools"].append(pool)
     return _once(told)
+
+
+def room(pools: Collection[str], io: AgentIO, etc_pve: str = "/etc/pve") -> dict[str, dict[str, int]]:
+    """How much room there is in pools, by one question to each cluster; those that none tells of are left out.
+
+    Args:
+        pools: each as the id of its cluster and its name, as ``FSID/vms``.
+
+    Returns:
+        By these ``capacity_bytes`` (stored and available) and ``available_bytes``.
+
+    Raises:
+        StoppedError: the controller stopped the work.
+    """
+    found: dict[str, dict[str, int]] = {}
+    named = {*_of_proxmox(etc_pve), *_of_libvirt()} if pools else set[Named]()
+    for access in sorted({one.access for one in named}, key=lambda one: one.options):
+        cluster = _cluster(access, io, _A_LOOK) if len(found) < len(pools) else _silent("")
+        for name, pool in cluster["pools"].items():
+            if f"{cluster['fsid']}/{name}" in pools:
+                capacity = pool["stored"] + pool["available"]
+                room = {"capacity_bytes": capacity, "available_bytes": pool["available"]}
+                found[f"{cluster['fsid']}/{name}"] = room
+    return found
 
 
 def _once(told: dict[str, Any]) -> dict[str, Any]:
@@ -145,21 +173,27 @@ def _access(config: str, monitors: str, user: str, keyring: str) -> Access | Non
     return Access((*options, *([f"--keyring={keyring}"] if keyring else [])))
 
 
-def _cluster(access: Access, io: AgentIO) -> dict[str, Any]:
-    """Its id, and what is stored and available in each pool; where it does not answer, why."""
-    silent = {"fsid": "", "pools": {}}
+def _cluster(access: Access, io: AgentIO, seconds: float = 20.0) -> dict[str, Any]:
+    """Its id, its size, and what is in each pool; where it does not answer, why."""
     try:
-        fsid = str(_json(["ceph", *access.options, "fsid"], io)["fsid"])
-        pools = _json(["ceph", *access.options, "df"], io)["pools"]
-        sizes = {
-            pool["name"]: {"stored": int(pool["stats"]["stored"]), "available": int(pool["stats"]["max_avail"])}
-            for pool in pools
-        }
+        asked = [["ceph", *access.options, what] for what in ("fsid", "df")]
+        fsid, told = _answers(asked, io, limits=replace(_LIMITS, wall_seconds=seconds))
+        pools = {
+            pool["name"]: {
+                "stored": int(pool["stats"]["stored"]), "available": int(pool["stats"]["max_avail"]),
+                "allocated": int(pool["stats"]["bytes_used"]),
+            }
+            for pool in told["pools"]
+        }  # fmt: skip
+        return {"fsid": str(fsid["fsid"]), "why": "", "pools": pools, "raw": int(told["stats"]["total_bytes"])}
     except HostError as error:
-        return silent | {"why": f"Ceph does not answer: {error.detail}."}
+        return _silent(f"Ceph does not answer: {error.detail}.")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        return silent | {"why": f"The answer of Ceph is not understood: {error!r}."}
-    return {"fsid": fsid, "why": "", "pools": sizes}
+        return _silent(f"The answer of Ceph is not understood: {error!r}.")
+
+
+def _silent(why: str) -> dict[str, Any]:
+    return {"fsid": "", "why": why, "pools": {}, "raw": None}
 
 
 def _images(of: Named, io: AgentIO) -> list[dict[str, Any]]:
@@ -223,11 +257,13 @@ def _json(command: Sequence[str], io: AgentIO) -> Any:
     return _answers([command], io)[0]
 
 
-def _answers(commands: Sequence[Sequence[str]], io: AgentIO, *, must: bool = True) -> list[Any]:
+def _answers(
+    commands: Sequence[Sequence[str]], io: AgentIO, *, must: bool = True, limits: tools.Limits = _LIMITS
+) -> list[Any]:
     """The answers, in their order; where one fails, an empty one unless it ``must`` not."""
     lines = [[_raw(word) for word in (*command, "--format=json")] for command in commands]
     shown = None if len(commands) < 2 else [*commands[0], f"(and {len(commands) - 1} more)"]
-    done = tools.run_all(lines, io, at_once=_AT_ONCE, limits=_LIMITS, shown=shown)
+    done = tools.run_all(lines, io, at_once=_AT_ONCE, limits=limits, shown=shown)
     for one in done:
         if one.exit_code and must:
             raise HostError(f"{commands[0][0]} ended with {one.words()}")
