@@ -99,12 +99,19 @@ def not_told(host: Host, facts: ProxmoxFacts) -> tuple[set[str], set[str]]:
     return names, (lost | numbers) - {""}
 
 
+def room(storage: StorageFacts) -> dict[str, int | None]:
+    """How much room there is in a storage, as columns of its pool's row."""
+    return {
+        "capacity_bytes": _size(storage.total_bytes), "available_bytes": _available(storage),
+        "reserved_bytes": _size(storage.reserved_bytes),
+    }  # fmt: skip
+
+
 def _pool(seen: _Seen, row: StoragePool, storage: StorageFacts, listing: Listing | None) -> Iterator[dict[str, Any]]:
     event: dict[str, Any] = {
         "event": "pool", "id": row.pk, "state": "ok", "detail": "", "kind": str(row.kind),
-        "capacity_bytes": _size(storage.total_bytes), "available_bytes": _available(storage),
-        "reserved_bytes": _size(storage.reserved_bytes),
-        "images": 0, "others": {"count": 0, "bytes": 0}, "undo_bytes": 0, "undo_copies": 0, "leftovers": 0,
+        **room(storage), "images": 0, "others": {"count": 0, "bytes": 0}, "undo_bytes": 0, "undo_copies": 0,
+        "leftovers": 0,
         "vanished_b64": "", "filesystem": storage.type, "network": storage.shared, "shared_key": row.shared_key,
         "fs_key": row.fs_key, "owners_unknown": by_api_alone.nobody_looks(seen.host),
     }  # fmt: skip

@@ -1,5 +1,7 @@
 """How much room there is in pools, looked at between scans: one question to each host, in which no image is read.
 
+The agent is asked, or the API of Proxmox VE where that is the only way.
+
 A host is asked every minute as long as one of its pools is half full or has grown since the last look, and else every
 five minutes. Some hosts are asked at the same time, and never more than that; one that does not answer is left alone
 for five minutes. What is asked for is noted on the rows first, so that no other worker asks the same.
@@ -10,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as NotInTimeError
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -20,11 +22,12 @@ from django.db.models.functions import Floor
 from django.utils import timezone
 
 from images.rewrite import refusals
-from images.scan import volume_places
+from images.scan import from_proxmox, volume_places
 from images.selectors.pools import EpochDays
 from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.hosts import asking, silence, transport
 from storage_admin.hosts.models import Host, PoolMinute, StoragePool
+from storage_admin.hosts.proxmox import reader, registration
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -80,15 +83,16 @@ def ask_at_once(hosts: Collection[Host], question: Callable[[Host], T]) -> Itera
 
 
 def _pools(but_not: Collection[int], only: int | None) -> dict[Host, list[StoragePool]]:
-    """The pools that an agent can look at, by their hosts. What a scan found silent or away is the next scan's."""
+    """The pools that can be looked at, by their hosts. What a scan found silent or away is the next scan's."""
     rows = StoragePool.objects.exclude(host__in=but_not).exclude(host__status=Host.Status.UNREACHABLE)
     rows = rows.exclude(state__in=(StoragePool.SILENT, "missing", *refusals.NOT_ENTERED)).exclude(last_scanned=None)
     folders = Q(kind__in=refusals.FOLDERS) & ~Q(path_bytes=b"")
     read = Q(kind__in=(Kind.LVMTHIN, *ROOM), volume_facts__isnull=False)
-    rows = rows.filter(folders | read).select_related("host")
+    told, by_api = Q(source=StoragePool.Source.PROXMOX), Q(host__transport=Host.Transport.API)
+    rows = rows.filter((by_api & told) | (~by_api & (folders | read))).select_related("host")
     found: dict[Host, list[StoragePool]] = defaultdict(list)
     for row in rows.filter(host=only) if only is not None else rows:
-        if _has_agent(row.host):
+        if row.host.by_api_alone or _has_agent(row.host):
             found[row.host].append(row)
     return found
 
@@ -107,9 +111,12 @@ def _claimed(rows: Iterable[StoragePool], now: datetime) -> bool:
 
 def _told(host: Host, rows: Iterable[StoragePool]) -> tuple[datetime, dict[str, Any]]:
     """What a host tells: when it was asked, and the answer, with the path of each folder."""
+    at = timezone.now()
+    if host.by_api_alone:
+        with closing(registration.client(host, ANSWER)) as api:
+            return at, {"storages": reader.read_room(api, host.node)}
     paths = [bytes(row.path_bytes) for row in rows if row.kind in refusals.FOLDERS]
     thin = any(row.kind == Kind.LVMTHIN for row in rows)
-    at = timezone.now()
     rooms: dict[str, list[str]] = {
         kind: sorted({room(row) for row in rows if row.kind == kind}) for kind, room in ROOM.items()
     }
@@ -119,7 +126,7 @@ def _told(host: Host, rows: Iterable[StoragePool]) -> tuple[datetime, dict[str, 
 
 
 def _write(host: Host, ids: Collection[int], answer: dict[str, Any], at: datetime) -> None:
-    thin = {f"{one['group']}/{one['name']}": one for one in answer["thin"]}
+    thin = {f"{one['group']}/{one['name']}": one for one in answer.get("thin", ())}
     with transaction.atomic():
         rows = list(StoragePool.objects.select_for_update().filter(host=host, pk__in=ids).order_by("pk"))
         often = [_take(row, answer, thin, at) for row in rows]
@@ -133,14 +140,17 @@ def _write(host: Host, ids: Collection[int], answer: dict[str, Any], at: datetim
             for row in rows
             if row.space_seen == at and row.used_bytes is not None
         )
-    if away := [path for path, told in answer["folders"].items() if (told or {}).get("silent")]:
+    if away := [path for path, told in answer.get("folders", {}).items() if (told or {}).get("silent")]:
         silence.fall_silent(host, away, at)
 
 
 def _take(row: StoragePool, answer: dict[str, Any], thin: dict[str, Any], at: datetime) -> bool:
     """Takes what was told of a pool, and says whether it is to be looked at often."""
     before = row.used_bytes
-    if row.kind == Kind.LVMTHIN:
+    if "storages" in answer:
+        if (storage := answer["storages"].get(row.name)) is not None and storage.active:
+            row.take_space(from_proxmox.room(storage), at)
+    elif row.kind == Kind.LVMTHIN:
         told = thin.get(volume_places.lvm_name(row))
         if told is not None:
             row.volume_facts = (row.volume_facts or {}) | volume_places.fullness(told)

@@ -1,17 +1,19 @@
 """Images of nodes of Proxmox VE that are reached by their API alone: what it tells, once, and never more than that."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from images import selectors
 from images.models import Image
-from images.scan import shared_storages, stopped_guests
+from images.scan import minutes, shared_storages, stopped_guests
 from images.scan.run import ScanRun
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.events.models import Alert
 from storage_admin.guests.models import Guest
-from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.models import Host, PoolMinute, StoragePool
 from storage_admin.jobs import services
 from tests.factories import ImageFactory, StoragePoolFactory
 from tests.harness.proxmox.cluster import SHARED
@@ -47,6 +49,24 @@ def test_the_images_of_a_folder_are_listed_with_what_the_api_tells(server: Proxm
     assert (pool.used_bytes, pool.available_bytes) == (told_of["used"], told_of["avail"])
     assert pool.last_scanned is not None
     assert scan(host)["read"] == 0
+
+
+def test_a_look_each_minute_takes_what_the_api_says_of_the_room_now(server: ProxmoxServer) -> None:
+    host = add(server)
+    scan(host)
+    pool = host.pools.get(name="store")
+    before = [pool.used_bytes or 0, pool.available_bytes or 0]
+    for one in server.world.statuses:
+        if one["storage"] == "store":
+            one |= {"used": one["used"] + 10**10, "avail": one["avail"] - 10**10}
+    minutes.look(now := timezone.now())
+    seen = StoragePool.objects.get(pk=pool.pk)
+    assert [seen.used_bytes, seen.available_bytes] == [before[0] + 10**10, before[1] - 10**10]
+    assert PoolMinute.objects.filter(pool=pool).count() == 1
+    for one in server.world.statuses:
+        one["active"] = 0
+    minutes.look(now + timedelta(hours=1))
+    assert (reread(pool).available_bytes, reread(pool).space_seen) == (seen.available_bytes, seen.space_seen)
 
 
 def test_a_linked_clone_stands_on_its_base(server: ProxmoxServer) -> None:

@@ -240,6 +240,14 @@ def read_storages(client: Client, node: str) -> tuple[StorageFacts, ...]:
     )
 
 
+def read_room(api: Api, node: str) -> dict[str, StorageFacts]:
+    """The storages of a node with their space alone, by their names; raises HostError."""
+    rows = api.rows("nodes", node, "storage")
+    return {
+        str(row.get("storage")): storages.with_status(StorageFacts(str(row.get("storage")), ""), row) for row in rows
+    }
+
+
 def _elsewhere(storage: StorageFacts, node: str) -> StorageFacts:
     return storages.with_status(storage, {"enabled": int(storage.enabled and storage.on(node)), "active": 0})
 
