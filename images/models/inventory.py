@@ -8,6 +8,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
+from images import raidz
 from images.indexes import FilterIndex
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.models import Host, PartialRows, StoragePool
@@ -258,6 +259,19 @@ class Image(PartialRows):
         that is not known.
         """
         return self.alone_bytes if self.exclusive_bytes is None else self.exclusive_bytes
+
+    @property
+    def full_bytes(self) -> int | None:
+        """What ZFS counts for a volume when all of it is written; ``None`` where parity and padding play no part."""
+        layout = (self.pool.volume_facts or {}).get("raidz")
+        if not layout or not self.virtual_size or not self.cluster_size:
+            return None
+        return raidz.full_bytes(self.virtual_size, self.cluster_size, **layout)
+
+    @property
+    def full_percent(self) -> int | None:
+        """That as a share of the virtual size."""
+        return round(100 * self.full_bytes / self.virtual_size) if self.full_bytes and self.virtual_size else None
 
     @property
     def volume(self) -> dict[str, str]:

@@ -30,6 +30,7 @@ class Volume:
         dev, inode: of its device's file, where there is one.
         open: why it is in use, or empty.
         unreadable: why no guest can read it, or empty.
+        block_size: in which it is written, where a place has no one size.
         ids: what the agent knows it by, where it can be set aside.
     """
 
@@ -46,6 +47,7 @@ class Volume:
     inode: int | None = None
     open: str = ""
     unreadable: str = ""
+    block_size: int | None = None
     ids: dict[str, str] = field(default_factory=dict)
 
 
@@ -190,6 +192,7 @@ def _zfs_places(event: Event, others: Collection[str]) -> dict[str, Place]:
             place.facts = {
                 "used_bytes": datasets[name]["used"], "others_bytes": 0, "snapshot_bytes": 0, "reservation_bytes": 0,
                 "raw_bytes": pool["size"], "raw_allocated_bytes": pool["allocated"], "health": pool["health"],
+                "raidz": pool["raidz"],
             }  # fmt: skip
             found[name] = place
     dedup = {pool["name"] for pool in event["pools"] if pool["dedup"]}
@@ -220,7 +223,7 @@ def _add(one: Event, datasets: Mapping[str, Event], places: Mapping[str, Place],
                 _zfs_path(one), volume["size"], one["data"], one["data"] if is_alone else None, one["snapshots"],
                 one["reserved"], "raw" if volume["block"] else "subvol",
                 _zfs_path(origin) if origin is not None and origin["volume"] is not None else "",
-                dev=volume["dev"], inode=volume["inode"], open=volume["open"],
+                dev=volume["dev"], inode=volume["inode"], open=volume["open"], block_size=volume.get("block_size"),
             )  # fmt: skip
             place.volumes.append(found)
 

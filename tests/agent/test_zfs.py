@@ -61,6 +61,45 @@ def test_nothing_is_told_of_what_is_in_a_pool_that_has_failed(health: str, is_to
     assert (bool(found["datasets"]), bool(found["pools"][0]["why"])) == (is_told, not is_told)
 
 
+def listed(*groups: str, cache: bool = True) -> list[str]:
+    """As ``zpool list -HpvP`` tells of the pool ``tank``, by its groups of disks, between others."""
+    lines = ["other", "\traidz3-0\t1", *[f"\t/dev/x{number}\t1" for number in range(9)], "tank\t1\t2"]
+    for number, group in enumerate(groups):
+        kind, _, disks = group.partition(" ")
+        lines += [f"\t{kind}-{number}\t1\t2", *[f"\t/dev/sd{number}{disk}\t3" for disk in range(int(disks))]]
+    return [*lines, *(["cache              -      -", "\t/dev/sdz\t1"] * cache), "tank2", "\tmirror-0\t1"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "ashift", "found"),
+    [
+        (["raidz1 4"], 12, {"disks": 4, "parity": 1, "sector": 4096}),
+        (["raidz2 6", "raidz2 6"], 9, {"disks": 6, "parity": 2, "sector": 512}),
+        (["raidz2 6", "raidz2 7"], 12, None),
+        (["raidz1 4", "raidz2 4"], 12, None),
+        (["raidz1 4", "mirror 2"], 12, None),
+        (["mirror 2", "raidz1 4"], 12, None),
+        (["draid1:2d:4c:0s 4"], 12, None),
+        (["raidz1 4"], 0, None),
+        (["raidz1 4"], None, None),
+        (["raidz1 1"], 12, None),
+        ([], 12, None),
+    ],
+)
+def test_parity_and_padding_are_told_only_where_all_vdevs_are_alike(
+    groups: list[str], ashift: int | None, found: dict[str, int] | None
+) -> None:
+    for cache in (True, False):
+        assert zfs.raidz(listed(*groups, cache=cache), "tank", ashift) == found
+
+
+@pytest.mark.parametrize("odd", ["\treplacing-1\t-", "\tspare-1\t-", "\t1234567890123456789\t-"])
+def test_nothing_is_told_while_a_disk_is_replaced_or_missing(odd: str) -> None:
+    lines = listed("raidz1 4")
+    at = lines.index("\t/dev/sd01\t3")
+    assert zfs.raidz([*lines[:at], odd, *lines[at:]], "tank", 12) is None
+
+
 CUT = f"head -c 300 {DATA}/zfs.txt"
 STRANGE = "printf 'tank\\t1\\n'"
 NONSENSE = f"tr 0-9 x <{DATA}/zfs.txt"

@@ -35,7 +35,7 @@ def test_a_row_says_what_is_known_and_null_where_nothing_is(viewer: APIClient) -
     row = viewer.get(f"/api/v1/images/{image.pk}/").json()
     unknown = {
         "declared_format", "compression", "preallocation", "cluster_size", "virtual_size", "in_use", "orphan",
-        "encrypted", "exclusive_bytes", "snapshot_bytes", "reservation_bytes",
+        "encrypted", "exclusive_bytes", "snapshot_bytes", "reservation_bytes", "full_bytes",
         "backing", "backing_file", "backing_format", "reclaimable_bytes", "reclaimable_low", "reclaimable_high",
         "reclaimable_method", "analyzed_at", "missing_since", "aside_since", "aside_until", "aside_by", "deleted_at",
         "exclusive_at", "last_backup",

@@ -16,6 +16,7 @@ from storage_admin.hosts import services as hosts
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from tests.agent.test_zfs import DATASETS, MIB, POOLS, line
+from tests.agent.test_zfs import listed as listed_by_zpool
 from tests.factories import StoragePoolFactory
 from tests.guests.test_other_pools import Node, disk, domain, image, node
 from tests.images.test_lvm import listed, pools
@@ -73,6 +74,33 @@ def test_a_look_each_minute_takes_what_zfs_says_of_the_room_now(zfs_says: Says) 
     zfs_says([], [])
     minutes.look(now + timedelta(hours=1))
     assert (pools()["tank"].available_bytes, pools()["tank"].space_at) == (172415232, tank.space_at)
+
+
+@pytest.mark.parametrize(
+    ("layout", "block", "measured"),
+    [
+        # 16 MiB of random bytes on zfs 2.1.11 (ashift 12, no compression), as usedbydataset told.
+        ("raidz1 4", 4, 24807936), ("raidz1 4", 8, 24653184), ("raidz1 4", 16, 18463104), ("raidz1 4", 64, 16867968),
+        ("raidz2 6", 4, 34045440), ("raidz2 6", 8, 33832656), ("raidz2 6", 16, 16973616), ("raidz2 6", 64, 16908144),
+    ],
+)  # fmt: skip
+def test_what_a_full_volume_takes_on_raidz_is_as_measured(
+    zfs_says: Says, tmp_path: Path, layout: str, block: int, measured: int
+) -> None:
+    name = "tank/small/vm-104-disk-0"
+    others = [one for one in DATASETS if one.split("\t")[0] != name]
+    zfs_says(POOLS, [*others, line(name, volblocksize=f"{block << 10}")])
+    (tmp_path / "vdevs.txt").write_text("".join(f"{one}\n" for one in listed_by_zpool(layout)))
+    tool = tmp_path / "bin/zpool"
+    tool.write_text(tool.read_text().replace("cat", f"case $* in *v*) cat {tmp_path}/vdevs.txt; exit ;; esac\ncat", 1))
+    scan(this_machine())
+    viewer = client_as(role="viewer")
+    told = viewer.get(f"/api/v1/images/{image('vm-104-disk-0').pk}/").json()
+    assert (told["cluster_size"], told["virtual_size"]) == (block << 10, 16 * MIB)
+    assert 0 <= measured - told["full_bytes"] < 0.03 * measured
+    page = viewer.get(f"/images/{image('vm-104-disk-0').pk}/").content.decode()
+    assert f"{told['full_bytes']:,}" in page
+    assert image("subvol-103-disk-0").full_bytes is None
 
 
 def test_a_zfs_pool_is_a_pool_and_its_volumes_images(zfs_says: Says) -> None:

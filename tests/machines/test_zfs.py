@@ -135,6 +135,29 @@ def test_what_deleting_a_volume_frees_is_what_was_said(tank: Host, row: Row) -> 
     assert scan(row)["vanished"] == 3
 
 
+@pytest.mark.parametrize("disks", [(4, 1), (6, 2), (5, 3)])
+def test_what_a_full_volume_takes_on_raidz_is_foretold_within_three_percent(
+    host: Host, row: Row, disks: tuple[int, int]
+) -> None:
+    count, parity = disks
+    files = " ".join(f"/root/r{number}" for number in range(count))
+    volumes = {f"vm-{number}-disk-0": f"{size}k" for number, size in ((100, 4), (101, 8), (102, 16), (103, 64))}
+    made = f"zpool create -o ashift=12 -O compression=off tank raidz{parity} {files}"
+    host.run(f"modprobe zfs; truncate -s 200M {files}; {made}")
+    try:
+        for name, block in volumes.items():
+            host.run(f"zfs create -s -V 16M -b {block} tank/{name}; udevadm settle")
+            host.run(f"{WRITE} count=16 of=/dev/zvol/tank/{name}")
+        host.run("sync; zpool sync; udevadm settle")
+        scan(row)
+        for name in volumes:
+            one = Image.objects.select_related("pool").get(name=name)
+            assert one.full_bytes is not None
+            assert 0 <= (one.allocated_size or 0) - one.full_bytes < one.full_bytes * 0.03, name
+    finally:
+        host.run(f"udevadm settle; zpool destroy -f tank; rm {files}")
+
+
 def test_storages_of_proxmox_have_the_volumes_that_lie_in_their_datasets(tank: Host, row: Row) -> None:
     for name, path in (("local-zfs", "/vms"), ("small", "/tank/small")):
         StoragePoolFactory.create(

@@ -14,10 +14,10 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import HostError, RefusedError
 
-POOLS = ("name", "guid", "size", "allocated", "dedupratio", "health")
+POOLS = ("name", "guid", "size", "allocated", "dedupratio", "health", "ashift")
 DATASETS = (
     "name", "type", "used", "available", "usedbydataset", "usedbysnapshots", "usedbyrefreservation", "volsize",
-    "refquota", "quota", "reservation", "origin", "mountpoint",
+    "refquota", "quota", "reservation", "origin", "mountpoint", "volblocksize",
 )  # fmt: skip
 #: For a hundred thousand snapshots.
 _LIMITS = tools.Limits(output_bytes=32 << 20)
@@ -26,6 +26,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_.:-][a-zA-Z0-9_.: -]*(/[a-zA-Z0-9_.:-][a-zA-Z0-9
 _LONGEST_NAME = 255
 #: Containers' filesystems of Proxmox VE, and those of templates.
 _SUBVOLUME = re.compile(r"(.*/)?(subvol|basevol)-\d+-[^/]+\Z", re.ASCII)
+_RAIDZ = re.compile(r"raidz([123])-\d+")
 #: A pool of another health tells nothing of what is in it.
 _READABLE = frozenset({"ONLINE", "DEGRADED"})
 
@@ -36,20 +37,25 @@ def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
     Returns:
         ``pools``: ``name``, ``guid``, ``size`` and
         ``allocated`` (of its disks, parity included), ``health``, ``dedup`` (whether any block is there once for
-        several), ``why`` (why nothing is told of what is in it). ``datasets``, filesystems and volumes: ``name``;
-        ``used`` with all below it, and ``available``; ``data``, ``snapshots``, ``reserved``: what it takes itself, its
-        snapshots alone, and what is kept for it; ``bounded`` (a quota or reservation sets it apart from its pool);
+        several), ``raidz`` (null, or of a pool all of whose vdevs are alike raidz: ``disks`` and ``parity`` of one, and
+        ``sector``, bytes of the smallest write), ``why`` (why nothing is told of what is in it). ``datasets``,
+        filesystems and volumes: ``name``; ``used`` with all below it, and ``available``; ``data``, ``snapshots``,
+        ``reserved``: what it takes itself, its snapshots alone, and what is kept for it; ``bounded`` (a quota or
+        reservation sets it apart from its pool);
         ``mountpoint`` (or empty); ``origin`` (the dataset that it is a clone of, or empty); ``volume``: null, or of
         a volume and of a container's filesystem ``size`` (that a guest sees, or null), ``has_snapshots``, ``block``
-        (whether it is a device), ``dev``, ``inode`` (of its device), ``open`` (why it is in use, or empty). Sizes are
-        in bytes; what ZFS does not tell is null.
+        (whether it is a device), ``block_size`` (of a device, in which it is written), ``dev``, ``inode`` (of its
+        device), ``open`` (why it is in use, or empty). Sizes are in bytes; what ZFS does not tell is null.
 
     Raises:
         HostError, RefusedError, StoppedError: as of :func:`tools.run`.
         ValueError, LookupError: it answers otherwise than expected.
     """
     pools = _ask(["zpool", "list"], POOLS, io)
+    lines = _lines(["zpool", "list", "-HpvP", "-o", "name"], io) if pools else []
     told = parsed(pools, _ask(["zfs", "list", "-t", "filesystem,volume,snapshot"], DATASETS, io) if pools else [])
+    for one in told["pools"]:
+        one["raidz"] = raidz(lines, one["name"], one.pop("ashift"))
     volumes = [one["volume"] for one in told["datasets"] if one["volume"] and one["volume"]["block"]]
     numbers = {one["number"]: (one["dev"], one["inode"]) for one in volumes if one["number"] is not None}
     users = devices.users(numbers) if numbers else {}
@@ -81,17 +87,46 @@ def room(names: Sequence[str], io: AgentIO) -> dict[str, dict[str, int]]:
 
 
 def _ask(command: Sequence[str], columns: Sequence[str], io: AgentIO, *names: str) -> list[dict[str, str]]:
-    done = tools.run([*command, "-Hp", "-o", ",".join(columns), *names], io, limits=_LIMITS)
+    rows = [line.split("\t") for line in _lines([*command, "-Hp", "-o", ",".join(columns), *names], io)]
+    if any(len(row) != len(columns) for row in rows):
+        raise ValueError(f"{command[0]} tells other columns than it was asked for")
+    return [dict(zip(columns, row)) for row in rows]
+
+
+def _lines(command: Sequence[str], io: AgentIO) -> list[str]:
+    done = tools.run(command, io, limits=_LIMITS)
     if done.exit_code:
         raise HostError(f"{command[0]} ended with {done.words()}")
     # A name that is no UTF-8 is none that ZFS gives; the rest of the line is read all the same.
     lines = done.stdout.decode("utf-8", "backslashreplace").split("\n")
     if lines.pop():
         raise ValueError(f"the last line of {command[0]} is cut off")
-    rows = [line.split("\t") for line in lines]
-    if any(len(row) != len(columns) for row in rows):
-        raise ValueError(f"{command[0]} tells other columns than it was asked for")
-    return [dict(zip(columns, row)) for row in rows]
+    return lines
+
+
+def raidz(lines: Sequence[str], pool: str, ashift: int | None) -> dict[str, int] | None:
+    """How the vdevs of a pool are made up, where all of them are alike raidz; ``None`` of any other.
+
+    Args:
+        lines: of ``zpool list -HpvP``, in which vdevs and their disks follow their pool, the disks by their paths.
+        ashift: as the pool has it; 0 where each vdev may have another.
+    """
+    found: list[list[int]] = []  # of each vdev its parity and its disks
+    is_in = False
+    for line in lines:
+        name = line.strip("\t").partition("\t")[0]
+        if not line.startswith("\t"):
+            # Disks of a cache, of logs and of spares hold no volumes.
+            is_in = line == pool or line.startswith(f"{pool}\t")
+        elif is_in and (vdev := _RAIDZ.fullmatch(name)) is not None:
+            found.append([int(vdev[1]), 0])
+        elif is_in and found and name.startswith("/"):
+            found[-1][1] += 1
+        elif is_in:
+            return None
+    if not ashift or not found or found.count(found[0]) != len(found) or found[0][1] <= found[0][0]:
+        return None
+    return {"disks": found[0][1], "parity": found[0][0], "sector": 1 << ashift}
 
 
 def parsed(pools: Sequence[dict[str, str]], datasets: Sequence[dict[str, str]]) -> dict[str, Any]:
@@ -119,7 +154,7 @@ def _pool(line: dict[str, str]) -> dict[str, Any]:
     return {
         "name": line["name"], "guid": line["guid"], "size": _number(line["size"]),
         "allocated": _number(line["allocated"]), "health": health[:20],
-        "dedup": line["dedupratio"] not in {"1.00", "1.00x"},
+        "ashift": _number(line["ashift"]), "dedup": line["dedupratio"] not in {"1.00", "1.00x"},
         "why": "" if health in _READABLE else f"The ZFS pool has the health {health[:20]}.",
     }  # fmt: skip
 
@@ -136,7 +171,13 @@ def _dataset(line: dict[str, str], has_snapshots: bool) -> dict[str, Any]:
     }  # fmt: skip
     if is_volume:
         dev, inode, number = devices.node(device(line["name"]))
-        told["volume"] = {"size": int(line["volsize"]), "dev": dev, "inode": inode, "number": number}
+        told["volume"] = {
+            "size": int(line["volsize"]),
+            "dev": dev,
+            "inode": inode,
+            "number": number,
+            "block_size": int(line["volblocksize"]),
+        }
     elif _SUBVOLUME.match(line["name"]):
         told["volume"] = {"size": _number(line["refquota"]) or None, "dev": None, "inode": None, "number": None}
     if told["volume"]:
