@@ -94,10 +94,10 @@ class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
             "id", "host", "host_name", "pool", "pool_name", "path", "name", "format", "declared_format", "declared_by",
             "virtual_size", "allocated_size", "exclusive_bytes", "exclusive_at", "snapshot_bytes", "reservation_bytes",
             "full_bytes", "file_size", "cluster_size", "compression", "preallocation", "backing_file",
-            "backing_format", "backing", "chain_depth", "overlays_count", "snapshots",
-            "encrypted", "in_use", "in_use_detail", "guests", "state", "state_detail", "orphan", "orphan_evidence", "reclaimable_bytes", "reclaimable_low", "reclaimable_high",
-            "reclaimable_method", "analyzed_at", "first_seen", "last_scanned", "missing_since", "aside_since",
-            "aside_until", "aside_by", "deleted_at", "last_backup",
+            "backing_format", "backing", "chain_depth", "overlays_count", "snapshots", "encrypted", "in_use",
+            "in_use_detail", "guests", "state", "state_detail", "orphan", "orphan_evidence", "reclaimable_bytes",
+            "reclaimable_low", "reclaimable_high", "reclaimable_method", "analyzed_at", "first_seen", "last_scanned",
+            "missing_since", "aside_since", "aside_until", "aside_by", "deleted_at", "last_backup",
         )  # fmt: skip
         read_only_fields = fields
         extra_kwargs = {
