@@ -73,7 +73,7 @@ def images_for(actor: Actor) -> QuerySet[Image]:
 
     Three queries for any number of rows: the rows, their uses, and those uses' disks and guests joined.
     """
-    uses = ImageUse.objects.select_related("disk__guest").defer("disk__path_bytes").order_by("disk__guest__name", "id")
+    uses = ImageUse.objects.select_related("disk__guest").order_by("disk__guest__name", "id")
     # On a storage that hosts share, guests of another host may use an image.
     uses = in_scope(uses, actor, "disk__guest__host")
     rows = (
