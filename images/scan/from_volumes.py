@@ -10,7 +10,7 @@ by the API.
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -160,7 +160,7 @@ class Told:
         form = next((form for name in names if (form := self._declared.get(name))), volume.format)[:20]
         base = b64(_raw(volume.base)) if volume.base else ""
         dev, inode = _inode(volume)
-        written = json.dumps([row.pk, asdict(replace(volume, open="")), form], sort_keys=True).encode()
+        written = json.dumps([row.pk, vars(volume) | {"open": ""}, form], sort_keys=True).encode()
         return {
             "event": "image", "pool": row.pk, "path_b64": b64(_raw(volume.path)),
             "fp": blake2b(written, digest_size=FINGERPRINT_SIZE).hexdigest(), "dev": dev, "inode": inode,

@@ -12,7 +12,7 @@ from tests.harness.services import RedisServer
 from tests.performance import report, site
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/performance.md"
-PARTS = ("inventory", "pages", "lists", "load", "compress", "in_place", "latency", "looks", "live", "fleet")
+PARTS = ("inventory", "volumes", "pages", "lists", "load", "compress", "in_place", "latency", "looks", "live", "fleet")
 
 
 def main() -> int:
