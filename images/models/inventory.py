@@ -261,6 +261,11 @@ class Image(PartialRows):
         return self.alone_bytes if self.exclusive_bytes is None else self.exclusive_bytes
 
     @property
+    def own_bytes(self) -> int | None:
+        """What of its physical size goes with it: a volume may share blocks with its snapshots."""
+        return self.allocated_size if self.pool.volume_facts is None else self.deletion_frees
+
+    @property
     def full_bytes(self) -> int | None:
         """What ZFS counts for a volume when all of it is written; ``None`` where parity and padding play no part."""
         layout = (self.pool.volume_facts or {}).get("raidz")

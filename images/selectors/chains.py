@@ -164,5 +164,4 @@ def _freed(image: Image, *, needed: bool) -> int | None:
         return None
     if image.pool.network and not image.pool.all_hosts_registered:
         return None  # a host that is not registered may have overlays or guests of it
-    # A volume may share blocks with its snapshots.
-    return image.allocated_size if image.pool.volume_facts is None else image.deletion_frees
+    return image.own_bytes

@@ -78,7 +78,7 @@ def what_frees(actor: Actor, pool: StoragePool, now: datetime | None = None) -> 
 
 
 def _of_image(kind: str, image: Image) -> Frees:
-    return Frees(kind, "image", image.pk, image.name, image.allocated_size, kind == "delete_aside")
+    return Frees(kind, "image", image.pk, image.name, image.own_bytes, kind == "delete_aside")
 
 
 def _of_guests(actor: Actor, pools: Collection[int]) -> Iterator[Frees]:

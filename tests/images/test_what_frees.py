@@ -56,6 +56,14 @@ def test_plans_of_the_whole_filesystem_are_told_of_and_what_frees_most_comes_fir
     assert what_frees(Actor("x", Role.VIEWER, frozenset({"other"})), pool) == []
 
 
+def test_of_a_volume_only_what_it_does_not_share_with_its_snapshots_is_freed() -> None:
+    host = HostFactory.create(capabilities={"proxmox": True})
+    thin = Pools.create(host=host, kind="lvmthin", volume_facts={}, path_bytes=b"")
+    for name, alone in (("measured", 2 * GIB), ("unknown", None)):
+        ImageFactory.create(pool=thin, name=name, allocated_size=7 * GIB, orphan=True, alone_bytes=alone)
+    assert [(one.label, one.bytes) for one in what_frees(SYSTEM, thin)] == [("measured", 2 * GIB), ("unknown", None)]
+
+
 def test_the_page_of_an_alert_links_to_each_plan_and_rest_lists_them(pool: StoragePool) -> None:
     look(timezone.now())
     alert = Alert.objects.get(kind="pool_over_threshold")
