@@ -125,6 +125,7 @@ def test_a_thin_pool_that_fills_up_is_told_of_with_what_frees_most(lvm: Lvm, pag
     pool.refresh_from_db()
     assert pool.used_bytes == used
     assert f"{pool.available_bytes:,}" in page.content()
+    assert str(used) in page.content(), "the chart ends with what was seen last"
 
 
 def test_an_unused_volume_is_set_aside_restored_and_deleted(lvm: Lvm, page: Page) -> None:

@@ -63,8 +63,11 @@ def _chart(row: StoragePool) -> dict[str, Any] | None:
     samples = list(row.samples.order_by("-at")[:500])[::-1]
     if len(samples) < 2:
         return None
-    used = [{"x": round(at.at.timestamp()), "y": at.used_bytes} for at in samples]
-    whole = [{"x": round(at.at.timestamp()), "y": at.capacity_bytes} for at in samples]
+    since = row.minutes.filter(at__gt=samples[-1].at).order_by("at")
+    looks = [*((at.at, at.used_bytes) for at in samples), *((at.at, at.used_bytes) for at in since)]
+    used = [{"x": round(at.timestamp()), "y": bytes_used} for at, bytes_used in looks]
+    sizes = [*((at.at, at.capacity_bytes) for at in samples), (looks[-1][0], row.capacity_bytes)]
+    whole = [{"x": round(at.timestamp()), "y": capacity} for at, capacity in sizes]
     return {
         "type": "line",
         "data": {
