@@ -16,6 +16,7 @@ import stat
 from typing import Any
 
 from storage_admin.agent.folders import image_folders, roots
+from storage_admin.agent.host import nfs
 from storage_admin.agent.host.mounts import Mount, Mounts
 from storage_admin.agent.protocol import RefusedError, display
 
@@ -228,5 +229,6 @@ def place(root: int, mounts: Mounts, machine: str) -> tuple[Mount | None, dict[s
             network=mount.is_network,
             shared_key=shared_key,
             fs_key=fs_key,
+            mount=nfs.facts(mount, root),
         )
     return mount, told

@@ -140,7 +140,7 @@ class PoolScan:
             **dict.fromkeys(
                 ("dev", "capacity_bytes", "available_bytes", "reserved_bytes", "filesystem", "mount_source")
             ),
-            **dict.fromkeys(("network", "shared_key", "fs_key", "root")),
+            **dict.fromkeys(("network", "shared_key", "fs_key", "root", "mount")),
             "images": self.images - self._before,
             "others": {"count": self._others, "bytes": self._others_bytes},
             **self._own.facts(),
