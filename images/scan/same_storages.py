@@ -39,6 +39,7 @@ def settle(host: Host, told: Collection[int]) -> None:
     """
     everywhere = list(StoragePool.objects.filter(network=True).exclude(mount={}).order_by("pk"))
     files: dict[int, _Listed] = {}
+    doubts: list[tuple[StoragePool, list[tuple[StoragePool, Relation]]]] = []
     for pool in (one for one in everywhere if one.host_id == host.pk and one.pk in told):
         others = [(one, found) for one in everywhere if one.pk != pool.pk and (found := relation(pool, one, files))]
         same = [(one, found) for one, found in others if found.is_proven]
@@ -49,11 +50,15 @@ def settle(host: Host, told: Collection[int]) -> None:
             key, fs_key = _below(outer[0].shared_key, outer[1].theirs), outer[0].fs_key
         elif key in apart:  # what is called the same is not known to be
             key, fs_key = f"#{pool.pk} {key}", f"#{pool.pk} {fs_key}"
-        may_be = [
-            {"pool": one.pk, "ours": found.ours, "theirs": found.theirs} for one, found in others if not found.is_proven
-        ]
         pool.shared_key, pool.fs_key = key, fs_key
-        StoragePool.objects.filter(pk=pool.pk).update(shared_key=key, fs_key=fs_key, may_be=may_be)
+        doubts.append((pool, [(one, found) for one, found in others if not found.is_proven]))
+    for pool, unproven in doubts:
+        pool.may_be = [
+            {"pool": one.pk, "ours": found.ours, "theirs": found.theirs}
+            for one, found in unproven
+            if _by_name(pool.shared_key, one.shared_key) is None  # else both are proven to be a third one
+        ]
+        pool.save(update_fields=["shared_key", "fs_key", "may_be"])
 
 
 def relation(pool: StoragePool, other: StoragePool, listed: dict[int, "_Listed"]) -> Relation | None:

@@ -53,7 +53,7 @@ def test_a_mount_says_what_it_can_do(
     told = facts(point, tmp_path)
     names = ("version", "fsid", "soft", "locks", "holes", "reserves", "addresses")
     assert [told[name] for name in names] == [version, fsid, soft, locks, holes, reserves, ["10.9.0.1"]]
-    assert (told["inode"], told["read_only"], told["root_writes"]) == (tmp_path.stat().st_ino, False, True)
+    assert (told["inode"], told["writable"], told["root_writes"]) == (tmp_path.stat().st_ino, True, True)
 
 
 def test_what_nobody_has_tried_on_a_mount_is_not_known() -> None:

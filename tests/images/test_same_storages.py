@@ -25,7 +25,7 @@ def pool(key: str, *, host: Any = None, path: str = "/mnt/images", **mount: Any)
     """A pool as a scan has just told of it; unless said otherwise, the root of an XFS on some server."""
     told: dict[str, Any] = {
         "version": "4.2", "addresses": ["192.0.2.1"], "fsid": None, "inode": 128, "dev": "41", "soft": False,
-        "read_only": False, "locks": True, "holes": None, "reserves": None, "root_writes": True,
+        "writable": True, "locks": True, "holes": None, "reserves": None, "root_writes": True,
         "shared_key": f"{key}/", "fs_key": key,
     }  # fmt: skip
     return StoragePoolFactory.create(
@@ -147,6 +147,16 @@ def test_the_servers_own_folder_is_the_storage_that_others_mount() -> None:
     scanned(own, mounted)
     assert are_one(own, mounted) == "one"
     assert shared_storages.rows_elsewhere(here) == [there.pk]
+
+
+def test_what_two_addresses_do_not_prove_the_server_itself_does() -> None:
+    own = pool("fs:machine:u:", version=None, addresses=["192.0.2.1", "fd00::1"], path="/srv/vm", dev="65024")
+    one, other = _two_addresses()
+    for where in (own, one, other):
+        image(where, "a.qcow2")
+    scanned(own, one, other, one)
+    assert {own.shared_key} == {one.shared_key, other.shared_key}
+    assert (one.may_be, other.may_be, overview(SYSTEM).totals.images_count) == ([], [], 1)
 
 
 def test_own_folders_of_two_machines_are_two() -> None:

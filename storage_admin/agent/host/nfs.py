@@ -25,12 +25,12 @@ def facts(mount: Mount, folder: int) -> dict[str, Any] | None:
     Returns:
         ``version`` of the protocol, null for the server's own folder; ``addresses`` of the server; ``fsid``, the number
         that the server gives the filesystem, null where that is not known; ``dev`` and ``inode`` of the folder;
-        ``soft``, errors after a while instead of waiting; ``read_only``; ``locks``, whether they reach other machines;
-        ``holes`` and ``reserves``, whether parts of a file can be freed and space be set aside, null where nobody has
-        tried since it was mounted; ``root_writes``, whether root may make files there.
+        ``soft``, errors after a while instead of waiting; ``writable``, whether it was mounted so; ``locks``, whether
+        they reach other machines; ``holes`` and ``reserves``, whether parts of a file can be freed and space be set
+        aside, null where nobody has tried since it was mounted; ``root_writes``, whether root may make files there.
     """
     status = os.fstat(folder)
-    told = {"dev": str(status.st_dev), "inode": status.st_ino, "read_only": _is_set(mount, b"ro")}
+    told = {"dev": str(status.st_dev), "inode": status.st_ino, "writable": not _is_set(mount, b"ro")}
     if mount.exported:
         return told | {
             "version": None, "addresses": _own_addresses(), "fsid": None, "soft": False, "locks": True, "holes": True,
