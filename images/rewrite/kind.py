@@ -186,7 +186,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
         against += [
             *refusals.for_bases(image, below),
             *(guest_locks.refusals(image, options["undo_hours"]) if replaces else ()),
-            *(mount.against_replacing(image.pool) if replaces else ()),
+            *(mount.against_replacing(image.pool) if replaces and image.pool.mount else ()),
             *choice.refusals,
             *near.admitted.against(pool, image.host, need),
         ]

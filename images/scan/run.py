@@ -163,7 +163,8 @@ class ScanRun:
         vanished = self._mark_vanished()
         changed |= self._probe_answers() | self._record_host(host) | self._record_guests(host)
         changed |= self._record_pools(pools) | self._record_holds(host, pools)
-        same_storages.settle(host, {facts["id"] for facts in self.pool_facts if not was_not_entered(facts)})
+        if told := {facts["id"] for facts in self.pool_facts if facts.get("mount")}:
+            same_storages.settle(host, told)
         silence.tell(host)
         changed |= world.record_claims(host, self._claims()) | bool(shared_storages.shared(host))
         if host.cluster:
@@ -298,8 +299,7 @@ class ScanRun:
             pool.filesystem, pool.network = facts.get("filesystem") or "", bool(facts.get("network"))
             pool.root = facts.get("root")
             pool.shared_key, pool.fs_key = facts.get("shared_key") or "", facts.get("fs_key") or ""
-            keys = {"shared_key": pool.shared_key, "fs_key": pool.fs_key}
-            pool.mount = facts["mount"] | keys if facts.get("mount") else {}
+            pool.mount = facts.get("mount") or {}
             pool.known_since = pool.known_since or pool.last_scanned
             folder = (
                 StoragePool.Kind.NFS if pool.filesystem.partition(" ")[0] in {"nfs", "nfs4"} else StoragePool.Kind.DIR

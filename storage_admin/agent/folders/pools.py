@@ -229,6 +229,7 @@ def place(root: int, mounts: Mounts, machine: str) -> tuple[Mount | None, dict[s
             network=mount.is_network,
             shared_key=shared_key,
             fs_key=fs_key,
-            mount=nfs.facts(mount, root),
         )
+        if mount.is_network and (facts := nfs.facts(mount, root)) is not None:
+            told["mount"] = facts | {"shared_key": shared_key, "fs_key": fs_key}
     return mount, told
