@@ -30,7 +30,7 @@ ELSEWHERE = "The nodes of the cluster share this storage. Its images are listed 
 def siblings(pool: StoragePool) -> list[StoragePool]:
     """The pools of the same storage on other nodes of the cluster, those that an agent walks among them."""
     host = pool.host
-    if not pool.network or not host.cluster:
+    if not pool.network or pool.is_exported or not host.cluster:
         return []
     same = Q(path_key=pool.path_key)
     if pool.path_bytes:
@@ -40,7 +40,8 @@ def siblings(pool: StoragePool) -> list[StoragePool]:
     others = StoragePool.objects.filter(
         same, host__kind=Host.Kind.PROXMOX, host__cluster=host.cluster, source=StoragePool.Source.PROXMOX
     )
-    return list(others.exclude(host=host).select_related("host").order_by("pk"))
+    found = others.exclude(host=host).select_related("host").order_by("pk")
+    return [one for one in found if not one.is_exported]  # which each node has on disks of its own
 
 
 def lister_of(pool: StoragePool, *, is_whole: bool) -> StoragePool:

@@ -13,6 +13,7 @@ from images.selectors import overview
 from storage_admin.accounts.models import SYSTEM
 from storage_admin.hosts.models import StoragePool
 from tests.factories import GIB, HostFactory, ImageFactory, StoragePoolFactory
+from tests.working import reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 
@@ -165,6 +166,15 @@ def test_own_folders_of_two_machines_are_two() -> None:
     image(one, "a.qcow2", 9, SINCE_NS), image(other, "a.qcow2", 9, SINCE_NS)
     scanned(one, other)
     assert are_one(one, other) == "two"
+
+
+def test_a_folder_that_a_node_exports_is_not_the_folder_of_that_path_on_other_nodes() -> None:
+    nodes = [HostFactory.create(kind="proxmox", cluster="c") for _ in range(2)]
+    pools = [pool(f"fs:{node.pk}:u:", host=node, version=None, path="/var/lib/vz") for node in nodes]
+    StoragePool.objects.update(source="proxmox")
+    assert [shared_storages.siblings(reread(one)) for one in pools] == [[], []]
+    StoragePool.objects.update(mount={})
+    assert len(shared_storages.siblings(reread(pools[0]))) == 1
 
 
 def test_a_folder_of_an_export_is_found_within_it_by_a_file() -> None:

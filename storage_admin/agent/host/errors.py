@@ -33,7 +33,8 @@ def meaning(number: int | None) -> RefusedError | None:
     if number in _FULL:
         return RefusedError("not_enough_space", f"{_FULL[number]}; free some space and try again")
     if number in _FORBIDDEN:
-        return RefusedError("immutable", f"the host does not allow it: {os.strerror(number)}")
+        told = "a storage of NFS may be exported read-only, without root, or not to this host any more"
+        return RefusedError("immutable", f"the host does not allow it: {os.strerror(number)}; {told}")
     if number == errno.ESTALE:
         return RefusedError("pool_changed", STALE)
     return None
