@@ -25,6 +25,20 @@ class LeftoverSerializer(serializers.Serializer[Any]):
     has_copy = serializers.BooleanField(help_text=_("Whether there is an undo copy that can be restored or removed."))
 
 
+class MountSerializer(serializers.Serializer[Any]):
+    """A mount of NFS, as its host's kernel describes it. A null means that it is not known."""
+
+    version = serializers.CharField(allow_null=True, help_text=_("Null for a folder that the host itself exports."))
+    addresses = serializers.ListField(child=serializers.CharField(), help_text=_("Addresses of the server."))
+    fsid = serializers.CharField(allow_null=True, help_text=_("The number that the server gives the filesystem."))
+    soft = serializers.BooleanField(help_text=_("Errors after a while instead of waiting when the server is away."))
+    writable = serializers.BooleanField(help_text=_("Whether it is mounted with write access."))
+    locks = serializers.BooleanField(help_text=_("Whether locks reach other hosts."))
+    holes = serializers.BooleanField(allow_null=True, help_text=_("Whether parts of a file can be freed."))
+    reserves = serializers.BooleanField(allow_null=True, help_text=_("Whether space can be reserved unwritten."))
+    root_writes = serializers.BooleanField(help_text=_("Whether the server lets root write in the folder."))
+
+
 class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
     """A place that holds images. ``allocated_bytes`` and the like are sums over its images, each inode once."""
 
@@ -51,6 +65,12 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
     shares = serializers.DictField(child=serializers.IntegerField(allow_null=True), read_only=True)
     health = TextOrNull(source="volume_facts.health", allow_null=True)
     shared_key = TextOrNull()
+    mount = serializers.SerializerMethodField(help_text=_("What a mount of NFS can do; null for all else."))
+    may_be_shared = serializers.BooleanField(
+        source="may_be",
+        read_only=True,
+        help_text=_("It may be the same storage as another pool: protected as one, and counted once."),
+    )
     filesystem = TextOrNull()
     leftovers = serializers.SerializerMethodField(help_text=_("Files of jobs that this dashboard does not know."))
     aside_bytes = serializers.SerializerMethodField(help_text=_("Bytes that images set aside occupy in the pool."))
@@ -71,6 +91,7 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
         model = StoragePool
         fields = (
             "id", "host", "host_name", "name", "kind", "source", "path", "shared_key", "filesystem", "network",
+            "mount", "may_be_shared",
             "all_hosts_registered", "share_bases", "look_inside", "state", "state_detail", "owners_unknown",
             "capacity_bytes", "available_bytes", "reserved_bytes", "used_bytes", "space_seen", "metadata_bytes",
             "metadata_percent", "shares", "health", "images_count", "allocated_bytes", "virtual_bytes",
@@ -83,6 +104,10 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
     @extend_schema_field(LeftoverSerializer(many=True))
     def get_leftovers(self, pool: StoragePool) -> Any:
         return LeftoverSerializer(known.leftovers_of(pool), many=True).data
+
+    @extend_schema_field(MountSerializer(allow_null=True))
+    def get_mount(self, pool: StoragePool) -> Any:
+        return MountSerializer(pool.mount).data if pool.mount else None
 
     @extend_schema_field({"type": "integer"})
     def get_aside_bytes(self, pool: StoragePool) -> int:

@@ -13,6 +13,7 @@ from images.rewrite import (
     forecasts,
     guest_locks,
     linked_clones,
+    mount,
     needed_as_it_is,
     neighbours,
     readers,
@@ -136,8 +137,8 @@ class Convert(Rewriting):
         else:
             # The image itself is only read, and what a copy does not carry stays in it.
             found = [one for one in found if one.code not in {"has_internal_snapshots", "hard_linked", "immutable"}]
-        if pool.pk != image.pool_id:
-            found += refusals.for_pool(pool)
+        found += refusals.for_pool(pool) if pool.pk != image.pool_id else []
+        found += mount.unwritable(pool)
         other = Image.objects.filter(host=image.host, path_key=path_key(path), missing_since=None).exclude(pk=image.pk)
         if other.exists() or (path == bytes(image.path_bytes) and options.get("format") != image.declared_format):
             found.append(refusals.target_exists(path))
@@ -174,7 +175,7 @@ class Convert(Rewriting):
         fixed = given.get("subformat") == "fixed" or given.get("preallocation") in {"full", "falloc"}
         foreign, allowed = readers.for_taken(image, below)
         replaces, guests = options["replace"], []
-        warnings = []
+        warnings = mount.warnings(self.place(image, options)[0], options["format_options"])
         if replaces:
             guests = sorted({disk.guest.name for disk in image.disks}) if options["repoint_guest"] else []
             warnings += [

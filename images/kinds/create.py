@@ -13,7 +13,7 @@ from images.kinds.commit import half_merged
 from images.kinds.convert import words, wrong_target
 from images.kinds.stages import WRITTEN
 from images.models import Image
-from images.rewrite import passphrases, record, refusals, space
+from images.rewrite import mount, passphrases, record, refusals, space
 from images.rewrite.kind import format_below
 from images.rewrite.neighbours import ancestors, facts, find_there, locks_on
 from storage_admin.accounts.models import Actor
@@ -171,7 +171,7 @@ class Create(JobKind):
             scratch_pool=pool.pk,
             lasting_bytes=after.high,
             refusals=tuple(against or space.Admitted().against(pool, pool.host, need)),
-            warnings=tuple(_warnings(base, pool, options, size)),
+            warnings=(*_warnings(base, pool, options, size), *mount.warnings(pool, options["format_options"])),
             affected_images=tuple(Affected(one.pk, one.name, gettext("read, not changed")) for one in below),
             options=options,
         )

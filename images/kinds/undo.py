@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from images import backups
 from images.models import Image
-from images.rewrite import guest_locks, holding, in_use, moving, needed_as_it_is, refusals, repointing
+from images.rewrite import guest_locks, holding, in_use, mount, moving, needed_as_it_is, refusals, repointing
 from images.rewrite import (
     record as rewriting,
 )
@@ -142,7 +142,7 @@ class Undo(OfJob):
         job = self._job(target_id)
         image = self._image(job)
         against = self._missing(job)
-        against += [*refusals.for_undo(image), *guest_locks.refusals(image, 1)]
+        against += [*refusals.for_undo(image), *mount.against_replacing(image.pool), *guest_locks.refusals(image, 1)]
         against += _against_what_goes(job, image, options)
         return Plan(
             method="undo",

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from django.utils.translation import gettext as _
 
 from images.models import Image
+from images.rewrite import mount
 from storage_admin.hosts.live_facts import FSTRIM, AgentNow, DeviceNow, DiskNow, GuestNow
 from storage_admin.jobs.plan_and_progress import Cause
 
@@ -208,8 +209,7 @@ def _of_image(disk: DiskNow, image: Image) -> Iterator[Cause]:
             disk.target,
         )
     filesystem = image.pool.filesystem
-    version = re.fullmatch(r"nfs (\d+)(?:\.(\d+))?", filesystem)
-    if version is not None and (int(version[1]), int(version[2] or 0)) < (4, 2):
+    if mount.has_no_holes(image.pool):
         yield Cause(
             "nfs_without_holes",
             _("The image of {disk} is on {filesystem}, which cannot free parts of a file.").format(

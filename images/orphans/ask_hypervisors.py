@@ -31,9 +31,8 @@ def refuse_named(image: Image) -> None:
     """
     path = bytes(image.path_bytes)
     _refuse_on(image.host, path, image)
-    for pair in shared_storages.shared(image.host):
-        if pair.pool.pk == image.pool_id and path.startswith(pair.after):
-            _refuse_on(pair.other.host, pair.before + path[len(pair.after) :], image)
+    for pair, there in shared_storages.elsewhere(image):
+        _refuse_on(pair.other.host, there, image)
 
 
 def _refuse_on(host: Host, path: bytes, image: Image) -> None:

@@ -6,7 +6,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from images.models import Image
-from images.rewrite import neighbours, refusals
+from images.rewrite import mount, neighbours, refusals
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import path_key
@@ -43,6 +43,7 @@ def _host(image: Image) -> list[Refusal]:
             )
         )
     found += refusals.for_pool(image.pool, {*refusals.FOLDERS, image.pool.kind if image.volume else ""})
+    found += mount.against_replacing(image.pool)
     seen = StoragePool.objects.filter(shared_key=image.pool.shared_key).exclude(host=image.host_id)
     if image.volume and seen.exists():
         told = _("Another host sees the volume group of {image}, too. Change the group where it is managed.")

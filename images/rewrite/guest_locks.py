@@ -138,15 +138,11 @@ def _guests(image: Image) -> list[Guest]:
 
 def _is_also_elsewhere(image: Image, known: Collection[tuple[str, str]]) -> bool:
     """Whether another registered node, of another cluster, has a guest with a disk at that place."""
-    path = bytes(image.path_bytes)
-    for pair in shared_storages.shared(image.host):
-        if pair.pool.pk == image.pool_id and path.startswith(pair.after):
-            key = path_key(pair.before + path[len(pair.after) :])
-            disks = GuestDisk.objects.filter(guest__host=pair.other.host_id, path_key=key).select_related("guest")
-            if any(
-                (disk.guest.uid, disk.guest.name) not in known for disk in disks if disk.guest.kind == Guest.Kind.VM
-            ):
-                return True
+    for pair, path in shared_storages.elsewhere(image):
+        disks = GuestDisk.objects.filter(guest__host=pair.other.host_id, path_key=path_key(path))
+        vms = disks.filter(guest__kind=Guest.Kind.VM).values_list("guest__uid", "guest__name")
+        if any(vm not in known for vm in vms):
+            return True
     return False
 
 

@@ -23,7 +23,7 @@ from storage_admin.guests.models import OFF_STATES, Guest, GuestDisk
 from storage_admin.hosts import asking, transport
 from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.libvirt import reader
-from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
 
 
@@ -171,8 +171,10 @@ def refuse_used_elsewhere(image: Image, *, named: bool = True) -> None:
         RefusedError: ``image_in_use``; ``stale_plan``; ``guests_unknown``, where one of these hosts cannot be asked. No
             host is named: it may not exist for whoever reads that.
     """
-    for pool, path in _others(image):
-        told = _ask(pool, path, image, [int(image.inode)])
+    for pair, path in _others(image):
+        told = _ask(pair, path, image, [int(image.inode)])
+        if not pair.is_proven and told["inode"] != int(image.inode):
+            continue  # it is another storage, or has another file there
         if told["used"]:
             raise _used(image, _("Stop the program that uses it there, then try again."))
         if named and told["inode"] != int(image.inode):
@@ -194,8 +196,10 @@ def look_again_elsewhere(job: Job, image: Image) -> None:
     """
     went, came = int(image.inode), int(job.kept["ready"]["made_inode"])
     used: set[int] = set()
-    for pool, path in _others(image):
-        told = _ask(pool, path, image, [went, came])
+    for pair, path in _others(image):
+        told = _ask(pair, path, image, [went, came])
+        if not pair.is_proven and told["inode"] not in {went, came}:
+            continue
         used.update(told["used"])
         if told["inode"] == went:
             raise RefusedError(
@@ -215,22 +219,26 @@ def look_again_elsewhere(job: Job, image: Image) -> None:
         raise _used(image, _("It was opened during the swap."))
 
 
-def _others(image: Image) -> Iterator[tuple[StoragePool, bytes]]:
-    """The pool of each other host that shows the image, and the path that it has there."""
-    path, found = bytes(image.path_bytes), set()
-    for pair in shared_storages.shared(image.host):
-        if pair.pool.pk == image.pool_id and path.startswith(pair.after) and pair.other.host_id not in found:
-            found.add(pair.other.host_id)
-            yield pair.other, pair.before + path[len(pair.after) :]
+def _others(image: Image) -> Iterator[tuple[shared_storages.Shared, bytes]]:
+    """Each other mount that shows the image, once, and the path that it has there."""
+    found = set()
+    for pair, path in shared_storages.elsewhere(image):
+        where = (pair.other.host_id, pair.other.mount.get("dev"))
+        if where not in found:
+            found.add(where)
+            yield pair, path
 
 
-def _ask(pool: StoragePool, path: bytes, image: Image, inodes: list[int]) -> dict[str, Any]:
+def _ask(pair: shared_storages.Shared, path: bytes, image: Image, inodes: list[int]) -> dict[str, Any]:
+    pool = pair.other
     try:
         if without := refusals.without_agent(pool.host):
             raise RefusedError(without[0].code, without[0].detail)
         args = {"path_b64": b64(path), "pool_path_b64": b64(bytes(pool.path_bytes)), "inodes": inodes}
         return asking.ask(pool.host, "users", args)
     except (HostError, RefusedError) as error:
+        if not pair.is_proven and error.code == "stale_plan":
+            return {"used": [], "inode": None}  # there is no such folder
         raise RefusedError(
             "guests_unknown",
             _(

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from images import backups
 from images.models import Image
 from images.orphans.evidence import READS_ON
-from images.rewrite import forecasts, guest_locks, in_use, moving, neighbours, refusals, space, wait_for_guests
+from images.rewrite import forecasts, guest_locks, in_use, mount, moving, neighbours, refusals, space, wait_for_guests
 from images.rewrite import record as rewriting
 from images.rewrite.neighbours import ancestors, facts, find, locks_on, silent_storage
 from images.scan import look
@@ -186,6 +186,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
         against += [
             *refusals.for_bases(image, below),
             *(guest_locks.refusals(image, options["undo_hours"]) if replaces else ()),
+            *(mount.against_replacing(image.pool) if replaces and image.pool.mount else ()),
             *choice.refusals,
             *near.admitted.against(pool, image.host, need),
         ]

@@ -25,6 +25,7 @@ from images.models import Image, ImageUse
 from images.orphans import host_facts
 from images.orphans.evidence import Needs
 from images.rewrite.space import Admitted
+from images.scan import shared_storages
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.errors import InvalidError, NotFoundError
@@ -299,9 +300,10 @@ def descendants(image: Image) -> list[Image]:
 
 def locks_on(image: Image, *, exclusive: bool) -> list[Lock]:
     """What is locked of an image: the file itself, by whatever path it is reached, and its row, whatever file that is
-    by the time the job runs.
+    by the time the job runs; also the rows that it has on other hosts.
     """
-    keys = (f"inode:{image.host_id}:{image.dev}:{image.inode}", f"image:{image.pk}")
+    rows = [image.pk, *shared_storages.rows_elsewhere(image)]
+    keys = [f"inode:{image.host_id}:{image.dev}:{image.inode}", *(f"image:{row}" for row in rows)]
     return [Lock(key, exclusive=exclusive) for key in keys]
 
 

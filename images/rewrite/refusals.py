@@ -7,7 +7,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from images.models import Image
-from images.rewrite import attached
+from images.rewrite import attached, mount
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import transport
 from storage_admin.hosts.libvirt import alone
@@ -149,22 +149,16 @@ def for_pool(pool: StoragePool, kinds: Collection[str] = FOLDERS) -> list[Refusa
             )
         )
     if pool.network and not pool.all_hosts_registered:
-        refusals.append(
-            Refusal(
-                "shared_pool",
-                _(
-                    "{pool} is on a network filesystem. An admin must first confirm that every host that uses this "
-                    "storage is registered here."
-                ).format(pool=pool.name),
-            )
-        )
+        where = _("{pool} is exported by NFS.") if pool.is_exported else _("{pool} is on a network filesystem.")
+        confirm = _("An admin must first confirm that every host that uses this storage is registered here.")
+        refusals.append(Refusal("shared_pool", f"{where.format(pool=pool.name)} {confirm}"))
     return refusals
 
 
 def for_new_file(pool: StoragePool, path: bytes) -> list[Refusal]:
     """What stands against making a file of that path in a pool."""
     there = Image.objects.filter(host=pool.host_id, path_key=path_key(path), missing_since=None).exists()
-    return for_pool(pool) + ([target_exists(path)] if there else [])
+    return for_pool(pool) + mount.unwritable(pool) + ([target_exists(path)] if there else [])
 
 
 def target_exists(path: bytes) -> Refusal:

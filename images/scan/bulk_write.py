@@ -117,7 +117,8 @@ def _disks(host: Host) -> list[Disk]:
     known = [_disk(disk, host) for disk in GuestDisk.objects.filter(found).exclude(path="").select_related("guest")]
     known_ids = {disk.id for disk in known}
     # By the path alone: a device's number is another one on each host.
-    shared = [(disk, path) for disk, path in shared_storages.disks(host) if disk.pk not in known_ids]
+    shared = [(disk, path) for disk, path in shared_storages.disks(host)]
+    shared = [one for one in shared if one[0].guest.host_id == host.pk or one[0].pk not in known_ids]
     return [
         *known,
         *(

@@ -161,7 +161,7 @@ def _take(row: StoragePool, answer: dict[str, Any], thin: dict[str, Any], at: da
     else:
         told = answer["folders"].get(bytes(row.path_bytes))
         # Another filesystem than the pool's is there while that is not mounted.
-        if told is not None and told.get("fs_key") == row.fs_key:
+        if told is not None and told.get("fs_key") == row.told_fs_key:
             row.take_space(told, at)
     grown = 0 if before is None or row.used_bytes is None else row.used_bytes - before
     fullest = max(row.used_percent or 0.0, row.metadata_percent or 0.0)

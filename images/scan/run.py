@@ -17,7 +17,7 @@ from django.utils import timezone
 from images.models import Image
 from images.orphans import host_facts as world
 from images.rewrite import attached, holding, moving, space
-from images.scan import bulk_write, from_volumes, hypervisors, shared_storages
+from images.scan import bulk_write, from_volumes, hypervisors, same_storages, shared_storages
 from images.scan import rows as scan_rows
 from images.scan.hypervisors import Told
 from images.scan.known import of_strangers, standing_on_others
@@ -44,7 +44,7 @@ DOMAINS = (Guest.Kind.DOMAIN,)
 SCANNED_OF_POOL = (
     "state", "state_detail", "last_scanned", "capacity_bytes", "available_bytes", "reserved_bytes", "filesystem",
     "network", "shared_key", "fs_key", "root", "kind", "others_count", "others_bytes", "undo_bytes", "leftovers",
-    "owners_unknown", "volume_facts", "space_seen",
+    "owners_unknown", "volume_facts", "space_seen", "mount", "known_since",
 )  # fmt: skip
 
 
@@ -163,6 +163,8 @@ class ScanRun:
         vanished = self._mark_vanished()
         changed |= self._probe_answers() | self._record_host(host) | self._record_guests(host)
         changed |= self._record_pools(pools) | self._record_holds(host, pools)
+        if told := {facts["id"] for facts in self.pool_facts if facts.get("mount")}:
+            same_storages.settle(host, told)
         silence.tell(host)
         changed |= world.record_claims(host, self._claims()) | bool(shared_storages.shared(host))
         if host.cluster:
@@ -297,6 +299,8 @@ class ScanRun:
             pool.filesystem, pool.network = facts.get("filesystem") or "", bool(facts.get("network"))
             pool.root = facts.get("root")
             pool.shared_key, pool.fs_key = facts.get("shared_key") or "", facts.get("fs_key") or ""
+            pool.mount = facts.get("mount") or {}
+            pool.known_since = pool.known_since or pool.last_scanned
             folder = (
                 StoragePool.Kind.NFS if pool.filesystem.partition(" ")[0] in {"nfs", "nfs4"} else StoragePool.Kind.DIR
             )
@@ -307,10 +311,8 @@ class ScanRun:
             pool.leftovers = of_strangers(facts.get("own_files", []))
             pool.owners_unknown, pool.volume_facts = facts.get("owners_unknown") or "", facts.get("volume_facts")
             if pool.network and not pool.all_hosts_registered and "kind" not in facts:
-                pool.owners_unknown = (
-                    f"The folder is on a network filesystem ({pool.filesystem}). Hosts that are not registered here "
-                    "may use its images."
-                )
+                where = "is exported by NFS" if pool.is_exported else f"is on a network filesystem ({pool.filesystem})"
+                pool.owners_unknown = f"The folder {where}. Hosts that are not registered here may use its images."
             # Not the whole row: what an admin has set since the scan began is theirs.
             pool.save(update_fields=SCANNED_OF_POOL)
             changed |= pool.owners_unknown != owners_before
@@ -371,7 +373,7 @@ def unmounted_is_missing(pool: StoragePool | None, facts: dict[str, Any]) -> dic
     """A folder that had images, is empty and lies on another filesystem now, is a mount point without its mount."""
     if pool is None or facts["state"] != "ok" or facts["images"] or not pool.images_count:
         return facts
-    if not pool.fs_key or pool.fs_key == facts.get("fs_key") or "kind" in facts:  # what no agent walks is no mount
+    if not pool.fs_key or pool.told_fs_key == facts.get("fs_key") or "kind" in facts:  # what no agent walks is no mount
         return facts
     detail = (
         "The folder is empty and on another filesystem than before. Mount the pool again. Its images are "

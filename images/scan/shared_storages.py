@@ -10,7 +10,7 @@ where it lies, the same on every host; what is below that is the same below each
 """
 
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ ELSEWHERE = "The nodes of the cluster share this storage. Its images are listed 
 def siblings(pool: StoragePool) -> list[StoragePool]:
     """The pools of the same storage on other nodes of the cluster, those that an agent walks among them."""
     host = pool.host
-    if not pool.network or not host.cluster:
+    if not pool.network or pool.is_exported or not host.cluster:
         return []
     same = Q(path_key=pool.path_key)
     if pool.path_bytes:
@@ -40,7 +40,8 @@ def siblings(pool: StoragePool) -> list[StoragePool]:
     others = StoragePool.objects.filter(
         same, host__kind=Host.Kind.PROXMOX, host__cluster=host.cluster, source=StoragePool.Source.PROXMOX
     )
-    return list(others.exclude(host=host).select_related("host").order_by("pk"))
+    found = others.exclude(host=host).select_related("host").order_by("pk")
+    return [one for one in found if not one.is_exported]  # which each node has on disks of its own
 
 
 def lister_of(pool: StoragePool, *, is_whole: bool) -> StoragePool:
@@ -155,12 +156,15 @@ class Shared:
 
     Args:
         before, after: what a path in the other pool begins with, and what the same file's path begins with here.
+        is_proven: else they may be one storage (:mod:`images.scan.same_storages`), which is as good as one for whatever
+            protects an image.
     """
 
     pool: StoragePool
     other: StoragePool
     before: bytes
     after: bytes
+    is_proven: bool = True
 
     def here(self, path: bytes) -> bytes | None:
         """The path here of a file there; ``None`` where it is not in what both show."""
@@ -168,16 +172,18 @@ class Shared:
 
 
 def shared(host: Host) -> list[Shared]:
-    """What a host shares with others that are registered."""
+    """What a host shares with others that are registered, or has mounted twice itself; what is proven comes first."""
     ours = list(StoragePool.objects.filter(host=host, network=True).exclude(shared_key="").exclude(path_bytes=b""))
     if not ours:
         return []
-    others = StoragePool.objects.filter(network=True).exclude(shared_key="").exclude(path_bytes=b"").exclude(host=host)
+    others = StoragePool.objects.filter(network=True).exclude(shared_key="").exclude(path_bytes=b"")
     found = [_pair(pool, other) for other in others.select_related("host") for pool in ours]
-    return [pair for pair in found if pair is not None]
+    return sorted((pair for pair in found if pair is not None), key=lambda pair: not pair.is_proven)
 
 
 def _pair(pool: StoragePool, other: StoragePool) -> Shared | None:
+    if pool.host_id == other.host_id and not is_another_mount(pool, other):
+        return None
     mine, theirs = pool.shared_key.rstrip("/"), other.shared_key.rstrip("/")
     here, there = bytes(pool.path_bytes).rstrip(b"/"), bytes(other.path_bytes).rstrip(b"/")
     if mine == theirs:
@@ -186,7 +192,52 @@ def _pair(pool: StoragePool, other: StoragePool) -> Shared | None:
         return Shared(pool, other, there + b"/", here + theirs[len(mine) :].encode() + b"/")
     if mine.startswith(theirs + "/"):
         return Shared(pool, other, there + mine[len(theirs) :].encode() + b"/", here + b"/")
+    for one, another, our, their in ((pool, other, "ours", "theirs"), (other, pool, "theirs", "ours")):
+        for told in one.may_be:
+            if told["pool"] == another.pk:
+                return Shared(pool, other, _inside(there, told[their]), _inside(here, told[our]), is_proven=False)
     return None
+
+
+def _inside(path: bytes, folder: str) -> bytes:
+    return path + b"/" + (folder.encode("utf-8", "surrogateescape") + b"/" if folder else b"")
+
+
+def is_another_mount(pool: StoragePool, other: StoragePool) -> bool:
+    """Whether two pools of one host have numbers of their own for the same files, as each way of mounting gives."""
+    return bool(pool.mount and other.mount) and pool.mount["dev"] != other.mount["dev"]
+
+
+def doubtful(pools: Iterable[StoragePool]) -> set[int]:
+    """Ids of the pools that may be the same storage as one that comes before them: who counts both may count twice."""
+    before: set[int] = set()
+    may_be: set[int] = set()
+    found: set[int] = set()
+    for pool in pools:
+        named = {told["pool"] for told in pool.may_be}
+        if pool.pk in may_be or named & before:
+            found.add(pool.pk)
+        else:
+            before.add(pool.pk)
+            may_be |= named
+    return found
+
+
+def elsewhere(image: Image) -> Iterator[tuple[Shared, bytes]]:
+    """Each other pool that shows an image, and the path that it has there."""
+    if image.pool.network:
+        path = bytes(image.path_bytes)
+        for pair in shared(image.host):
+            if pair.pool.pk == image.pool_id and path.startswith(pair.after):
+                yield pair, pair.before + path[len(pair.after) :]
+
+
+def rows_elsewhere(image: Image) -> list[int]:
+    """Ids of the rows that its file has in other pools."""
+    there = Q()
+    for pair, path in elsewhere(image):
+        there |= Q(pool=pair.other, path_key=path_key(path))
+    return list(Image.every.filter(there, inode=image.inode).values_list("pk", flat=True)) if there else []
 
 
 def unknown(host: Host) -> dict[int, str]:
@@ -197,6 +248,8 @@ def unknown(host: Host) -> dict[int, str]:
     found: dict[int, str] = {}
     for pair in shared(host):
         other = pair.other.host
+        if other.pk == host.pk:
+            continue
         away = other.status == Host.Status.UNREACHABLE
         if other.owners_unknown or away:
             why = "it does not answer." if away else "see its entry on the Hosts page."

@@ -8,6 +8,7 @@ from django.db.models import Count, Max, Q, QuerySet, Sum
 
 from images.models import Image
 from images.rewrite.space import filesystem_of
+from images.scan import shared_storages
 from images.selectors.lists import images_for
 from images.selectors.overview_shapes import Totals
 from images.selectors.pools import freshest
@@ -19,7 +20,9 @@ SUMS = ("allocated_size", "virtual_size", "reclaimable_bytes", "reclaimable_low"
 
 def totals_of(actor: Actor, hosts: list[Host], pools: list[StoragePool]) -> Totals:
     """The sums over these hosts and pools, which are all that exist for ``actor``."""
-    sized = [pool for pool in pools if pool.capacity_bytes is not None and pool.available_bytes is not None]
+    doubtful = shared_storages.doubtful(pools)
+    known = [pool for pool in pools if pool.capacity_bytes is not None and pool.available_bytes is not None]
+    sized = [pool for pool in known if pool.pk not in doubtful]
     filesystems = _outermost(_each_filesystem_once(sized))
     inside = _in_groups(filesystems)
     again = _free_again(filesystems)
@@ -31,7 +34,7 @@ def totals_of(actor: Actor, hosts: list[Host], pools: list[StoragePool]) -> Tota
     virtual = sums["virtual_size"] if scanned else None
     usable = _sum([*(pool.usable_bytes for pool in filesystems), *inside, *again])
     # Images on storages of unknown size are promised to nobody's account.
-    unsized = {pool.shared_key or str(pool.pk): pool.virtual_bytes or 0 for pool in pools if pool not in sized}
+    unsized = {pool.shared_key or str(pool.pk): pool.virtual_bytes or 0 for pool in pools if pool not in known}
     promised = None if virtual is None else max(virtual - sum(unsized.values()), 0)
     return Totals(
         hosts_count=len(hosts),
@@ -93,9 +96,9 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 def _each_file_once(rows: QuerySet[Image], pools: list[StoragePool]) -> QuerySet[Image]:
-    """Images that are there, without those that another host shows too because it mounts the same pool."""
+    """Images that are there, without those that another host shows too because it mounts the same pool, or may do."""
     seen: set[str] = set()
-    again = []
+    again = list(shared_storages.doubtful(pools))
     for pool in _those_that_list_first(pools):
         if pool.shared_key in seen:
             again.append(pool.pk)

@@ -23,6 +23,7 @@ from typing import Any, Callable
 from storage_admin.agent import protocol
 from storage_admin.agent.folders import roots
 from storage_admin.agent.folders.pools import is_absolute, is_job
+from storage_admin.agent.host import errors
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.host.special_mounts import left_alone, looking
 from storage_admin.agent.lifeline import AgentIO, Lifeline
@@ -230,7 +231,10 @@ def answer(lifeline: Lifeline) -> dict[str, Any]:
         raise RefusedError(protocol.INVALID, "a job's id is 1 to 40 letters and digits")
     roots.expect(request.roots)
     with Sentry(request.args, lifeline):
-        return load(request.verb)(request, lifeline)
+        try:
+            return load(request.verb)(request, lifeline)
+        except OSError as error:  # what no verb has seen coming, as an export that is gone
+            raise errors.meaning(error.errno) or error from error
 
 
 def load(verb: str) -> Verb:

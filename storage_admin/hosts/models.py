@@ -175,6 +175,14 @@ class StoragePool(PartialRows):
     #: The same storage has the same key on every host that mounts it; ``fs_key`` is the filesystem's.
     shared_key = models.CharField(max_length=500, blank=True, db_index=True)
     fs_key = models.CharField(max_length=500, blank=True)
+    #: What the kernel tells of a mount of NFS, or of a folder that its host exports
+    #: (:func:`storage_admin.agent.host.nfs.facts`), with the keys as they were told; empty for all else.
+    mount = models.JSONField(default=dict, blank=True)
+    #: Pools that may be the same storage by another name: ``pool``, ``ours``, ``theirs``
+    #: (:mod:`images.scan.same_storages`).
+    may_be = models.JSONField(default=list, blank=True)
+    #: When its folder was first read.
+    known_since = models.DateTimeField(null=True, blank=True)
     filesystem = models.CharField(max_length=40, blank=True)
     network = models.BooleanField(default=False)
     all_hosts_registered = models.BooleanField(default=False)
@@ -223,6 +231,16 @@ class StoragePool(PartialRows):
 
     def __str__(self) -> str:
         return f"{self.host.name} / {self.name}"
+
+    @property
+    def told_fs_key(self) -> str:
+        """Its filesystem's key as its own host tells it, whatever other name the storage goes by."""
+        return str(self.mount.get("fs_key", self.fs_key))
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether it is a folder of its host that others mount by NFS."""
+        return bool(self.mount) and self.mount["version"] is None
 
     @property
     def known_count(self) -> int | None:

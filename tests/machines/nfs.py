@@ -70,11 +70,12 @@ class Export:
     Args:
         both: the machines; the first one is the server.
         version: of NFS.
+        source: what is mounted; empty for the folder of the machine as it was built.
     """
 
-    def __init__(self, both: tuple[Machine, Machine], version: str) -> None:
+    def __init__(self, both: tuple[Machine, Machine], version: str, source: str = "") -> None:
         self.server, self.client, self.version = *both, version
-        source = "/images" if version.startswith("4") else EXPORTED
+        source = source or ("/images" if version.startswith("4") else EXPORTED)
         for machine in both:
             write = f"write -P {0x61} 0 {DATA}' -c 'write -P 0 {DATA} {SIZE - DATA}"
             machine.run(f"truncate -s {SIZE} /root/image; qemu-io -f raw -c '{write}' /root/image")

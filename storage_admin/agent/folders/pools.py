@@ -16,6 +16,7 @@ import stat
 from typing import Any
 
 from storage_admin.agent.folders import image_folders, roots
+from storage_admin.agent.host import nfs
 from storage_admin.agent.host.mounts import Mount, Mounts
 from storage_admin.agent.protocol import RefusedError, display
 
@@ -229,4 +230,6 @@ def place(root: int, mounts: Mounts, machine: str) -> tuple[Mount | None, dict[s
             shared_key=shared_key,
             fs_key=fs_key,
         )
+        if mount.is_network and (facts := nfs.facts(mount, root)) is not None:
+            told["mount"] = facts | {"shared_key": shared_key, "fs_key": fs_key}
     return mount, told

@@ -6,7 +6,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: Filesystems that one machine alone has: on disks of its own, in its memory, or made up by its kernel. Any other one
 #: may be mounted elsewhere, too, until an admin says by whom. So may what only shows folders (aufs, ecryptfs,
@@ -50,6 +50,7 @@ class Mount:
 
     Args:
         options: of the filesystem; ``flags`` are those of this mount of it.
+        exported: this machine is the server of what is seen there: others may have it mounted by NFS.
     """
 
     id: int
@@ -60,6 +61,7 @@ class Mount:
     source: bytes
     options: bytes = b""
     flags: bytes = b""
+    exported: bool = False
 
     @property
     def described(self) -> str:
@@ -72,13 +74,23 @@ class Mount:
     @property
     def is_network(self) -> bool:
         """Whether other machines may have it mounted."""
-        return self.filesystem not in LOCAL
+        return self.exported or self.filesystem not in LOCAL
+
+    def inside(self, path: bytes) -> bytes:
+        """The path within the filesystem of what is seen at an absolute path below the mount."""
+        below = path if self.point == b"/" else path[len(self.point) :]
+        return b"/".join(part for part in (self.root + b"/" + below).split(b"/") if part)
 
     @property
     def locks_alone(self) -> bool:
         """Whether locks on its files are this machine's own, and no other client of the server hears of them."""
         told = {b"nolock", b"local_lock=all", b"local_lock=posix"}.intersection(self.options.split(b","))
         return self.filesystem in {"nfs", "nfs4"} and bool(told)
+
+    @property
+    def is_from_here(self) -> bool:
+        """Whether this machine itself is the server, by an address that every machine has."""
+        return b",addr=127." in self.options or b",addr=::1," in self.options + b","
 
     @property
     def may_wait(self) -> bool:
@@ -122,6 +134,15 @@ def parse(mountinfo: bytes) -> list[Mount]:
     return mounts
 
 
+def exported(etab: str = "/var/lib/nfs/etab") -> list[bytes]:
+    """The folders that the kernel's NFS server gives to others, as exportfs has written them down; none without one."""
+    try:
+        with open(etab, "rb") as file:
+            return [unescape(line.partition(b"\t")[0]) for line in file if line.startswith(b"/")]
+    except OSError:
+        return []
+
+
 def mount_id(pid: str, descriptor: int | str) -> int:
     """The mount that a process's open file was reached through, as the kernel numbers them; -1 where it does not say.
 
@@ -152,9 +173,10 @@ class Mounts:
 
     Args:
         mounts: as :func:`parse` gives them.
+        exports: folders that this machine exports by NFS.
     """
 
-    def __init__(self, mounts: list[Mount]) -> None:
+    def __init__(self, mounts: list[Mount], exports: Sequence[bytes] = ()) -> None:
         self._by_id = {mount.id: mount for mount in mounts}
         self._by_point = {mount.point: mount for mount in mounts}
         self._waits = any(mount.may_wait for mount in mounts)
@@ -162,16 +184,27 @@ class Mounts:
         #: Folders on the way to what was looked at that are no links: most images of a pool stand on a few bases.
         self._plain: set[bytes] = set()
         self._uuids: dict[int, str] | None = None
+        found = [(self.of_path(path), path) for path in exports]
+        #: Device, and path within the filesystem: an export may be a bind mount of what is used here by another name.
+        self._exports = [(mount.device, _whole(mount, path)) for mount, path in found if mount is not None]
 
     @classmethod
     def of_this_machine(cls) -> Mounts:
         """The mounts that this process sees."""
         with open("/proc/self/mountinfo", "rb") as file:
-            return cls(parse(file.read()))
+            return cls(parse(file.read()), exported())
 
     def of_descriptor(self, fd: int) -> Mount | None:
-        """The mount that an open folder was reached through; ``None`` where it came after the list was read."""
-        return self._by_id.get(mount_id("self", fd))
+        """The mount that an open file was reached through; ``None`` where it came after the list was read."""
+        mount = self._by_id.get(mount_id("self", fd))
+        if mount is None or not self._exports:
+            return mount
+        inside = _whole(mount, os.readlink(b"/proc/self/fd/%d" % fd))
+        near = any(
+            device == mount.device and (inside.startswith(path) or path.startswith(inside))
+            for device, path in self._exports
+        )
+        return replace(mount, exported=True) if near else mount
 
     def of_path(self, path: bytes) -> Mount | None:
         """The mount that an absolute, normalised path leads to, by its words alone; nothing is touched."""
@@ -258,19 +291,19 @@ class Mounts:
         if mount.is_named_by_source:
             kind = "nfs" if mount.filesystem == "nfs4" else mount.filesystem
             key = f"{kind}:{_text(mount.source.rstrip(b'/'))}"
-        elif mount.is_network:
+            if machine and mount.is_from_here:
+                key = f"{kind}:{machine}:{_text(mount.source.rstrip(b'/'))}"
+        elif mount.filesystem not in LOCAL:
             key = f"{mount.filesystem}:{self._name(mount)}"
         else:
             key = f"fs:{machine}:{self._name(mount)}"
-        below = path if mount.point == b"/" else path[len(mount.point) :]
-        inside = b"/".join(part for part in (mount.root + b"/" + below).split(b"/") if part)
-        return key, f"{key}{'' if mount.is_network else ':'}/{_text(inside)}"
+        return key, f"{key}{':' if mount.filesystem in LOCAL else ''}/{_text(mount.inside(path))}"
 
     def space_key(self, mount: Mount) -> str:
         """A name of what a mount's files share their space with: a ZFS pool, else the filesystem of all subvolumes."""
         if mount.filesystem == "zfs":
             return "zfs " + _text(mount.source.partition(b"/")[0])
-        return _text(mount.source) if mount.is_network else self._name(mount)
+        return self._name(mount) if mount.filesystem in LOCAL else _text(mount.source)
 
     def _name(self, mount: Mount) -> str:
         """A UUID, a ZFS data set, or at worst the device's numbers, which hold until the next start only."""
@@ -299,6 +332,11 @@ def _uuids(folder: str = "/dev/disk/by-uuid") -> dict[int, str]:
         except OSError:
             continue  # a link to a device that has just gone
     return found
+
+
+def _whole(mount: Mount, path: bytes) -> bytes:
+    """A path within its filesystem, such that what lies below it begins with it."""
+    return (b"/" + mount.inside(path)).rstrip(b"/") + b"/"
 
 
 def _text(raw: bytes) -> str:

@@ -9,7 +9,6 @@ What is asked of every verb that rewrites an image, and the image that it is ask
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import time
 from abc import ABC, abstractmethod
@@ -20,7 +19,8 @@ from typing import Any
 from storage_admin.agent import formats
 from storage_admin.agent.folders.pools import open_parent
 from storage_admin.agent.formats.facts import Facts, UnreadableError
-from storage_admin.agent.host import cgroups, space
+from storage_admin.agent.host import cgroups, errors, space
+from storage_admin.agent.host.errors import host_errors
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, SPACE, Arguments, HostError, RefusedError, Request, display
 from storage_admin.agent.qemu import img
@@ -95,24 +95,6 @@ def opened(wish: Wish, *, base_lost: bool = False) -> Iterator[Chain]:
     """
     with host_errors(), contextlib.closing(Chain(wish.image, wish.ancestors, base_lost=base_lost)) as chain:
         yield chain
-
-
-@contextlib.contextmanager
-def host_errors() -> Iterator[None]:
-    """What the host says becomes a refusal or an error.
-
-    Raises:
-        RefusedError: ``not_enough_space``; ``immutable``.
-        HostError: an I/O error.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise RefusedError("not_enough_space", "the disk is full; free some space and try again") from error
-        if error.errno == errno.EPERM:
-            raise RefusedError("immutable", f"the host does not allow it: {error.strerror}") from error
-        raise HostError(f"the host failed: {error.strerror or error}") from error
 
 
 #: Seconds between two looks at the image and at the free space while a tool works.
@@ -306,9 +288,7 @@ class Rewrite:
         """What a tool's failure means; raises what is truer: a guest that has started, a disk that is full."""
         self.chain.refuse_changes()
         space.watch(self.folder, self.wish.reserve)
-        if b"No space left" in stderr:
-            return RefusedError("not_enough_space", "the disk was full; free some space and try again")
-        return HostError(f"{what} failed, {words}")
+        return errors.of_tool(stderr) or HostError(f"{what} failed, {words}")
 
     def _verify(self, replacement: NewFile) -> None:
         """The copy's header says what it should, its metadata is sound, and a guest reads the same bytes from it."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from storage_admin.agent.folders.pools import open_beneath
 from storage_admin.agent.host import cgroups, locking, space
+from storage_admin.agent.host.errors import host_errors
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import (
     INVALID,
@@ -31,7 +32,7 @@ from storage_admin.agent.protocol import (
 from storage_admin.agent.qemu import img
 from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite import volume_chains
-from storage_admin.agent.rewrite.base import Wish, host_errors
+from storage_admin.agent.rewrite.base import Wish
 from storage_admin.agent.rewrite.chain import Chain, Link, Planned
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import settle

@@ -10,7 +10,7 @@ from typing import Any
 from storage_admin.agent import formats
 from storage_admin.agent.folders.pools import open_parent
 from storage_admin.agent.formats.facts import UnreadableError
-from storage_admin.agent.host import cgroups, space
+from storage_admin.agent.host import cgroups, errors, space
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.measure.new_image import room
 from storage_admin.agent.programs.tools import Finished
@@ -183,9 +183,7 @@ class Creation:
         """What qemu-img's end means; raises RefusedError and HostError."""
         if done.exit_code:
             space.watch(self.folder, self.wish.reserve)
-            if b"No space left" in done.stderr:
-                raise RefusedError("not_enough_space", "the disk was full; free some space and try again")
-            raise HostError(f"qemu-img {what} failed, {done.words()}")
+            raise errors.of_tool(done.stderr) or HostError(f"qemu-img {what} failed, {done.words()}")
         if self.target.format == "vmdk":
             vmdk_descriptor.name_extent(new.new, self.name)
 

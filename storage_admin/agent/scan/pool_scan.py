@@ -13,7 +13,7 @@ from typing import Any
 from storage_admin.agent.folders.pools import is_ours, open_parent, open_root, place
 from storage_admin.agent.formats import UnreadableError, guess, stands_alone, vmdk
 from storage_admin.agent.formats.facts import Reader
-from storage_admin.agent.host import attributes, special_mounts
+from storage_admin.agent.host import attributes, errors, special_mounts
 from storage_admin.agent.host.mounts import Mount, Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import RefusedError, display
@@ -98,7 +98,10 @@ class PoolScan:
             return self._event(state, refused.detail[:1].upper() + refused.detail[1:] + end)
         except OSError as error:
             gone = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-            return self._event("missing" if gone else "unreadable", f"{error.strerror}")
+            return self._event(
+                "missing" if gone else "unreadable",
+                errors.STALE if error.errno == errno.ESTALE else f"{error.strerror}",
+            )
         try:
             self.mount, told = place(root, mounts, machine)
             self.device = told["dev"]
@@ -140,7 +143,7 @@ class PoolScan:
             **dict.fromkeys(
                 ("dev", "capacity_bytes", "available_bytes", "reserved_bytes", "filesystem", "mount_source")
             ),
-            **dict.fromkeys(("network", "shared_key", "fs_key", "root")),
+            **dict.fromkeys(("network", "shared_key", "fs_key", "root", "mount")),
             "images": self.images - self._before,
             "others": {"count": self._others, "bytes": self._others_bytes},
             **self._own.facts(),

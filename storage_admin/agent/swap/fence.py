@@ -170,7 +170,9 @@ class Fence:
         Args:
             went: descriptor of the file that has lost its name, and lives on under another one.
         """
-        if not self._held or self._mount is None or self._mount.filesystem not in _KEEPS_NAMES:
+        if not self._held or self._mount is None:
+            return
+        if self._mount.filesystem not in _KEEPS_NAMES and not self._mount.exported:
             return
         for coming in self._files[1:]:
             locking.let_go(coming)  # whoever opens the image now finds the right file

@@ -14,6 +14,7 @@ from storage_admin.agent import formats
 from storage_admin.agent.folders.pools import is_job, is_ours, open_parent
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.host import attributes, locking, space, special_mounts
+from storage_admin.agent.host.errors import host_errors
 from storage_admin.agent.host.open_gate import Doors
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, b64, display
@@ -69,7 +70,7 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
     pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
     children_known = args.take("children_known", bool)
     path = args.path("path_b64")
-    with _host_errors(), _opened(args) as image:
+    with host_errors(), _opened(args) as image:
         io.progress("checking", 0, None, "checking the image and its users")
 
         def look() -> None:
@@ -123,7 +124,7 @@ def restore(request: Request, io: AgentIO) -> dict[str, Any]:
     """
     started = time.monotonic()
     args = Arguments(request.args, _WHERE | {"aside_job"})
-    with _host_errors(), _waiting(args) as (one, story, fd):
+    with host_errors(), _waiting(args) as (one, story, fd):
 
         def recheck() -> None:
             _refuse_other_file(one, story, fd)
@@ -169,7 +170,7 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
     args = Arguments(request.args, _WHERE | {"aside_job", "inode", "pools"})
     inode, path = args.take("inode", int), args.path("path_b64")
     pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
-    with _host_errors(), _waiting(args) as (one, story, fd):
+    with host_errors(), _waiting(args) as (one, story, fd):
         shown = display(story.name)
 
         def look() -> None:
@@ -223,7 +224,7 @@ def drop(request: Request, io: AgentIO) -> dict[str, Any]:
     since, path = args.take("since", int), args.path("path_b64")
     pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
     io.progress("checking", 0, None)
-    with _host_errors(), _opened(args) as image:
+    with host_errors(), _opened(args) as image:
         if pools:
             volume_chains.refuse_named(path)
             refuse_needed(pools, image.wanted, io)
@@ -242,14 +243,6 @@ def drop(request: Request, io: AgentIO) -> dict[str, Any]:
                 raise RefusedError("stale_plan", f"another file has the name of {image.shown} by now; it is left")
             moment.remove(doors, image.fd, image.folder, image.name)
             return {"freed_bytes": os.fstat(image.fd).st_blocks * 512}
-
-
-@contextlib.contextmanager
-def _host_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise HostError(f"the host failed: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager

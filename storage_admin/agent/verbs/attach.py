@@ -11,12 +11,13 @@ from typing import Any
 
 from storage_admin.agent.host import cgroups, locking, nbd
 from storage_admin.agent.host.devices import Device
+from storage_admin.agent.host.errors import host_errors
 from storage_admin.agent.host.in_use import FileId
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import Arguments, HostError, RefusedError, Request, display
 from storage_admin.agent.rewrite import chain as links
-from storage_admin.agent.rewrite.base import COMMON, Wish, host_errors, opened
+from storage_admin.agent.rewrite.base import COMMON, Wish, opened
 from storage_admin.agent.rewrite.chain import Chain
 from storage_admin.agent.rewrite.copying import refuse_two_sizes
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed

@@ -11,6 +11,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from images import selectors
 from images.orphans.rows import bytes_aside
+from images.rewrite import mount
 from images.scan import known
 from images.selectors.undo_copies import undo_copies
 from storage_admin.accounts.models import Role
@@ -52,6 +53,8 @@ def _shown(request: PageRequest, row: StoragePool) -> HttpResponseBase:
     context["copies"] = undo_copies(row)
     context["leftovers"] = known.leftovers_of(row)
     context["forecast"] = selectors.forecasts([row]).get(row.pk)
+    context["mount"] = mount.facts(row)
+    context["may_be"] = bool(row.may_be)
     context["aside"] = bytes_aside([row]).get(row.pk)
     context["may_list"] = folders.may_list(request.actor, row.host)
     kept = {name: getattr(row, name) for name in SETTINGS}

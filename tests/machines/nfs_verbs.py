@@ -1,0 +1,134 @@
+"""Every verb that writes to a storage: how it is asked for over NFS, and whether all is well afterwards."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storage_admin.agent.protocol import b64
+from tests.agent.harness import NO_RESERVE
+from tests.machines.nfs import EXPORTED, MOUNTED, SIZE, Export
+
+#: So slow that the data of an image takes seconds; else a server would be back before anything was missed.
+SLOW = {"bandwidth_bytes_sec": 64 << 10}
+#: Of those that copy: they are met while they do, or when they wait for leave to put the result in its place.
+COPYING = ("reclaim", "convert", "flatten", "export", "unpack", "create")
+VERBS = (*COPYING, "set_aside", "restore_aside", "delete_aside", "undo", "discard_undo", "grow", "receive")
+
+
+@dataclass
+class Work:
+    """One verb at work.
+
+    Args:
+        name: of the image, which is the number of the job that made it what it is.
+        job: the number of the verb's own job.
+    """
+
+    export: Export
+    verb: str
+    name: str
+    job: str
+
+    @property
+    def path(self) -> str:
+        """Of the image, where the agent works."""
+        return f"{MOUNTED}/{self.name}"
+
+    @property
+    def made(self) -> str:
+        """The name of the new file."""
+        endings = {"convert": ".qcow2", "export": ".gz", "unpack": ".raw", "create": ".new.raw", "receive": ".up.raw"}
+        return self.name + endings[self.verb]
+
+    def args(self) -> dict[str, Any]:
+        """What is asked; what has to be there before is made."""
+        export, path = self.export, self.export.image(self.name)
+        target = {"pool_path_b64": b64(MOUNTED.encode())}
+        if self.verb in {"convert", "export", "unpack", "create", "receive"}:
+            target["path_b64"] = b64(f"{MOUNTED}/{self.made}".encode())
+        plain = export.reclaim(path) | SLOW
+        del plain["method"]
+        copied = {name: plain[name] for name in ("reserve", "idle_io", "bandwidth_bytes_sec")}
+        match self.verb:
+            case "reclaim":
+                return plain | {"method": "copy"}
+            case "convert":
+                return plain | {"target": target | {"format": "qcow2"}}
+            case "flatten":
+                export.client.run(f"qemu-img create -q -f qcow2 -F raw -b {path} {path}.qcow2")
+                top = export.link(f"{path}.qcow2", "qcow2")
+                return plain | top | {"chain": [export.link(path)], "method": "convert"}
+            case "export":
+                return plain | {"target": target, "packing": "gzip"}
+            case "unpack":
+                export.server.run(f"gzip -c /root/image >{EXPORTED}/{self.name}.packed.gz")
+                source = {"pool_path_b64": target["pool_path_b64"], "path_b64": b64(f"{path}.packed.gz".encode())}
+                return copied | {"source": source, "target": target | {"format": "raw"}}
+            case "create":
+                made = target | {"format": "raw", "options": {"preallocation": "full"}}
+                return copied | {"target": made, "virtual_size": SIZE}
+            case "receive":
+                return {"target": target, "size": SIZE, "offset": 0, "reserve": NO_RESERVE}
+            case "grow":
+                return plain | {"size": 2 * SIZE}
+            case "set_aside":
+                return aside_args(export, path)
+            case "restore_aside" | "delete_aside":
+                export.ask("set_aside", aside_args(export, path), self.name)
+                inode = {} if self.verb == "restore_aside" else {"inode": self._inode("aside"), "pools": []}
+                return place(path) | {"aside_job": self.name} | inode
+            case _:
+                export.ask("reclaim", export.reclaim(path, undo_hours=24), self.name)
+                return place(path) | {"undo_job": self.name, **({} if self.verb == "undo" else {"force": True})}
+
+    def _inode(self, what: str) -> int:
+        return int(self.export.client.run(f"stat -c %i {MOUNTED}/.sa-{self.name}.{what}"))
+
+    def check(self, answer: dict[str, Any]) -> None:
+        """What the image and the new file hold now, and what is left, fits what was answered.
+
+        Raises:
+            AssertionError: it does not.
+        """
+        run, there, succeeded = self.export.server.run, f"{EXPORTED}/{self.name}", "code" not in answer
+        aside = f"{EXPORTED}/.sa-{self.name}.aside"
+        if self.verb.endswith("aside"):
+            found = run(f"ls {there} {aside} 2>/dev/null || true").split()
+            gone = self.verb == "delete_aside" and (succeeded or not found)
+            assert len(found) == (0 if gone else 1), (self, answer, found)
+            there = found[0] if found else "/root/image"
+        assert run(f"head -c {SIZE} {there} | cmp - /root/image && echo same").strip() == "same", (self, answer)
+        if self.verb == "flatten":
+            run(f"qemu-img compare -q -f qcow2 -F raw {there}.qcow2 /root/image")
+        if self.verb in {"convert", "export", "unpack", "create"}:
+            self._check_made(succeeded)
+        left = [*self.export.left(self.name), *self.export.left(self.job)]
+        kept = {"undo": "orig", "discard_undo": "orig"}.get(self.verb, "aside" if "aside" in self.verb else "part")
+        stray = [name for name in left if name.rpartition(".")[2] not in {kept, "journal"}]
+        assert not stray, (self, answer, left)
+        assert not left or self.verb not in COPYING, (self, answer, left)
+
+    def _check_made(self, succeeded: bool) -> None:
+        made = f"{EXPORTED}/{self.made}"
+        holds = {
+            "convert": f"qemu-img compare -q -f qcow2 -F raw {made} /root/image",
+            "export": f"gzip -dc {made} | cmp - /root/image",
+            "unpack": f"cmp {made} /root/image",
+            "create": f"cmp -n {SIZE} {made} /dev/zero",
+        }[self.verb]
+        is_there = self.export.server.run(f"test -e {made} && echo yes || true").strip() == "yes"
+        assert is_there or not succeeded, (self, "not there")
+        if is_there:
+            self.export.server.run(holds)
+
+
+def place(path: str) -> dict[str, str]:
+    """Where an image is."""
+    return {"path_b64": b64(path.encode()), "pool_path_b64": b64(bytes(Path(path).parent))}
+
+
+def aside_args(export: Export, path: str) -> dict[str, Any]:
+    """What setting an image aside asks."""
+    image = export.link(path)
+    del image["format"]
+    return image | {"children_known": True, "pools": []}
