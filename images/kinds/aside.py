@@ -93,7 +93,9 @@ class SetAside(AsideKind):
                 "{image} is renamed within its {place}, so that no guest and no list finds it. It can be restored "
                 "at any time. An admin can delete it from {until:%Y-%m-%d} on; no space is freed before that."
             ).format(
-                image=image.name, place=gettext("volume group") if image.volume else gettext("folder"), until=until
+                image=image.name,
+                place=_TOOLS[image.volume["backend"]][0] if image.volume else gettext("folder"),
+                until=until,
             ),
             commands=(_renaming(image, image.name, ".sa-JOB.aside"),),
             facts_at=image.last_scanned,
@@ -276,19 +278,27 @@ def where_volume(image: Image) -> dict[str, Any]:
 
 
 def _ids(image: Image) -> dict[str, str]:
-    return {name: image.volume[name] for name in ("group", "group_id", "name", "id")}
+    return {name: image.volume[name] for name in ("backend", "group", "group_id", "name", "id")}
+
+
+#: Of volumes: where they are, what renames one, and what deletes it.
+_TOOLS = {
+    "lvm": (_("volume group"), ("lvrename",), ("lvremove", "--yes")),
+    "zfs": (_("dataset"), ("zfs", "rename"), ("zfs", "destroy")),
+}
 
 
 def _renaming(image: Image, before: str, after: str) -> str:
-    if image.volume:
-        return shlex.join(["lvrename", image.volume["group"], before, after])
+    if volume := image.volume:
+        names = (f"{volume['group']}/{name}" for name in (before, after))
+        return shlex.join([*_TOOLS[volume["backend"]][1], *names])
     folder = image.path.rpartition("/")[0]
     return shlex.join(["mv", f"{folder}/{before}", f"{folder}/{after}"])
 
 
 def _removal(image: Image) -> str:
-    if image.volume:
-        return shlex.join(["lvremove", "--yes", f"{image.volume['group']}/.sa-JOB.aside"])
+    if volume := image.volume:
+        return shlex.join([*_TOOLS[volume["backend"]][2], f"{volume['group']}/.sa-JOB.aside"])
     return shlex.join(["rm", f"{image.path.rpartition('/')[0]}/.sa-JOB.aside"])
 
 

@@ -17,7 +17,8 @@ from typing import Any
 from django.db import transaction
 
 from images.alert_rules.pools import NEVER_PERCENT
-from images.models import Image
+from images.models import Claim, Image
+from images.orphans.host_facts import Claimed
 from images.scan import shared_storages
 from images.scan.from_proxmox import as_last_seen
 from images.scan.rows import stand_in
@@ -38,6 +39,8 @@ _OWNERS_UNKNOWN = (
     "use even if no guest names it."
 )
 _LONGEST_WHY = 200
+#: Kinds of pools in which Proxmox VE gives names that say whose a volume is.
+_NAMED = frozenset({StoragePool.Kind.LVM, StoragePool.Kind.LVMTHIN, StoragePool.Kind.ZFS})
 
 
 class Told:
@@ -51,6 +54,8 @@ class Told:
     def __init__(self, host: Host, event: Event, declared: Mapping[str, str]) -> None:
         self.backend: Backend = BACKENDS[event["backend"]]
         self._host, self._event, self._declared = host, event, declared
+        #: Of volumes that are needed though no guest names them.
+        self.claims: list[Claimed] = []
         self._places = {} if event["why"] else self.backend.places(event, {self._name(row) for row in self._others()})
 
     def sync(self) -> dict[int, StoragePool]:
@@ -135,9 +140,11 @@ class Told:
         return self.backend.name_of(row, self._event)
 
     def _pool(self, row: StoragePool, place: Place) -> Iterator[Event]:
-        known = _known(row)
-        for volume in place.volumes:
+        known, is_known = _known(row), not _owners_unknown(row, place)
+        for volume in (_as_guests_name_it(row, one) for one in place.volumes):
             image = self._image(row, volume)
+            if volume.kept and is_known:
+                self.claims.append(Claimed(Claim.Kind.FILE, ":".join(_inode(volume)), volume.kept))
             fingerprint = bytes.fromhex(image["fp"])
             if fingerprint in known:
                 known.discard(fingerprint)
@@ -184,8 +191,14 @@ def _known(row: StoragePool) -> set[bytes]:
 
 def _owners_unknown(row: StoragePool, place: Place) -> str:
     """Proxmox VE names its guests' volumes: of one with such a name, it tells whether a guest has it."""
-    known = row.source == StoragePool.Source.PROXMOX and place.kind in {StoragePool.Kind.LVM, StoragePool.Kind.LVMTHIN}
-    return "" if known else _OWNERS_UNKNOWN
+    return "" if row.source == StoragePool.Source.PROXMOX and place.kind in _NAMED else _OWNERS_UNKNOWN
+
+
+def _as_guests_name_it(row: StoragePool, volume: Volume) -> Volume:
+    """A container's filesystem is called by where its storage says that it is mounted, wherever it really is."""
+    named = f"{row.path}/{volume.ids.get('name')}"
+    is_elsewhere = row.source == StoragePool.Source.PROXMOX and volume.format == "subvol" and named != volume.path
+    return replace(volume, alias=named) if is_elsewhere else volume
 
 
 def _inode(volume: Volume) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from storage_admin.agent.protocol import HostError, RefusedError
 POOLS = ("name", "guid", "size", "allocated", "dedupratio", "health")
 DATASETS = (
     "name", "type", "used", "available", "usedbydataset", "usedbysnapshots", "usedbyrefreservation", "volsize",
-    "refquota", "quota", "reservation", "origin", "mountpoint",
+    "refquota", "quota", "reservation", "origin", "mountpoint", "guid",
 )  # fmt: skip
 #: For a hundred thousand snapshots.
 _LIMITS = tools.Limits(output_bytes=32 << 20)
@@ -27,7 +27,7 @@ _LONGEST_NAME = 255
 #: Containers' filesystems of Proxmox VE, and those of templates.
 _SUBVOLUME = re.compile(r"(.*/)?(subvol|basevol)-\d+-[^/]+\Z", re.ASCII)
 #: A pool of another health tells nothing of what is in it.
-_READABLE = frozenset({"ONLINE", "DEGRADED"})
+READABLE = frozenset({"ONLINE", "DEGRADED"})
 
 
 def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
@@ -39,17 +39,17 @@ def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
         several), ``why`` (why nothing is told of what is in it). ``datasets``, filesystems and volumes: ``name``;
         ``used`` with all below it, and ``available``; ``data``, ``snapshots``, ``reserved``: what it takes itself, its
         snapshots alone, and what is kept for it; ``bounded`` (a quota or reservation sets it apart from its pool);
-        ``mountpoint`` (or empty); ``origin`` (the dataset that it is a clone of, or empty); ``volume``: null, or of
-        a volume and of a container's filesystem ``size`` (that a guest sees, or null), ``has_snapshots``, ``block``
-        (whether it is a device), ``dev``, ``inode`` (of its device), ``open`` (why it is in use, or empty). Sizes are
-        in bytes; what ZFS does not tell is null.
+        ``mountpoint`` (or empty); ``id``; ``origin`` (the dataset that it is a clone of, or empty); ``volume``: null,
+        or of a volume and of a container's filesystem ``size`` (that a guest sees, or null), ``has_snapshots``,
+        ``block`` (whether it is a device), ``dev``, ``inode`` (of its device), ``open`` (why it is in use, or empty).
+        Sizes are in bytes; what ZFS does not tell is null.
 
     Raises:
         HostError, RefusedError, StoppedError: as of :func:`tools.run`.
         ValueError, LookupError: it answers otherwise than expected.
     """
-    pools = _ask(["zpool", "list"], POOLS, io)
-    told = parsed(pools, _ask(["zfs", "list", "-t", "filesystem,volume,snapshot"], DATASETS, io) if pools else [])
+    pools = ask(["zpool", "list"], POOLS, io)
+    told = parsed(pools, ask(["zfs", "list", "-t", "filesystem,volume,snapshot"], DATASETS, io) if pools else [])
     volumes = [one["volume"] for one in told["datasets"] if one["volume"] and one["volume"]["block"]]
     numbers = {one["number"]: (one["dev"], one["inode"]) for one in volumes if one["number"] is not None}
     users = devices.users(numbers) if numbers else {}
@@ -67,9 +67,9 @@ def room(names: Sequence[str], io: AgentIO) -> dict[str, dict[str, int]]:
     Raises:
         StoppedError: the controller stopped the work.
     """
-    asked = [name for name in names if _is_name(name) and not name.startswith("-")]
+    asked = [name for name in names if is_name(name) and not name.startswith("-")]
     try:
-        lines = _ask(["zfs", "list", "-d", "0"], ("name", "used", "available"), io, *asked) if asked else []
+        lines = ask(["zfs", "list", "-d", "0"], ("name", "used", "available"), io, *asked) if asked else []
         return {
             line["name"]: {
                 "capacity_bytes": int(line["used"]) + int(line["available"]), "available_bytes": int(line["available"]),
@@ -80,17 +80,31 @@ def room(names: Sequence[str], io: AgentIO) -> dict[str, dict[str, int]]:
         return {}
 
 
-def _ask(command: Sequence[str], columns: Sequence[str], io: AgentIO, *names: str) -> list[dict[str, str]]:
-    done = tools.run([*command, "-Hp", "-o", ",".join(columns), *names], io, limits=_LIMITS)
+def ask(
+    command: Sequence[str], columns: Sequence[str], io: AgentIO, *names: str, to_end: bool = False
+) -> list[dict[str, str]]:
+    """The lines of a list of ZFS, by their columns.
+
+    Args:
+        names: what follows the options.
+        to_end: whether the controller cannot stop it, as in the middle of a change.
+
+    Raises:
+        RefusedError: ``tool_missing``.
+        HostError: it failed, or answers otherwise than expected.
+        StoppedError: the controller stopped the work.
+    """
+    argv = [*command, "-Hp", "-o", ",".join(columns), *names]
+    done = tools.run_to_end(argv, io) if to_end else tools.run(argv, io, limits=_LIMITS)
     if done.exit_code:
         raise HostError(f"{command[0]} ended with {done.words()}")
     # A name that is no UTF-8 is none that ZFS gives; the rest of the line is read all the same.
     lines = done.stdout.decode("utf-8", "backslashreplace").split("\n")
     if lines.pop():
-        raise ValueError(f"the last line of {command[0]} is cut off")
+        raise HostError(f"the last line of {command[0]} is cut off")
     rows = [line.split("\t") for line in lines]
     if any(len(row) != len(columns) for row in rows):
-        raise ValueError(f"{command[0]} tells other columns than it was asked for")
+        raise HostError(f"{command[0]} tells other columns than it was asked for")
     return [dict(zip(columns, row)) for row in rows]
 
 
@@ -100,17 +114,31 @@ def parsed(pools: Sequence[dict[str, str]], datasets: Sequence[dict[str, str]]) 
     Raises:
         ValueError: a number is none.
     """
-    told = {line["name"]: _pool(line) for line in pools if _is_name(line["name"])}
+    told = {line["name"]: _pool(line) for line in pools if is_name(line["name"])}
     snapshots = {line["name"].partition("@")[0] for line in datasets if line["type"] == "snapshot"}
     found = []
     for line in datasets:
         pool = told.get(line["name"].partition("/")[0])
-        if line["type"] in {"filesystem", "volume"} and _is_name(line["name"]) and pool and not pool["why"]:
+        if line["type"] in {"filesystem", "volume"} and is_name(line["name"]) and pool and not pool["why"]:
             found.append(_dataset(line, line["name"] in snapshots))
     return {"pools": list(told.values()), "datasets": found}
 
 
-def _is_name(name: str) -> bool:
+def disks(pool: str, io: AgentIO) -> list[str]:
+    """The paths of what a pool lies on, those of its caches and spares among them.
+
+    Raises:
+        RefusedError, HostError: as of :func:`ask`.
+    """
+    done = tools.run_to_end(["zpool", "list", "-vHP", pool], io)
+    if done.exit_code:
+        raise HostError(f"zpool ended with {done.words()}")
+    fields = (line.strip().split("\t")[0] for line in done.stdout.decode("utf-8", "backslashreplace").splitlines())
+    return [path for path in fields if path.startswith("/")]
+
+
+def is_name(name: str) -> bool:
+    """Whether ZFS could give that name to a pool or dataset."""
     return len(name) <= _LONGEST_NAME and _NAME.match(name) is not None
 
 
@@ -120,7 +148,7 @@ def _pool(line: dict[str, str]) -> dict[str, Any]:
         "name": line["name"], "guid": line["guid"], "size": _number(line["size"]),
         "allocated": _number(line["allocated"]), "health": health[:20],
         "dedup": line["dedupratio"] not in {"1.00", "1.00x"},
-        "why": "" if health in _READABLE else f"The ZFS pool has the health {health[:20]}.",
+        "why": "" if health in READABLE else f"The ZFS pool has the health {health[:20]}.",
     }  # fmt: skip
 
 
@@ -131,7 +159,7 @@ def _dataset(line: dict[str, str], has_snapshots: bool) -> dict[str, Any]:
         "data": int(line["usedbydataset"]), "snapshots": int(line["usedbysnapshots"]),
         "reserved": int(line["usedbyrefreservation"]),
         "bounded": bool(_number(line["quota"]) or _number(line["reservation"])),
-        "mountpoint": mountpoint if mountpoint.startswith("/") else "",
+        "mountpoint": mountpoint if mountpoint.startswith("/") else "", "id": line["guid"],
         "origin": "" if line["origin"] == "-" else line["origin"].partition("@")[0], "volume": None,
     }  # fmt: skip
     if is_volume:
