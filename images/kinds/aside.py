@@ -118,7 +118,7 @@ class SetAside(AsideKind):
         image = find(job.target_id)
         self.refuse(against.setting_aside(image))
         if image.volume:
-            return _ids(image)
+            return ids_of_volume(image)
         asked = facts(image)
         del asked["format"]
         return asked | {"children_known": True, "pools": looked_through(image.host)}
@@ -264,7 +264,7 @@ def where(image: Image) -> dict[str, Any]:
     if image.aside_job is None:
         raise RefusedError("aside_missing", gettext("{image} is no longer set aside.").format(image=image.name))
     if image.volume:
-        return _ids(image) | {"aside_job": image.aside_job.uid}
+        return ids_of_volume(image) | {"aside_job": image.aside_job.uid}
     return {
         "path_b64": b64(bytes(image.path_bytes)),
         "pool_path_b64": b64(bytes(image.pool.path_bytes)),
@@ -277,7 +277,8 @@ def where_volume(image: Image) -> dict[str, Any]:
     return where(image) | {"inode": image.inode, "path_b64": b64(bytes(image.path_bytes))}
 
 
-def _ids(image: Image) -> dict[str, str]:
+def ids_of_volume(image: Image) -> dict[str, str]:
+    """What the agent knows a volume by."""
     return {name: image.volume[name] for name in ("backend", "group", "group_id", "name", "id")}
 
 
@@ -285,6 +286,7 @@ def _ids(image: Image) -> dict[str, str]:
 _TOOLS = {
     "lvm": (_("volume group"), ("lvrename",), ("lvremove", "--yes")),
     "zfs": (_("dataset"), ("zfs", "rename"), ("zfs", "destroy")),
+    "rbd": (_("Ceph pool"), ("rbd", "rename"), ("rbd", "rm")),
 }
 
 

@@ -51,12 +51,15 @@ def _host(image: Image) -> list[Refusal]:
 
 
 def _others_with(image: Image) -> QuerySet[StoragePool]:
-    """Other hosts' pools that are the same volume group, or lie in the same ZFS pool."""
+    """Other hosts' pools that are the same volume group or Ceph pool, or lie in the same ZFS pool."""
     key = image.pool.shared_key
     same = Q(shared_key=key)
     if image.pool.kind == StoragePool.Kind.ZFS:
         same = Q(shared_key__startswith=f"{' '.join(key.split(' ')[:2])} ")  # without the name of the dataset
-    return StoragePool.objects.filter(same).exclude(host=image.host_id)
+    others = StoragePool.objects.filter(same).exclude(host=image.host_id)
+    if image.pool.kind == StoragePool.Kind.RBD and image.host.cluster:
+        others = others.exclude(host__cluster=image.host.cluster)  # its guests are known on each of its nodes
+    return others
 
 
 def _state(image: Image) -> list[Refusal]:

@@ -38,9 +38,11 @@ _OWNERS_UNKNOWN = (
     "The volumes of this pool are not files, and a guest may use a volume under another name. So a volume may be in "
     "use even if no guest names it."
 )
+_OTHER_HOSTS = (
+    "The pool is on a network. Hosts that are not registered here may use its images. If there are none, an admin can "
+    "confirm that on the page of the pool."
+)
 _LONGEST_WHY = 200
-#: Kinds of pools in which Proxmox VE gives names that say whose a volume is.
-_NAMED = frozenset({StoragePool.Kind.LVM, StoragePool.Kind.LVMTHIN, StoragePool.Kind.ZFS})
 
 
 class Told:
@@ -191,7 +193,9 @@ def _known(row: StoragePool) -> set[bytes]:
 
 def _owners_unknown(row: StoragePool, place: Place) -> str:
     """Proxmox VE names its guests' volumes: of one with such a name, it tells whether a guest has it."""
-    return "" if row.source == StoragePool.Source.PROXMOX and place.kind in _NAMED else _OWNERS_UNKNOWN
+    if row.source != StoragePool.Source.PROXMOX:
+        return _OWNERS_UNKNOWN
+    return _OTHER_HOSTS if place.kind == StoragePool.Kind.RBD and not row.all_hosts_registered else ""
 
 
 def _as_guests_name_it(row: StoragePool, volume: Volume) -> Volume:

@@ -161,6 +161,7 @@ def _lvm_volume(one: Event, has_base: bool, ids: dict[str, str]) -> Volume:
 
 
 _ZVOLS = "/dev/zvol/"
+_SNAPSHOTS = "It has snapshots. If they are not needed, delete them first."
 
 
 def _zfs_name(row: StoragePool, event: Event) -> str:
@@ -240,7 +241,7 @@ def _kept(one: Event, place: Place, datasets: Mapping[str, Event]) -> str:
     A snapshot may be a replication's, a backup's, or one that somebody keeps.
     """
     if one["volume"]["has_snapshots"]:
-        return "It has snapshots. If they are not needed, delete them first."
+        return _SNAPSHOTS
     if (
         one["name"].rpartition("/")[0] != place.name
         or _zfs_path(one).rpartition("/")[2] != one["name"].rpartition("/")[2]
@@ -271,9 +272,14 @@ def _rbd_places(event: Event, _: Collection[str]) -> dict[str, Place]:
         place.facts = {"used_bytes": stored if name == pool["pool"] else None, "snapshot_bytes": 0}
         place.is_pool = True
         found[name] = place
+    fsids = {pool["name"]: pool["fsid"] for pool in event["pools"]}
     paths = {_rbd_path(one["pool"], one["name_b64"]) for one in event["volumes"]}
     for one in event["volumes"]:
-        facts, base = found[one["pool"]].facts, _rbd_path("", one["parent_b64"]) if one["parent_b64"] else ""
+        place, name = found[one["pool"]], unb64(one["name_b64"]).decode("utf-8", "surrogateescape")
+        if is_ours(name):
+            place.asides += 1
+            continue
+        facts, base = place.facts, _rbd_path("", one["parent_b64"]) if one["parent_b64"] else ""
         known = facts["snapshot_bytes"] is not None and one["snapshots"] is not None
         facts["snapshot_bytes"] = facts["snapshot_bytes"] + one["snapshots"] if known else None
         volume = Volume(
@@ -282,9 +288,19 @@ def _rbd_places(event: Event, _: Collection[str]) -> dict[str, Place]:
             base=base if base in paths else "",
             open=f"The image has watchers: {', '.join(one['watchers'])}." if one["watchers"] else "",
             unreadable="Ceph lists the image and cannot open it." if one["size"] is None else "",
+            ids=_ids("rbd", one["pool"], fsids[one["pool"]], name, one["id"]) if one["id"] else {}, kept=_rbd_kept(one),
         )  # fmt: skip
-        found[one["pool"]].volumes.append(volume)
+        place.volumes.append(volume)
     return found
+
+
+def _rbd_kept(one: Event) -> str:
+    """Why an image of Ceph is needed that no guest names, in a sentence."""
+    if one["has_snapshots"]:
+        return _SNAPSHOTS
+    if one["others"]:
+        return f"Ceph has other uses of it ({', '.join(one['others'])[:100]})."
+    return "" if one["id"] else "Ceph lists the image and cannot open it."
 
 
 def _rbd_path(pool: str, name_b64: str) -> str:

@@ -15,6 +15,7 @@ from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.swap.volumes import SECONDS, Journal, Place, Volume, change
 
+is_atomic = True
 _COLUMNS = (
     "vg_name,lv_name,lv_uuid,vg_uuid,lv_tags,lv_role,lv_attr,lv_active,lv_device_open,lv_size,pool_lv,data_percent"
 )
@@ -146,6 +147,10 @@ def rename(one: LogicalVolume, name: str, io: AgentIO, lock: int) -> None:
     change(["lvrename", one.group, one.name, name], io, lock)
 
 
+def tidy(one: LogicalVolume, name: str, io: AgentIO, lock: int) -> None:
+    """A rename is done or not."""
+
+
 def give_back(one: LogicalVolume, journal: Journal, io: AgentIO, lock: int) -> None:
     """Active if it was; then the tag goes, with what came with it."""
     if journal.before[0] == "a" and not one.active:
@@ -154,7 +159,7 @@ def give_back(one: LogicalVolume, journal: Journal, io: AgentIO, lock: int) -> N
     change(["lvchange", "--deltag", journal.text, *more, one.path], io, lock)
 
 
-def remove(one: LogicalVolume, io: AgentIO, lock: int) -> int | None:
+def remove(one: LogicalVolume, journal: Journal, io: AgentIO, lock: int) -> int | None:  # noqa: ARG001 (as above)
     """In one command."""
     before = _used_with(one, io)
     change(["lvremove", "--yes", one.path], io, lock)

@@ -98,6 +98,9 @@ V = TypeVar("V", bound=Volume)
 class Backend(Protocol[V]):
     """What differs between LVM, ZFS and Ceph. ``lock`` is a descriptor for the commands that change something."""
 
+    #: Whether each of its commands is done or not, with nothing in between.
+    is_atomic: bool
+
     def lock_name(self, group: str) -> str:
         """Of what one agent at a time changes the volumes, as part of a file's name."""
 
@@ -134,10 +137,13 @@ class Backend(Protocol[V]):
     def rename(self, one: V, name: str, io: AgentIO, lock: int) -> None:
         """Give it another name in its group."""
 
+    def tidy(self, one: V, name: str, io: AgentIO, lock: int) -> None:
+        """Remove what a rename that was cut off has left of another name of the volume."""
+
     def give_back(self, one: V, journal: Journal, io: AgentIO, lock: int) -> None:
         """A volume that has its own name is used as before, and loses its journal; some of it may be done already."""
 
-    def remove(self, one: V, io: AgentIO, lock: int) -> int | None:
+    def remove(self, one: V, journal: Journal, io: AgentIO, lock: int) -> int | None:
         """Delete it. Gives the bytes that its pool has less in use than before; ``None`` where nobody tells."""
 
 

@@ -20,6 +20,7 @@ from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, display
 from storage_admin.agent.swap.volumes import SECONDS, Journal, Place, Volume, change
 
+is_atomic = True
 #: What is copied, or inherited from another dataset, names another id than the dataset's own, and counts for nothing.
 PROPERTY = "storage-admin:aside"
 KSTATS = "/proc/spl/kstat/zfs"
@@ -207,6 +208,10 @@ def rename(one: Dataset, name: str, io: AgentIO, lock: int) -> None:
     change(["zfs", "rename", one.path, f"{one.group}/{name}"], io, lock)
 
 
+def tidy(one: Dataset, name: str, io: AgentIO, lock: int) -> None:
+    """A rename is done or not."""
+
+
 def give_back(one: Dataset, journal: Journal, io: AgentIO, lock: int) -> None:
     """Its device is there, or it is mounted, as before; then the property goes."""
     mode, _, mounted = journal.before.partition(",")
@@ -219,7 +224,7 @@ def give_back(one: Dataset, journal: Journal, io: AgentIO, lock: int) -> None:
     change(["zfs", "inherit", PROPERTY, one.path], io, lock)
 
 
-def remove(one: Dataset, io: AgentIO, lock: int) -> int | None:
+def remove(one: Dataset, journal: Journal, io: AgentIO, lock: int) -> int | None:  # noqa: ARG001 (as above)
     """In one command, which the kernel refuses while anybody uses it or anything is made of it.
 
     What was kept for the volume and not written is free at once, and counts in no sum of what is used.

@@ -10,11 +10,11 @@ from typing import Any
 
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, b64
-from storage_admin.agent.swap import lvm_volumes, settle, volumes, zfs_volumes
+from storage_admin.agent.swap import lvm_volumes, rbd_volumes, settle, volumes, zfs_volumes
 from storage_admin.agent.swap.volumes import Backend, Journal, Place, Volume
 
 _WHERE = frozenset({"backend", "group", "group_id", "name", "id"})
-BACKENDS: dict[str, Backend[Any]] = {"lvm": lvm_volumes, "zfs": zfs_volumes}
+BACKENDS: dict[str, Backend[Any]] = {"lvm": lvm_volumes, "zfs": zfs_volumes, "rbd": rbd_volumes}
 
 
 def _parse(args: Arguments) -> tuple[Backend[Any], Place]:
@@ -125,9 +125,9 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
         io.wait_for_go(request.generation)
         backend.refuse_used(volumes.find(backend, place, one.name, io), io)
         backend.hide(one, io, lock)
-        freed = backend.remove(one, io, lock)
+        freed = backend.remove(one, journal, io, lock)
     if freed is None:
-        io.log("the thin pool is not active, so that what it got back is not known", "warning")
+        io.log("what the pool got back is not known", "warning")
     return {
         "before_bytes": one.taken,
         "freed_bytes": max(freed or 0, 0),
@@ -173,7 +173,7 @@ def recover(args: Arguments, active: frozenset[str], io: AgentIO) -> list[dict[s
 
     Args:
         args: the request's ``volumes``: those that should be set aside, each as of :func:`restore` with ``inode`` (what
-            the row tells it by) and ``path_b64``.
+            the row tells it by) and ``path_b64``; and ``volumes_cut_off``: those at which a job was cut off.
         active: jobs that are at work.
         io: the controller.
     """
@@ -182,25 +182,27 @@ def recover(args: Arguments, active: frozenset[str], io: AgentIO) -> list[dict[s
         one = Arguments(fields, _WHERE | {"aside_job", "inode", "path_b64"})
         _, place = _parse(one)
         wanted[one.take("aside_job", str)] = _Wanted(place, one.take("inode", str), one.take("path_b64", str))
+    cut_off = [_parse(Arguments(fields, _WHERE))[1] for fields in args.get("volumes_cut_off", list, [])]
     told = list[dict[str, Any]]()
     for name, backend in BACKENDS.items():
         here = {job: one for job, one in wanted.items() if one.place.backend == name}
-        told += _recover(backend, here, active, io)
+        told += _recover(backend, here, [one for one in cut_off if one.backend == name], active, io)
     return told
 
 
 def _recover(
-    backend: Backend[Any], wanted: dict[str, _Wanted], active: frozenset[str], io: AgentIO
+    backend: Backend[Any], wanted: dict[str, _Wanted], cut_off: list[Place], active: frozenset[str], io: AgentIO
 ) -> list[dict[str, Any]]:
+    places = [*(one.place for one in wanted.values()), *cut_off]
     try:
-        there = backend.there([one.place for one in wanted.values()], io)
+        there = backend.there(places, io)
     except RefusedError:
         return []  # none of them is on this host
     except HostError as error:
         io.log(f"volumes that are set aside were not looked for: {error.detail}", "warning")
         return []
     told = [
-        _settle(backend, one, one.journal, active, wanted.get(one.journal.job), io)
+        _settle(backend, one, one.journal, places, wanted.get(one.journal.job), active, io)
         for one in there
         if one.journal is not None
     ]
@@ -215,16 +217,22 @@ def _recover(
 
 
 def _settle(
-    backend: Backend[Any], one: Volume, journal: Journal, active: frozenset[str], wanted: _Wanted | None, io: AgentIO
+    backend: Backend[Any],
+    one: Volume,
+    journal: Journal,
+    places: list[Place],
+    wanted: _Wanted | None,
+    active: frozenset[str],
+    io: AgentIO,
 ) -> dict[str, Any]:
     path = wanted.path if wanted is not None else b64(f"{one.group}/{journal.own_name}".encode())
     if journal.job in active:
         return _row(journal.job, settle.BUSY, path)
-    if one.is_aside:
+    if one.is_aside and backend.is_atomic:
         return _row(journal.job, settle.KEPT, path, taken=one.taken)
     try:
         with volumes.alone(backend, one.group) as lock:
-            return _settle_alone(backend, one, path, wanted, io, lock)
+            return _settle_alone(backend, one, path, places, wanted, io, lock)
     except RefusedError:
         return _row(journal.job, settle.BUSY, path)
     except HostError as error:
@@ -232,15 +240,21 @@ def _settle(
 
 
 def _settle_alone(
-    backend: Backend[Any], seen: Volume, path: str, wanted: _Wanted | None, io: AgentIO, lock: int
+    backend: Backend[Any], seen: Volume, path: str, places: list[Place], wanted: _Wanted | None, io: AgentIO, lock: int
 ) -> dict[str, Any]:
     # What was seen before the lock may be over by now.
-    places = [wanted.place] if wanted is not None else []
     now = [one for one in backend.there(places, io) if (one.id, one.journal) == (seen.id, seen.journal)]
     journal = now[0].journal if len(now) == 1 else None
-    if journal is None or now[0].is_aside:
+    if journal is None:
         return _row(seen.journal.job if seen.journal else "", settle.BUSY, path)
     one = now[0]
+    if one.is_going and wanted is not None:
+        backend.remove(one, journal, io, lock)
+        return _row(journal.job, settle.LOST, path, detail="the deletion had begun, and was finished")
+    if one.is_aside:
+        if not one.is_going:
+            backend.tidy(one, journal.own_name, io, lock)
+        return _row(journal.job, settle.KEPT, path, taken=one.taken)
     if one.name != journal.own_name:
         detail = f"{one.path} is marked by a job ({journal.text}), but has another name"
         return _row(journal.job, settle.FAILED, path, detail=detail)
