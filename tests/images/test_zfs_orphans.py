@@ -33,6 +33,9 @@ def snapshot(of: str, last: str) -> str:
     return volume(of, name=f"tank/data/{of}@{last}", type="snapshot")
 
 
+BELOW = line("tank/data", name="tank/data/subvol-912-disk-0/below", mountpoint="/vms/subvol-912-disk-0/below")
+
+
 def site(zfs_says: Says, *lines: str, source: str = "proxmox") -> Host:
     host = this_machine()
     proxmox(host, ("local-zfs", "/vms"))
@@ -57,7 +60,7 @@ def test_of_eighty_look_alikes_none_is_an_orphan_and_the_others_are(node: Node, 
         "vm-911-disk-0": "autosnap",
     }
     alike += [volume(name) for name in kept] + [snapshot(name, last) for name, last in kept.items()]
-    alike += [volume("subvol-912-disk-0"), line("tank/data", name="tank/data/subvol-912-disk-0/below")]
+    alike += [volume("subvol-912-disk-0"), BELOW]
     clone = volume("vm-913-disk-0", origin="tank/data/base-910-disk-0@__base__")
     site(zfs_says, *map(volume, ORPHANS), *alike, clone)
     assert len(alike) >= 80
@@ -99,7 +102,7 @@ def test_only_a_storage_of_proxmox_ve_that_is_this_hosts_alone_has_orphans(
 
 def test_what_is_set_aside_is_counted_and_no_image(node: Node, zfs_says: Says) -> None:
     node()
-    aside = [volume(".sa-abc.aside"), line("tank/data", name="tank/data/.sa-abd.aside")]
+    aside = [volume(".sa-abc.aside"), line("tank/small", name="tank/data/.sa-abd.aside")]
     site(zfs_says, volume(ORPHANS[0]), *aside)
     assert set(Image.objects.values_list("name", flat=True)) == {ORPHANS[0]}
     shares = StoragePool.objects.get(name="local-zfs").shares

@@ -72,7 +72,8 @@ def site(tank: Host, row: Row, name: str) -> Iterator[Host]:
     tank.run(
         "umount /mnt/volume 2>/dev/null; kill $(cat /root/sleeper) 2>/dev/null; rm -f /root/sleeper; udevadm settle"
     )
-    tank.run("for one in $(zfs list -Ho name | tail -n +3 | grep -v /.*/.*/); do zfs destroy -R $one; done")
+    each = "for one in $(zfs list -Ho name | tail -n +3 | grep -v /.*/.*/); do"
+    tank.run(f"{each} for try in 1 2 3 4 5 6 7 8 9; do zfs destroy -R $one && break; sleep 1; done; done")
 
 
 def digest(site: Host, name: str) -> str:
@@ -200,11 +201,13 @@ def test_who_comes_in_the_last_moment_keeps_the_volume_under_its_name(
     site: Host, row: Row, name: str, command: str, before: str, after: str
 ) -> None:
     content, known = digest(site, name), site.run(STATE)
-    site.run(WRAPPED.format(command=command, before=before, after=after, more=SHORT.format(name)))
+    once = "[ -e /root/once ] || {{ touch /root/once; {0}; }}"
+    does = {"before": before and once.format(before), "after": after and once.format(after)}
+    site.run(WRAPPED.format(command=command, more=SHORT.format(name), **does))
     try:
         job = aside(name)
     finally:
-        site.run(UNWRAP)
+        site.run(f"{UNWRAP}; rm /root/once")
     assert (job.state, job.error_code) in {("failed", "image_in_use"), ("failed", "has_overlays")}, job.error_detail
     site.run(f"{END}; udevadm settle; zfs destroy -R tank/data/{name}@a || true")
     assert (site.run(STATE), digest(site, name)) == (known, content)
