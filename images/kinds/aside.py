@@ -34,7 +34,7 @@ class AsideKind(ImageKind):
     rewrites = True
     #: Whether it frees what the image takes.
     deletes = False
-    #: What the agent is asked to do with a logical volume.
+    #: What the agent is asked to do with a volume.
     volume_verb = ""
     stages = {"checking": (0, 50), "swapping": (50, 100)}
     unsuccessful = {

@@ -179,7 +179,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "command", "before", "after"), CASES)
+@pytest.mark.parametrize(("kind", "command", "before", "after"), CASES, ids=map(str, range(len(CASES))))
 def test_a_death_at_any_step_leaves_the_image_whole_and_the_row_true(
     site: Booted, row: Row, kind: str, command: str, before: str, after: str
 ) -> None:

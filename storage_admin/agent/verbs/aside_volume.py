@@ -93,7 +93,7 @@ def restore(request: Request, io: AgentIO) -> dict[str, Any]:
     with _waiting(request, io) as (backend, place, one, journal, lock):
         if one.is_going:
             raise RefusedError(
-                "aside_missing", f"the deletion of {place.group}/{place.name} has begun; recover the host"
+                "aside_missing", f"the deletion of {place.group}/{place.name} has started; recover the host"
             )
         io.progress("swapping", 0, None, "waiting for the go-ahead")
         io.wait_for_go(request.generation)
@@ -250,7 +250,7 @@ def _settle_alone(
     one = now[0]
     if one.is_going and wanted is not None:
         backend.remove(one, journal, io, lock)
-        return _row(journal.job, settle.LOST, path, detail="the deletion had begun, and was finished")
+        return _row(journal.job, settle.LOST, path, detail="the deletion had started, and was finished")
     if one.is_aside:
         if not one.is_going:
             backend.tidy(one, journal.own_name, io, lock)
