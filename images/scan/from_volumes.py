@@ -108,6 +108,8 @@ class Told:
             place = self._places.get(name)
             why = self._event["why"] or (place.why if place is not None else "")
             theirs = first.source != self.backend.source
+            if place is None or place.why:
+                self._keep_claims(rows)
             if any(map(self._is_left_to_others, rows)) or (place is None and not why and theirs):
                 continue
             if why:
@@ -125,6 +127,12 @@ class Told:
                     detail = f"Its volumes are listed in {first.name}."
                     yield self._pool_event(row, replace(place, volumes=[]), _known(row)) | {"detail": detail}
         yield from (one for one in held if one.get("pool", one.get("id")) not in taken)
+
+    def _keep_claims(self, rows: Iterable[StoragePool]) -> None:
+        """Volumes as last seen are needed for what they were."""
+        there = {f"{dev}:{number}" for dev, number in Image.every.filter(pool__in=rows).values_list("dev", "inode")}
+        known = Claim.objects.filter(host=self._host, kind=Claim.Kind.FILE)
+        self.claims += [Claimed(one.kind, one.key, one.why) for one in known if one.key in there]
 
     def _rows(self) -> list[StoragePool]:
         return list(StoragePool.objects.filter(host=self._host, kind__in=self.backend.kinds).order_by("pk"))

@@ -73,6 +73,15 @@ def test_of_eighty_look_alikes_none_is_an_orphan_and_the_others_are(node: Node, 
     assert [found[name] for name in asked] == [None, None, False, False, False, False]
 
 
+def test_where_zfs_does_not_answer_nothing_becomes_an_orphan(node: Node, zfs_says: Says) -> None:
+    node()
+    host = site(zfs_says, *map(volume, (ORPHANS[0], "vm-909-disk-0")), snapshot("vm-909-disk-0", "kept"))
+    for pools in ([], [POOLS[0].replace("tank", "other")]):
+        zfs_says(pools, [])
+        scan(host)
+        assert orphans() == {ORPHANS[0]}
+
+
 def test_a_guest_is_found_by_where_its_storage_says_that_a_filesystem_is_mounted(node: Node, zfs_says: Says) -> None:
     node(domain("web", disk("file='/vms/subvol-904-disk-0'", "vda", kind="file")))
     site(zfs_says, volume("subvol-904-disk-0", mountpoint="/elsewhere/subvol-904-disk-0"))
