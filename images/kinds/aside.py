@@ -34,7 +34,7 @@ class AsideKind(ImageKind):
     rewrites = True
     #: Whether it frees what the image takes.
     deletes = False
-    #: What the agent is asked to do with a logical volume.
+    #: What the agent is asked to do with a volume.
     volume_verb = ""
     stages = {"checking": (0, 50), "swapping": (50, 100)}
     unsuccessful = {
@@ -93,7 +93,9 @@ class SetAside(AsideKind):
                 "{image} is renamed within its {place}, so that no guest and no list finds it. It can be restored "
                 "at any time. An admin can delete it from {until:%Y-%m-%d} on; no space is freed before that."
             ).format(
-                image=image.name, place=gettext("volume group") if image.volume else gettext("folder"), until=until
+                image=image.name,
+                place=_TOOLS[image.volume["backend"]][0] if image.volume else gettext("folder"),
+                until=until,
             ),
             commands=(_renaming(image, image.name, ".sa-JOB.aside"),),
             facts_at=image.last_scanned,
@@ -116,7 +118,7 @@ class SetAside(AsideKind):
         image = find(job.target_id)
         self.refuse(against.setting_aside(image))
         if image.volume:
-            return _ids(image)
+            return ids_of_volume(image)
         asked = facts(image)
         del asked["format"]
         return asked | {"children_known": True, "pools": looked_through(image.host)}
@@ -262,7 +264,7 @@ def where(image: Image) -> dict[str, Any]:
     if image.aside_job is None:
         raise RefusedError("aside_missing", gettext("{image} is no longer set aside.").format(image=image.name))
     if image.volume:
-        return _ids(image) | {"aside_job": image.aside_job.uid}
+        return ids_of_volume(image) | {"aside_job": image.aside_job.uid}
     return {
         "path_b64": b64(bytes(image.path_bytes)),
         "pool_path_b64": b64(bytes(image.pool.path_bytes)),
@@ -275,20 +277,30 @@ def where_volume(image: Image) -> dict[str, Any]:
     return where(image) | {"inode": image.inode, "path_b64": b64(bytes(image.path_bytes))}
 
 
-def _ids(image: Image) -> dict[str, str]:
-    return {name: image.volume[name] for name in ("group", "group_id", "name", "id")}
+def ids_of_volume(image: Image) -> dict[str, str]:
+    """What the agent knows a volume by."""
+    return {name: image.volume[name] for name in ("backend", "group", "group_id", "name", "id")}
+
+
+#: Of volumes: where they are, what renames one, and what deletes it.
+_TOOLS = {
+    "lvm": (_("volume group"), ("lvrename",), ("lvremove", "--yes")),
+    "zfs": (_("dataset"), ("zfs", "rename"), ("zfs", "destroy")),
+    "rbd": (_("Ceph pool"), ("rbd", "rename"), ("rbd", "rm")),
+}
 
 
 def _renaming(image: Image, before: str, after: str) -> str:
-    if image.volume:
-        return shlex.join(["lvrename", image.volume["group"], before, after])
+    if volume := image.volume:
+        names = (f"{volume['group']}/{name}" for name in (before, after))
+        return shlex.join([*_TOOLS[volume["backend"]][1], *names])
     folder = image.path.rpartition("/")[0]
     return shlex.join(["mv", f"{folder}/{before}", f"{folder}/{after}"])
 
 
 def _removal(image: Image) -> str:
-    if image.volume:
-        return shlex.join(["lvremove", "--yes", f"{image.volume['group']}/.sa-JOB.aside"])
+    if volume := image.volume:
+        return shlex.join([*_TOOLS[volume["backend"]][2], f"{volume['group']}/.sa-JOB.aside"])
     return shlex.join(["rm", f"{image.path.rpartition('/')[0]}/.sa-JOB.aside"])
 
 

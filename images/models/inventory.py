@@ -280,9 +280,9 @@ class Image(PartialRows):
 
     @property
     def volume(self) -> dict[str, str]:
-        """What its host's agent knows a logical volume by, and its other name; empty for a file."""
+        """What its host's agent knows a volume by that can be set aside, and its other name; empty for others."""
         known: dict[str, str] = self.header.get("volume") or {}
-        return known
+        return {"backend": "lvm"} | known if known else {}
 
     @property
     def offered_bytes(self) -> int | None:

@@ -151,6 +151,7 @@ class Facts:
         owners_unknown: why nobody knows who uses it; empty where it is known.
         perhaps: names of images with overlays which may be this file by another name.
         is_volume: it is no file, and a host's own, or other programs', may be beside it.
+        is_looked_at: the scan has seen whether a process has it open.
     """
 
     id: int
@@ -164,6 +165,7 @@ class Facts:
     owners_unknown: str
     perhaps: Sequence[str] = ()
     is_volume: bool = False
+    is_looked_at: bool = True
 
 
 def judge(image: Facts, world: World) -> tuple[bool | None, list[str]]:
@@ -196,7 +198,7 @@ def judge(image: Facts, world: World) -> tuple[bool | None, list[str]]:
         against += [_against_volume(number, world)]
     if any(against):
         return None, [sentence for sentence in against if sentence]
-    told = [world.asked, "No overlay uses it.", "No process has it open."]
+    told = [world.asked, "No overlay uses it.", *(["No process has it open."] if image.is_looked_at else [])]
     if number in world.numbers:
         told.append(f"Its name is that of a disk of {world.numbers[number]}, which does not use it.")
     return True, told

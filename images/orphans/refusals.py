@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -44,11 +45,22 @@ def _host(image: Image) -> list[Refusal]:
         )
     found += refusals.for_pool(image.pool, {*refusals.FOLDERS, image.pool.kind if image.volume else ""})
     found += mount.against_replacing(image.pool)
-    seen = StoragePool.objects.filter(shared_key=image.pool.shared_key).exclude(host=image.host_id)
-    if image.volume and seen.exists():
-        told = _("Another host sees the volume group of {image}, too. Change the group where it is managed.")
+    if image.volume and _others_with(image).exists():
+        told = _("Another host has the storage of {image}, too. Change the volume where its storage is managed.")
         found.append(Refusal("shared_pool", told.format(image=image.name)))
     return found
+
+
+def _others_with(image: Image) -> QuerySet[StoragePool]:
+    """Other hosts' pools that are the same volume group or Ceph pool, or lie in the same ZFS pool."""
+    key = image.pool.shared_key
+    same = Q(shared_key=key)
+    if image.pool.kind == StoragePool.Kind.ZFS:
+        same = Q(shared_key__startswith=f"{' '.join(key.split(' ')[:2])} ")  # without the name of the dataset
+    others = StoragePool.objects.filter(same).exclude(host=image.host_id)
+    if image.pool.kind == StoragePool.Kind.RBD and image.host.cluster:
+        others = others.exclude(host__cluster=image.host.cluster)  # its guests are known on each of its nodes
+    return others
 
 
 def _state(image: Image) -> list[Refusal]:

@@ -13,7 +13,7 @@ from django.db.models import F, Q, QuerySet
 
 from images.models import Image, ImageSample, ImageUse
 from images.orphans import host_facts
-from images.rewrite import space
+from images.rewrite import refusals, space
 from images.scan import shared_storages
 from images.scan.linking import Disk, Resolved, Resolver, Row
 from images.scan.rows import stand_in
@@ -41,6 +41,7 @@ def resolve_host(host: Host) -> None:
     pools = StoragePool.objects.filter(host=host)
     unknown = {pool.pk: pool.owners_unknown or host.owners_unknown or shared.get(pool.pk, "") for pool in pools}
     unseen = {pool.pk for pool in pools if pool.state in AS_LAST_SEEN}
+    of_volumes = {pool.pk for pool in pools if pool.kind not in refusals.FOLDERS}
     rows, before = [], {}
     for values in _raw_rows(host, (*ROW_COLUMNS, *RESOLVED_COLUMNS)):
         (
@@ -54,7 +55,7 @@ def resolve_host(host: Host) -> None:
                 row_id, name, path_key, f"{dev}:{inode}", format_, unreadable, missing_since is not None, admin_format,
                 backing_file, backing_format, backing_key, backing_found, backing_unsafe, held,
                 unknown.get(pool_id, ""), path, "deleted" if deleted_at else "set_aside" if aside_since else "",
-                pool_id in unseen, _merged_by(merged, f"{dev}:{inode}:{written}"),
+                pool_id in unseen, _merged_by(merged, f"{dev}:{inode}:{written}"), pool_id in of_volumes,
             )
         )  # fmt: skip
     rows.sort()  # by id; the database would copy all columns to do that

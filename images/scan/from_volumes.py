@@ -17,7 +17,8 @@ from typing import Any
 from django.db import transaction
 
 from images.alert_rules.pools import NEVER_PERCENT
-from images.models import Image
+from images.models import Claim, Image
+from images.orphans.host_facts import Claimed
 from images.scan import shared_storages
 from images.scan.from_proxmox import as_last_seen
 from images.scan.rows import stand_in
@@ -37,6 +38,10 @@ _OWNERS_UNKNOWN = (
     "The volumes of this pool are not files, and a guest may use a volume under another name. So a volume may be in "
     "use even if no guest names it."
 )
+_OTHER_HOSTS = (
+    "The pool is on a network. Hosts that are not registered here may use its images. If there are none, an admin can "
+    "confirm that on the page of the pool."
+)
 _LONGEST_WHY = 200
 
 
@@ -51,6 +56,8 @@ class Told:
     def __init__(self, host: Host, event: Event, declared: Mapping[str, str]) -> None:
         self.backend: Backend = BACKENDS[event["backend"]]
         self._host, self._event, self._declared = host, event, declared
+        #: Of volumes that are needed though no guest names them.
+        self.claims: list[Claimed] = []
         self._places = {} if event["why"] else self.backend.places(event, {self._name(row) for row in self._others()})
 
     def sync(self) -> dict[int, StoragePool]:
@@ -101,6 +108,8 @@ class Told:
             place = self._places.get(name)
             why = self._event["why"] or (place.why if place is not None else "")
             theirs = first.source != self.backend.source
+            if place is None or place.why:
+                self._keep_claims(rows)
             if any(map(self._is_left_to_others, rows)) or (place is None and not why and theirs):
                 continue
             if why:
@@ -119,6 +128,12 @@ class Told:
                     yield self._pool_event(row, replace(place, volumes=[]), _known(row)) | {"detail": detail}
         yield from (one for one in held if one.get("pool", one.get("id")) not in taken)
 
+    def _keep_claims(self, rows: Iterable[StoragePool]) -> None:
+        """Volumes as last seen are needed for what they were."""
+        there = {f"{dev}:{number}" for dev, number in Image.every.filter(pool__in=rows).values_list("dev", "inode")}
+        known = Claim.objects.filter(host=self._host, kind=Claim.Kind.FILE)
+        self.claims += [Claimed(one.kind, one.key, one.why) for one in known if one.key in there]
+
     def _rows(self) -> list[StoragePool]:
         return list(StoragePool.objects.filter(host=self._host, kind__in=self.backend.kinds).order_by("pk"))
 
@@ -135,9 +150,11 @@ class Told:
         return self.backend.name_of(row, self._event)
 
     def _pool(self, row: StoragePool, place: Place) -> Iterator[Event]:
-        known = _known(row)
-        for volume in place.volumes:
+        known, is_known = _known(row), not _owners_unknown(row, place)
+        for volume in (_as_guests_name_it(row, one) for one in place.volumes):
             image = self._image(row, volume)
+            if volume.kept and is_known:
+                self.claims.append(Claimed(Claim.Kind.FILE, ":".join(_inode(volume)), volume.kept))
             fingerprint = bytes.fromhex(image["fp"])
             if fingerprint in known:
                 known.discard(fingerprint)
@@ -185,8 +202,16 @@ def _known(row: StoragePool) -> set[bytes]:
 
 def _owners_unknown(row: StoragePool, place: Place) -> str:
     """Proxmox VE names its guests' volumes: of one with such a name, it tells whether a guest has it."""
-    known = row.source == StoragePool.Source.PROXMOX and place.kind in {StoragePool.Kind.LVM, StoragePool.Kind.LVMTHIN}
-    return "" if known else _OWNERS_UNKNOWN
+    if row.source != StoragePool.Source.PROXMOX:
+        return _OWNERS_UNKNOWN
+    return _OTHER_HOSTS if place.kind == StoragePool.Kind.RBD and not row.all_hosts_registered else ""
+
+
+def _as_guests_name_it(row: StoragePool, volume: Volume) -> Volume:
+    """A container's filesystem is called by where its storage says that it is mounted, wherever it really is."""
+    named = f"{row.path}/{volume.ids.get('name')}"
+    is_elsewhere = row.source == StoragePool.Source.PROXMOX and volume.format == "subvol" and named != volume.path
+    return replace(volume, alias=named) if is_elsewhere else volume
 
 
 def _inode(volume: Volume) -> tuple[str, str]:

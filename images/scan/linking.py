@@ -54,6 +54,8 @@ class Row(NamedTuple):
     unseen: bool = False
     #: The number of the job that has merged it into the image below it.
     merged: str = ""
+    #: It is no file, but a volume of its pool.
+    is_volume: bool = False
 
 
 @dataclass(frozen=True)
@@ -321,7 +323,7 @@ class Resolver:
         facts = Facts(
             row.id, row.name, row.path, row.inode, [disk.naming for disk in disks], bool(above),
             [overlay.name for overlay in above if overlay.gone], row.held, row.owners_unknown,
-            [twin.name for twin in self._perhaps(row)], row.path.startswith("/dev/"),
+            [twin.name for twin in self._perhaps(row)], row.is_volume, not (row.is_volume and row.format == "subvol"),
         )  # fmt: skip
         answer.orphan, answer.orphan_evidence = judge(facts, self.world)
 

@@ -68,6 +68,7 @@ class ScanRun:
     held: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     #: Device, inode and why of the volumes that are in use.
     opened: list[tuple[str, str, str]] = field(default_factory=list)
+    volume_claims: list[world.Claimed] = field(default_factory=list)
     _batch: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -132,6 +133,7 @@ class ScanRun:
         self.opened += told.opened()
         for one in told.events(self.held.pop(event["backend"], [])):
             self.take(one)
+        self.volume_claims += told.claims
 
     def _write_batch(self) -> None:
         """Writes what has gathered; known paths are updated, new ones inserted unlisted.
@@ -194,7 +196,7 @@ class ScanRun:
 
     def _claims(self) -> list[world.Claimed]:
         """What is told of things that are neither images nor guests here, and may need an image."""
-        told = [world.claim_of_disk(one) for one in self.seen.get("outside", [])]
+        told = [*self.volume_claims, *(world.claim_of_disk(one) for one in self.seen.get("outside", []))]
         for other in self.others:
             if other.proxmox is not None:
                 told += world.claims_of_cluster(other.proxmox)

@@ -32,6 +32,7 @@ class Volume:
         unreadable: why no guest can read it, or empty.
         block_size: in which it is written, where a place has no one size.
         ids: what the agent knows it by, where it can be set aside.
+        kept: why it is needed though no guest names it, in a sentence; empty where nothing says so.
     """
 
     path: str
@@ -49,6 +50,7 @@ class Volume:
     unreadable: str = ""
     block_size: int | None = None
     ids: dict[str, str] = field(default_factory=dict)
+    kept: str = ""
 
 
 @dataclass
@@ -139,9 +141,13 @@ def _lvm_places(event: Event, _: Collection[str]) -> dict[str, Place]:
         if place is not None and is_ours(one["name"]):
             place.asides += 1
         elif place is not None:
-            ids = {"group": one["group"], "group_id": groups[one["group"]], "name": one["name"], "id": one["id"]}
+            ids = _ids("lvm", one["group"], groups[one["group"]], one["name"], one["id"])
             place.volumes.append(_lvm_volume(one, (one["group"], one["origin"]) in beside, ids))
     return found
+
+
+def _ids(*told: str) -> dict[str, str]:
+    return dict(zip(("backend", "group", "group_id", "name", "id"), told, strict=True))
 
 
 def _lvm_volume(one: Event, has_base: bool, ids: dict[str, str]) -> Volume:
@@ -157,6 +163,7 @@ def _lvm_volume(one: Event, has_base: bool, ids: dict[str, str]) -> Volume:
 
 
 _ZVOLS = "/dev/zvol/"
+_SNAPSHOTS = "It has snapshots. If they are not needed, delete them first."
 
 
 def _zfs_name(row: StoragePool, event: Event) -> str:
@@ -195,9 +202,9 @@ def _zfs_places(event: Event, others: Collection[str]) -> dict[str, Place]:
                 "raidz": pool["raidz"],
             }  # fmt: skip
             found[name] = place
-    dedup = {pool["name"] for pool in event["pools"] if pool["dedup"]}
+    pools = {pool["name"]: pool for pool in event["pools"]}
     for one in event["datasets"]:
-        _add(one, datasets, found, has_dedup=one["name"].partition("/")[0] in dedup)
+        _add(one, datasets, found, pools[one["name"].partition("/")[0]])
     return found
 
 
@@ -207,10 +214,12 @@ def _ancestors(name: str) -> list[str]:
     return ["/".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
-def _add(one: Event, datasets: Mapping[str, Event], places: Mapping[str, Place], *, has_dedup: bool) -> None:
+def _add(one: Event, datasets: Mapping[str, Event], places: Mapping[str, Place], pool: Event) -> None:
     """Adds a dataset to the sums of each place that it is in, and as a volume to the deepest."""
-    volume = one["volume"]
+    group, _, last = one["name"].rpartition("/")
+    volume: Any = None if is_ours(last) else one["volume"]
     around = [places[name] for name in _ancestors(one["name"]) if name in places]
+    around[0].asides += is_ours(last)
     for number, place in enumerate(around):
         is_listed = volume is not None and number == 0 and place.name != one["name"]
         place.facts["others_bytes"] += 0 if is_listed else one["data"]
@@ -218,14 +227,30 @@ def _add(one: Event, datasets: Mapping[str, Event], places: Mapping[str, Place],
         place.facts["reservation_bytes"] += one["reserved"]
         if is_listed:
             origin = datasets.get(one["origin"])
-            is_alone = not volume["has_snapshots"] and not has_dedup
+            is_alone = not volume["has_snapshots"] and not pool["dedup"]
             found = Volume(
                 _zfs_path(one), volume["size"], one["data"], one["data"] if is_alone else None, one["snapshots"],
                 one["reserved"], "raw" if volume["block"] else "subvol",
                 _zfs_path(origin) if origin is not None and origin["volume"] is not None else "",
                 dev=volume["dev"], inode=volume["inode"], open=volume["open"], block_size=volume.get("block_size"),
+                ids=_ids("zfs", group, pool["guid"], last, one["id"]), kept=_kept(one, place, datasets),
             )  # fmt: skip
             place.volumes.append(found)
+
+
+def _kept(one: Event, place: Place, datasets: Mapping[str, Event]) -> str:
+    """Why a volume of ZFS is needed that no guest names, in a sentence.
+
+    A snapshot may be a replication's, a backup's, or one that somebody keeps.
+    """
+    if one["volume"]["has_snapshots"]:
+        return _SNAPSHOTS
+    if (
+        one["name"].rpartition("/")[0] != place.name
+        or _zfs_path(one).rpartition("/")[2] != one["name"].rpartition("/")[2]
+    ):
+        return "It is not where Proxmox VE looks for the volumes of this storage."
+    return "Other datasets lie in it." if any(name.startswith(f"{one['name']}/") for name in datasets) else ""
 
 
 def _zfs_path(one: Event) -> str:
@@ -258,9 +283,14 @@ def _rbd_places(event: Event, _: Collection[str]) -> dict[str, Place]:
         }  # fmt: skip
         place.is_pool = True
         found[name] = place
+    fsids = {pool["name"]: pool["fsid"] for pool in event["pools"]}
     paths = {_rbd_path(one["pool"], one["name_b64"]) for one in event["volumes"]}
     for one in event["volumes"]:
-        facts, base = found[one["pool"]].facts, _rbd_path("", one["parent_b64"]) if one["parent_b64"] else ""
+        place, name = found[one["pool"]], unb64(one["name_b64"]).decode("utf-8", "surrogateescape")
+        if is_ours(name):
+            place.asides += 1
+            continue
+        facts, base = place.facts, _rbd_path("", one["parent_b64"]) if one["parent_b64"] else ""
         known = facts["snapshot_bytes"] is not None and one["snapshots"] is not None
         facts["snapshot_bytes"] = facts["snapshot_bytes"] + one["snapshots"] if known else None
         volume = Volume(
@@ -269,9 +299,19 @@ def _rbd_places(event: Event, _: Collection[str]) -> dict[str, Place]:
             base=base if base in paths else "",
             open=f"The image has watchers: {', '.join(one['watchers'])}." if one["watchers"] else "",
             unreadable="Ceph lists the image and cannot open it." if one["size"] is None else "",
+            ids=_ids("rbd", one["pool"], fsids[one["pool"]], name, one["id"]) if one["id"] else {}, kept=_rbd_kept(one),
         )  # fmt: skip
-        found[one["pool"]].volumes.append(volume)
+        place.volumes.append(volume)
     return found
+
+
+def _rbd_kept(one: Event) -> str:
+    """Why an image of Ceph is needed that no guest names, in a sentence."""
+    if one["has_snapshots"]:
+        return _SNAPSHOTS
+    if one["others"]:
+        return f"Ceph has other uses of it ({', '.join(one['others'])[:100]})."
+    return "" if one["id"] else "Ceph lists the image and cannot open it."
 
 
 def _rbd_path(pool: str, name_b64: str) -> str:

@@ -19,8 +19,8 @@ from storage_admin.agent import main, protocol
 from storage_admin.agent.appliance import appliance
 from storage_admin.agent.host import thin
 from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError
-from storage_admin.agent.swap import moment, volumes
-from storage_admin.agent.verbs import scan
+from storage_admin.agent.swap import moment
+from storage_admin.agent.verbs import aside_volume, scan
 from tests.agent.recording import RecordingIO
 
 MOST_MEMORY_BYTES = 4 << 30
@@ -100,7 +100,7 @@ if __name__ == "__main__":
     # What the own tools of LVM, ZFS and Ceph open, where they are installed, and where a recovery looks for what killed
     # agents have left of an appliance, has nothing to do with what is looked for here.
     vars(scan)["BACKENDS"] = ()
-    vars(volumes)["all_volumes"] = lambda *_: []
+    vars(aside_volume)["BACKENDS"] = {}
     vars(thin)["release_left"] = lambda _: None
     vars(appliance)["clear"] = lambda: None
     if "no-appliance" in sys.argv:

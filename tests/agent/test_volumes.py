@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from storage_admin.agent.host import far_disks
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.agent.swap import volumes
+from storage_admin.agent.swap import lvm_volumes
+from storage_admin.agent.swap.volumes import Place
 from tests.agent.harness import ask
 from tests.agent.recording import RecordingIO
 
@@ -14,6 +16,8 @@ OWN = {
     "vg_name": "vg0", "vg_uuid": "u1", "vg_shared": "", "vg_clustered": "", "vg_lock_type": "", "vg_systemid": "",
     "vg_tags": "mine", "vg_exported": "", "vg_partial": "",
 }  # fmt: skip
+
+PLACE = Place("lvm", "vg0", "u1", "vm-900-disk-0", "id")
 
 
 @pytest.fixture
@@ -39,13 +43,13 @@ def placed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str) -> None:
     (root / "class/block").mkdir(parents=True)
     (root / "devices" / path).mkdir(parents=True)
     (root / "class/block" / Path(path).name).symlink_to(root / "devices" / path)
-    monkeypatch.setattr(volumes, "SYS", str(root))
+    monkeypatch.setattr(far_disks, "SYS", str(root))
 
 
 def code() -> str:
     """With what a change of the group is refused; empty where it may be changed."""
     try:
-        volumes.refuse_shared("vg0", RecordingIO())
+        lvm_volumes.refuse_shared(PLACE, RecordingIO())
     except RefusedError as error:
         return error.code
     return ""
@@ -107,7 +111,7 @@ def test_a_disk_counts_by_what_lies_below_it(
     if shared:
         assert code() == "shared_pool"
     else:
-        volumes.refuse_shared("vg0", RecordingIO())
+        assert code() == ""
         slaves = tmp_path / "sys/devices/virtual/block/dm-0/slaves"
         slaves.mkdir()
         (slaves / "rbd0").symlink_to(tmp_path)

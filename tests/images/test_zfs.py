@@ -235,7 +235,7 @@ def test_where_zfs_does_not_answer_all_is_as_last_seen(zfs_says: Says, how: str)
     assert tank.capacity_bytes == column("used", "tank") + column("available", "tank")
 
 
-@pytest.mark.parametrize("kind", ["reclaim", "flatten", "convert", "check", "analyze", "set_aside", "commit", "grow"])
+@pytest.mark.parametrize("kind", ["reclaim", "flatten", "convert", "check", "analyze", "commit", "grow"])
 def test_no_job_on_files_works_on_a_volume(zfs_says: Says, kind: str) -> None:
     scan(this_machine())
     given: dict[str, dict[str, Any]] = {"convert": {"format": "qcow2"}, "grow": {"size_bytes": 64 * MIB}}

@@ -32,6 +32,7 @@ def _reap(*_: Any) -> None:
 def agents(archive: str) -> None:
     """Each connection is another agent, forked: to load one takes seconds under TCG. Serves for ever."""
     sys.path.insert(0, archive)
+    sys.argv[:] = [archive]  # by which each tells its version
     from storage_admin.agent import main  # noqa: PLC0415 (from the archive)
 
     for verb in main.VERBS:

@@ -64,19 +64,18 @@ def read(io: AgentIO, etc_pve: str = "/etc/pve") -> dict[str, Any]:
     Returns:
         ``pools``: ``name`` (with the namespace, as ``vms/tenant``), ``pool``, ``fsid`` of the cluster, ``stored`` and
         ``available`` in the whole pool, ``allocated`` (of the disks, copies included) of ``raw`` in the whole cluster,
-        ``why`` (why nothing is told of its images). ``volumes``: ``pool`` (that name),
-        ``name_b64``, ``size`` (null of one that cannot be opened), ``used`` (written since its last snapshot, in whole
-        objects), ``snapshots`` (the same of its snapshots), ``has_snapshots``, ``parent_b64`` (what it is a clone of,
-        with pool and namespace; or empty), ``watchers`` (who has it open). Sizes are in bytes; null is what only a look
-        at all objects could tell.
+        ``why`` (why nothing is told of its images). ``volumes``: ``pool`` (that name), ``name_b64``, ``id``, ``size``
+        (null of one that cannot be opened), ``used`` (written since its last snapshot, in whole objects), ``snapshots``
+        (the same of its snapshots), ``has_snapshots``, ``others`` (what else Ceph does with it: groups, moves, clones
+        of it), ``parent_b64`` (what it is a clone of, with pool and namespace; or empty), ``watchers`` (who has it
+        open). Sizes are in bytes; null is what only a look at all objects could tell.
 
     Raises:
         StoppedError: the controller stopped the work.
     """
     told: dict[str, Any] = {"pools": [], "volumes": []}
-    named = sorted({*_of_proxmox(etc_pve), *_of_libvirt()}, key=lambda one: (one.name, one.access.options))
     clusters: dict[Access, Mapping[str, Any]] = {}
-    for one in named:
+    for one in named(etc_pve):
         if one.access not in clusters:
             clusters[one.access] = _cluster(one.access, io)
         cluster = clusters[one.access]
@@ -116,6 +115,11 @@ def room(pools: Collection[str], io: AgentIO, etc_pve: str = "/etc/pve") -> dict
                 room = {"capacity_bytes": capacity, "available_bytes": pool["available"]}
                 found[f"{cluster['fsid']}/{name}"] = room
     return found
+
+
+def named(etc_pve: str) -> list[Named]:
+    """The pools that Proxmox VE or libvirt of this host name, with how each is asked."""
+    return sorted({*_of_proxmox(etc_pve), *_of_libvirt()}, key=lambda one: (one.name, one.access.options))
 
 
 def _once(told: dict[str, Any]) -> dict[str, Any]:
@@ -210,7 +214,7 @@ def _images(of: Named, io: AgentIO) -> list[dict[str, Any]]:
     snapshots = {str(one["image"]) for one in lines if "snapshot" in one}
     return [
         *(
-            _volume(of, one, used.get(name, {}), status.get(name, {}), name in snapshots)
+            _volume(of, one | info.get(name, {}), used.get(name, {}), status.get(name, {}), name in snapshots)
             for name, one in images.items()
         ),
         *(_volume(of, {"image": name}, {}, {}, False) for name in sorted(lost)),
@@ -223,7 +227,9 @@ def _volume(
     return {
         "pool": of.name, "name_b64": b64(_raw(str(line["image"]))),
         "size": int(line["size"]) if "size" in line else None,
-        "used": used.get("own"), "snapshots": used.get("snapshots"), "has_snapshots": has_snapshots,
+        "id": str(line.get("id", "")), "used": used.get("own"), "snapshots": used.get("snapshots"),
+        "has_snapshots": has_snapshots or bool(line.get("snapshot_count")),
+        "others": sorted(set(map(str, line.get("op_features", ()))) - {"clone-child"}),
         "parent_b64": b64(_raw(_parent(line.get("parent")))),
         "watchers": [str(who["address"])[:100] for who in status.get("watchers", ())],
     }  # fmt: skip

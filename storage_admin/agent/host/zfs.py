@@ -17,7 +17,7 @@ from storage_admin.agent.protocol import HostError, RefusedError
 POOLS = ("name", "guid", "size", "allocated", "dedupratio", "health", "ashift")
 DATASETS = (
     "name", "type", "used", "available", "usedbydataset", "usedbysnapshots", "usedbyrefreservation", "volsize",
-    "refquota", "quota", "reservation", "origin", "mountpoint", "volblocksize",
+    "refquota", "quota", "reservation", "origin", "mountpoint", "volblocksize", "guid",
 )  # fmt: skip
 #: For a hundred thousand snapshots.
 _LIMITS = tools.Limits(output_bytes=32 << 20)
@@ -28,7 +28,7 @@ _LONGEST_NAME = 255
 _SUBVOLUME = re.compile(r"(.*/)?(subvol|basevol)-\d+-[^/]+\Z", re.ASCII)
 _RAIDZ = re.compile(r"raidz([123])-\d+")
 #: A pool of another health tells nothing of what is in it.
-_READABLE = frozenset({"ONLINE", "DEGRADED"})
+READABLE = frozenset({"ONLINE", "DEGRADED"})
 
 
 def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
@@ -41,19 +41,19 @@ def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
         ``sector``, bytes of the smallest write), ``why`` (why nothing is told of what is in it). ``datasets``,
         filesystems and volumes: ``name``; ``used`` with all below it, and ``available``; ``data``, ``snapshots``,
         ``reserved``: what it takes itself, its snapshots alone, and what is kept for it; ``bounded`` (a quota or
-        reservation sets it apart from its pool);
-        ``mountpoint`` (or empty); ``origin`` (the dataset that it is a clone of, or empty); ``volume``: null, or of
-        a volume and of a container's filesystem ``size`` (that a guest sees, or null), ``has_snapshots``, ``block``
-        (whether it is a device), ``block_size`` (of a device, in which it is written), ``dev``, ``inode`` (of its
-        device), ``open`` (why it is in use, or empty). Sizes are in bytes; what ZFS does not tell is null.
+        reservation sets it apart from its pool); ``mountpoint`` (or empty); ``id``; ``origin`` (the dataset that it is
+        a clone of, or empty); ``volume``: null, or of a volume and of a container's filesystem ``size`` (that a guest
+        sees, or null), ``has_snapshots``, ``block`` (whether it is a device), ``block_size`` (of a device, in which it
+        is written), ``dev``, ``inode`` (of its device), ``open`` (why it is in use, or empty). Sizes are in bytes; what
+        ZFS does not tell is null.
 
     Raises:
         HostError, RefusedError, StoppedError: as of :func:`tools.run`.
         ValueError, LookupError: it answers otherwise than expected.
     """
-    pools = _ask(["zpool", "list"], POOLS, io)
+    pools = ask(["zpool", "list"], POOLS, io)
     lines = _lines(["zpool", "list", "-HpvP", "-o", "name"], io) if pools else []
-    told = parsed(pools, _ask(["zfs", "list", "-t", "filesystem,volume,snapshot"], DATASETS, io) if pools else [])
+    told = parsed(pools, ask(["zfs", "list", "-t", "filesystem,volume,snapshot"], DATASETS, io) if pools else [])
     for one in told["pools"]:
         one["raidz"] = raidz(lines, one["name"], one.pop("ashift"))
     volumes = [one["volume"] for one in told["datasets"] if one["volume"] and one["volume"]["block"]]
@@ -73,9 +73,9 @@ def room(names: Sequence[str], io: AgentIO) -> dict[str, dict[str, int]]:
     Raises:
         StoppedError: the controller stopped the work.
     """
-    asked = [name for name in names if _is_name(name) and not name.startswith("-")]
+    asked = [name for name in names if is_name(name) and not name.startswith("-")]
     try:
-        lines = _ask(["zfs", "list", "-d", "0"], ("name", "used", "available"), io, *asked) if asked else []
+        lines = ask(["zfs", "list", "-d", "0"], ("name", "used", "available"), io, *asked) if asked else []
         return {
             line["name"]: {
                 "capacity_bytes": int(line["used"]) + int(line["available"]), "available_bytes": int(line["available"]),
@@ -86,21 +86,35 @@ def room(names: Sequence[str], io: AgentIO) -> dict[str, dict[str, int]]:
         return {}
 
 
-def _ask(command: Sequence[str], columns: Sequence[str], io: AgentIO, *names: str) -> list[dict[str, str]]:
-    rows = [line.split("\t") for line in _lines([*command, "-Hp", "-o", ",".join(columns), *names], io)]
+def ask(
+    command: Sequence[str], columns: Sequence[str], io: AgentIO, *names: str, to_end: bool = False
+) -> list[dict[str, str]]:
+    """The lines of a list of ZFS, by their columns.
+
+    Args:
+        names: what follows the options.
+        to_end: whether the controller cannot stop it, as in the middle of a change.
+
+    Raises:
+        RefusedError: ``tool_missing``.
+        HostError: it failed, or answers otherwise than expected.
+        StoppedError: the controller stopped the work.
+    """
+    argv = [*command, "-Hp", "-o", ",".join(columns), *names]
+    rows = [line.split("\t") for line in _lines(argv, io, to_end=to_end)]
     if any(len(row) != len(columns) for row in rows):
-        raise ValueError(f"{command[0]} tells other columns than it was asked for")
+        raise HostError(f"{command[0]} tells other columns than it was asked for")
     return [dict(zip(columns, row)) for row in rows]
 
 
-def _lines(command: Sequence[str], io: AgentIO) -> list[str]:
-    done = tools.run(command, io, limits=_LIMITS)
+def _lines(argv: Sequence[str], io: AgentIO, *, to_end: bool = False) -> list[str]:
+    done = tools.run_to_end(argv, io) if to_end else tools.run(argv, io, limits=_LIMITS)
     if done.exit_code:
-        raise HostError(f"{command[0]} ended with {done.words()}")
+        raise HostError(f"{argv[0]} ended with {done.words()}")
     # A name that is no UTF-8 is none that ZFS gives; the rest of the line is read all the same.
     lines = done.stdout.decode("utf-8", "backslashreplace").split("\n")
     if lines.pop():
-        raise ValueError(f"the last line of {command[0]} is cut off")
+        raise HostError(f"the last line of {argv[0]} is cut off")
     return lines
 
 
@@ -135,17 +149,31 @@ def parsed(pools: Sequence[dict[str, str]], datasets: Sequence[dict[str, str]]) 
     Raises:
         ValueError: a number is none.
     """
-    told = {line["name"]: _pool(line) for line in pools if _is_name(line["name"])}
+    told = {line["name"]: _pool(line) for line in pools if is_name(line["name"])}
     snapshots = {line["name"].partition("@")[0] for line in datasets if line["type"] == "snapshot"}
     found = []
     for line in datasets:
         pool = told.get(line["name"].partition("/")[0])
-        if line["type"] in {"filesystem", "volume"} and _is_name(line["name"]) and pool and not pool["why"]:
+        if line["type"] in {"filesystem", "volume"} and is_name(line["name"]) and pool and not pool["why"]:
             found.append(_dataset(line, line["name"] in snapshots))
     return {"pools": list(told.values()), "datasets": found}
 
 
-def _is_name(name: str) -> bool:
+def disks(pool: str, io: AgentIO) -> list[str]:
+    """The paths of what a pool lies on, those of its caches and spares among them.
+
+    Raises:
+        RefusedError, HostError: as of :func:`ask`.
+    """
+    done = tools.run_to_end(["zpool", "list", "-vHP", pool], io)
+    if done.exit_code:
+        raise HostError(f"zpool ended with {done.words()}")
+    fields = (line.strip().split("\t")[0] for line in done.stdout.decode("utf-8", "backslashreplace").splitlines())
+    return [path for path in fields if path.startswith("/")]
+
+
+def is_name(name: str) -> bool:
+    """Whether ZFS could give that name to a pool or dataset."""
     return len(name) <= _LONGEST_NAME and _NAME.match(name) is not None
 
 
@@ -155,7 +183,7 @@ def _pool(line: dict[str, str]) -> dict[str, Any]:
         "name": line["name"], "guid": line["guid"], "size": _number(line["size"]),
         "allocated": _number(line["allocated"]), "health": health[:20],
         "ashift": _number(line["ashift"]), "dedup": line["dedupratio"] not in {"1.00", "1.00x"},
-        "why": "" if health in _READABLE else f"The ZFS pool has the health {health[:20]}.",
+        "why": "" if health in READABLE else f"The ZFS pool has the health {health[:20]}.",
     }  # fmt: skip
 
 
@@ -166,7 +194,7 @@ def _dataset(line: dict[str, str], has_snapshots: bool) -> dict[str, Any]:
         "data": int(line["usedbydataset"]), "snapshots": int(line["usedbysnapshots"]),
         "reserved": int(line["usedbyrefreservation"]),
         "bounded": bool(_number(line["quota"]) or _number(line["reservation"])),
-        "mountpoint": mountpoint if mountpoint.startswith("/") else "",
+        "mountpoint": mountpoint if mountpoint.startswith("/") else "", "id": line["guid"],
         "origin": "" if line["origin"] == "-" else line["origin"].partition("@")[0], "volume": None,
     }  # fmt: skip
     if is_volume:

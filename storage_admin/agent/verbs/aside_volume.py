@@ -1,25 +1,36 @@
-"""Set a logical volume aside that nobody needs, restore it, or delete it for good: as ``aside`` does with files."""
+"""Set a volume aside that nobody needs, restore it, or delete it for good: as ``aside`` does with files."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import Arguments, HostError, RefusedError, Request, b64
-from storage_admin.agent.swap import settle, volumes
-from storage_admin.agent.swap.volumes import Place, Volume
+from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, b64
+from storage_admin.agent.swap import lvm_volumes, rbd_volumes, settle, volumes, zfs_volumes
+from storage_admin.agent.swap.volumes import Backend, Journal, Place, Volume
 
-_WHERE = frozenset({"group", "group_id", "name", "id"})
+_WHERE = frozenset({"backend", "group", "group_id", "name", "id"})
+BACKENDS: dict[str, Backend[Any]] = {"lvm": lvm_volumes, "zfs": zfs_volumes, "rbd": rbd_volumes}
+
+
+def _parse(args: Arguments) -> tuple[Backend[Any], Place]:
+    place = Place.parse(args)
+    if place.backend not in BACKENDS:
+        raise RefusedError(INVALID, f"there are no volumes of {place.backend}")
+    BACKENDS[place.backend].check(place)
+    return BACKENDS[place.backend], place
 
 
 def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
     """Give a volume a name that nobody looks for, with its device taken away.
 
     Args:
-        request: ``args``: ``group``, ``group_id``, ``name`` and ``id`` of the volume, as LVM told them for the plan.
+        request: ``args``: ``backend``, ``group``, ``group_id``, ``name`` and ``id`` of the volume, as the plan
+            has them.
         io: the controller.
 
     Returns:
@@ -31,35 +42,35 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
         HostError, StoppedError: the volume has its name.
     """
     started = time.monotonic()
-    place = Place.parse(Arguments(request.args, _WHERE))
-    with volumes.alone(place.group) as lock:
-        taken = _set_aside(place, request, io, lock)
+    backend, place = _parse(Arguments(request.args, _WHERE))
+    with volumes.alone(backend, place.group) as lock:
+        taken = _set_aside(backend, place, request, io, lock)
     return {"held_bytes": taken, "seconds": round(time.monotonic() - started, 3)}
 
 
-def _set_aside(place: Place, request: Request, io: AgentIO, lock: int) -> int:
-    volumes.refuse_shared(place.group, io)
+def _set_aside(backend: Backend[Any], place: Place, request: Request, io: AgentIO, lock: int) -> int:
+    backend.refuse_shared(place, io)
 
     def look() -> Volume:
-        one = volumes.find(place, io, place.name)
-        if one.tag:
-            raise RefusedError("busy", f"{one.path} carries the tag {one.tag} of another job; recover the host first")
-        volumes.refuse_used(one)
+        one: Volume = volumes.find(backend, place, place.name, io)
+        if one.journal is not None:
+            raise RefusedError("busy", f"{one.path} is marked by another job ({one.journal.text}); recover the host")
+        backend.refuse_used(one, io)
         return one
 
     look()
     io.progress("swapping", 0, None, "waiting for the go-ahead")
     io.wait_for_go(request.generation)
-    one = look()
-    tag = volumes.tag(one, request.job, io, lock)
+    one, name = look(), volumes.aside_name(request.job)
+    journal = backend.write_journal(one, request.job, io, lock)
     try:
-        volumes.deactivate(one, io, lock)
-        volumes.give_name(one, volumes.aside_name(request.job), io, lock)
-        now = volumes.find(place, io, volumes.aside_name(request.job))
-        if now.open:
-            raise RefusedError("image_in_use", f"the volume {one.path} was opened at this moment; it keeps its name")
+        backend.hide(one, io, lock)
+        volumes.give_name(backend, place, one, name, io, lock)
+        now = volumes.find(backend, place, name, io)
+        backend.refuse_used(now, io)
+        backend.hide(now, io, lock)
     except (RefusedError, HostError):
-        _put_back(place, tag, io, lock)
+        _put_back(backend, place, journal, io, lock)
         raise
     return one.taken
 
@@ -79,12 +90,16 @@ def restore(request: Request, io: AgentIO) -> dict[str, Any]:
         HostError, StoppedError: it is set aside still.
     """
     started = time.monotonic()
-    with _waiting(request, io) as (place, one, lock):
+    with _waiting(request, io) as (backend, place, one, journal, lock):
+        if one.is_going:
+            raise RefusedError(
+                "aside_missing", f"the deletion of {place.group}/{place.name} has started; recover the host"
+            )
         io.progress("swapping", 0, None, "waiting for the go-ahead")
         io.wait_for_go(request.generation)
-        volumes.give_name(one, one.own_name, io, lock)
-        _end(volumes.find(place, io, one.own_name), io, lock)
-    return {"after_bytes": one.taken, "aside_of": one.job, "seconds": round(time.monotonic() - started, 3)}
+        volumes.give_name(backend, place, one, journal.own_name, io, lock)
+        backend.give_back(volumes.find(backend, place, journal.own_name, io), journal, io, lock)
+    return {"after_bytes": one.taken, "aside_of": journal.job, "seconds": round(time.monotonic() - started, 3)}
 
 
 def delete(request: Request, io: AgentIO) -> dict[str, Any]:
@@ -95,8 +110,8 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
         io: the controller.
 
     Returns:
-        ``before_bytes``: what it took; ``freed_bytes``: what its group, or thin pool, has less in use than before;
-        ``aside_of``; ``seconds``.
+        ``before_bytes``: what it took; ``freed_bytes``: what its pool has less in use than before; ``aside_of``;
+        ``seconds``.
 
     Raises:
         RefusedError: ``aside_missing``, ``image_in_use``, ``has_overlays``, ``shared_pool``, ``busy``,
@@ -104,52 +119,53 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
         HostError, StoppedError: it is set aside still.
     """
     started = time.monotonic()
-    with _waiting(request, io) as (place, one, lock):
-        volumes.refuse_used(one)
+    with _waiting(request, io) as (backend, place, one, journal, lock):
+        backend.refuse_used(one, io)
         io.progress("swapping", 0, None, "waiting for the go-ahead")
         io.wait_for_go(request.generation)
-        volumes.refuse_used(volumes.find(place, io, one.name))
-        volumes.deactivate(one, io, lock)
-        before = volumes.taken_of(one, io)
-        volumes.change(["lvremove", "--yes", one.path], io, lock)
-        after = volumes.taken_of(one, io)
-    freed = max(before - after, 0) if before is not None and after is not None else 0
-    if before is None or after is None:
-        io.log("the thin pool is not active, so that what it got back is not known", "warning")
+        backend.refuse_used(volumes.find(backend, place, one.name, io), io)
+        backend.hide(one, io, lock)
+        freed = backend.remove(one, journal, io, lock)
+    if freed is None:
+        io.log("what the pool got back is not known", "warning")
     return {
         "before_bytes": one.taken,
-        "freed_bytes": freed,
-        "aside_of": one.job,
+        "freed_bytes": max(freed or 0, 0),
+        "aside_of": journal.job,
         "seconds": round(time.monotonic() - started, 3),
     }
 
 
 @contextlib.contextmanager
-def _waiting(request: Request, io: AgentIO) -> Iterator[tuple[Place, Volume, int]]:
+def _waiting(request: Request, io: AgentIO) -> Iterator[tuple[Backend[Any], Place, Volume, Journal, int]]:
     args = Arguments(request.args, _WHERE | {"aside_job"})
-    place, job = Place.parse(args), args.take("aside_job", str)
-    with volumes.alone(place.group) as lock:
-        volumes.refuse_shared(place.group, io)
-        found = [one for one in volumes.all_volumes(io, place.group_id) if one.id == place.id]
-        if len(found) != 1 or not found[0].is_aside or found[0].job != job or found[0].own_name != place.name:
+    (backend, place), job = _parse(args), args.take("aside_job", str)
+    with volumes.alone(backend, place.group) as lock:
+        backend.refuse_shared(place, io)
+        found = [one for one in backend.there([place], io) if (one.group, one.id) == (place.group, place.id)]
+        journal = found[0].journal if len(found) == 1 and found[0].is_aside else None
+        if journal is None or (journal.job, journal.own_name) != (job, place.name):
             raise RefusedError("aside_missing", f"the volume {place.group}/{place.name} is no longer set aside")
-        yield place, found[0], lock
+        yield backend, place, found[0], journal, lock
 
 
-def _put_back(place: Place, tag: str, io: AgentIO, lock: int) -> None:
-    """The volume has its name again, its device where it had one, and no tag."""
-    for one in volumes.all_volumes(io, place.group_id):
-        if one.id == place.id and one.tag == tag:
+def _put_back(backend: Backend[Any], place: Place, text: str, io: AgentIO, lock: int) -> None:
+    """The volume has its name again, its device where it had one, and no journal."""
+    for one in backend.there([place], io):
+        journal = one.journal
+        if one.id == place.id and journal is not None and journal.text == text:
             if one.is_aside:
-                volumes.give_name(one, one.own_name, io, lock)
-            _end(volumes.find(place, io, one.own_name), io, lock)
+                volumes.give_name(backend, place, one, journal.own_name, io, lock)
+            backend.give_back(volumes.find(backend, place, journal.own_name, io), journal, io, lock)
 
 
-def _end(one: Volume, io: AgentIO, lock: int) -> None:
-    """A volume that has its own name is as it was: active if it was, and without the tag."""
-    if one.was_active and not one.active:
-        volumes.change(["lvchange", "-ay", "-K", one.path], io, lock)
-    volumes.untag(one, io, lock)
+@dataclass(frozen=True)
+class _Wanted:
+    """A volume that should be set aside: where, what the row tells it by, and its path there."""
+
+    place: Place
+    inode: str
+    path: str
 
 
 def recover(args: Arguments, active: frozenset[str], io: AgentIO) -> list[dict[str, Any]]:
@@ -157,61 +173,95 @@ def recover(args: Arguments, active: frozenset[str], io: AgentIO) -> list[dict[s
 
     Args:
         args: the request's ``volumes``: those that should be set aside, each as of :func:`restore` with ``inode`` (what
-            the row tells it by) and ``path_b64``.
+            the row tells it by) and ``path_b64``; and ``volumes_cut_off``: those at which a job was cut off.
         active: jobs that are at work.
         io: the controller.
     """
-    wanted = {}
+    wanted: dict[str, _Wanted] = {}
     for fields in args.get("volumes", list, []):
         one = Arguments(fields, _WHERE | {"aside_job", "inode", "path_b64"})
-        wanted[one.take("aside_job", str)] = (Place.parse(one), one.take("inode", str), one.take("path_b64", str))
-    try:
-        there = volumes.all_volumes(io)
-    except RefusedError:
-        return []  # no LVM here
-    except HostError as error:
-        io.log(f"volumes that are set aside were not looked for: {error.detail}", "warning")
-        return []
-    told = [_settle(one, active, wanted.get(one.job), io) for one in there if one.job]
-    known = {row["job"] for row in told} | active
-    names = {(one.id, one.name) for one in there}
-    for job, (place, inode, path) in wanted.items():
-        if job not in known:
-            is_back = (place.id, place.name) in names
-            detail = "" if is_back else "the volume is no longer set aside"
-            told.append(_row(job, settle.LOST, path, detail=detail, inode=inode if is_back else None))
+        _, place = _parse(one)
+        wanted[one.take("aside_job", str)] = _Wanted(place, one.take("inode", str), one.take("path_b64", str))
+    cut_off = [_parse(Arguments(fields, _WHERE))[1] for fields in args.get("volumes_cut_off", list, [])]
+    told = list[dict[str, Any]]()
+    for name, backend in BACKENDS.items():
+        here = {job: one for job, one in wanted.items() if one.place.backend == name}
+        told += _recover(backend, here, [one for one in cut_off if one.backend == name], active, io)
     return told
 
 
-def _settle(one: Volume, active: frozenset[str], wanted: tuple[Place, str, str] | None, io: AgentIO) -> dict[str, Any]:
-    path = b64(f"/dev/{one.group}/{one.own_name}".encode())
-    if one.job in active:
-        return _row(one.job, settle.BUSY, path)
-    if one.is_aside:
-        return _row(one.job, settle.KEPT, path, taken=one.taken)
+def _recover(
+    backend: Backend[Any], wanted: dict[str, _Wanted], cut_off: list[Place], active: frozenset[str], io: AgentIO
+) -> list[dict[str, Any]]:
+    places = [*(one.place for one in wanted.values()), *cut_off]
     try:
-        with volumes.alone(one.group) as lock:
-            return _settle_alone(one, path, wanted, io, lock)
+        there = backend.there(places, io)
     except RefusedError:
-        return _row(one.job, settle.BUSY, path)
+        return []  # none of them is on this host
     except HostError as error:
-        return _row(one.job, settle.FAILED, path, detail=error.detail)
+        io.log(f"volumes that are set aside were not looked for: {error.detail}", "warning")
+        return []
+    told = [
+        _settle(backend, one, one.journal, places, wanted.get(one.journal.job), active, io)
+        for one in there
+        if one.journal is not None
+    ]
+    known = {row["job"] for row in told} | active
+    names = {(one.id, one.name) for one in there}
+    for job, one in wanted.items():
+        if job not in known:
+            is_back = (one.place.id, one.place.name) in names
+            detail = "" if is_back else "the volume is no longer set aside"
+            told.append(_row(job, settle.LOST, one.path, detail=detail, inode=one.inode if is_back else None))
+    return told
+
+
+def _settle(
+    backend: Backend[Any],
+    one: Volume,
+    journal: Journal,
+    places: list[Place],
+    wanted: _Wanted | None,
+    active: frozenset[str],
+    io: AgentIO,
+) -> dict[str, Any]:
+    path = wanted.path if wanted is not None else b64(f"{one.group}/{journal.own_name}".encode())
+    if journal.job in active:
+        return _row(journal.job, settle.BUSY, path)
+    if one.is_aside and backend.is_atomic:
+        return _row(journal.job, settle.KEPT, path, taken=one.taken)
+    try:
+        with volumes.alone(backend, one.group) as lock:
+            return _settle_alone(backend, one, path, places, wanted, io, lock)
+    except RefusedError:
+        return _row(journal.job, settle.BUSY, path)
+    except HostError as error:
+        return _row(journal.job, settle.FAILED, path, detail=error.detail)
 
 
 def _settle_alone(
-    seen: Volume, path: str, wanted: tuple[Place, str, str] | None, io: AgentIO, lock: int
+    backend: Backend[Any], seen: Volume, path: str, places: list[Place], wanted: _Wanted | None, io: AgentIO, lock: int
 ) -> dict[str, Any]:
     # What was seen before the lock may be over by now.
-    now = [one for one in volumes.all_volumes(io) if one.id == seen.id and one.tag == seen.tag]
-    if len(now) != 1 or now[0].is_aside:
-        return _row(seen.job, settle.BUSY, path)
+    now = [one for one in backend.there(places, io) if (one.id, one.journal) == (seen.id, seen.journal)]
+    journal = now[0].journal if len(now) == 1 else None
+    if journal is None:
+        return _row(seen.journal.job if seen.journal else "", settle.BUSY, path)
     one = now[0]
-    if one.name != one.own_name:
-        return _row(one.job, settle.FAILED, path, detail=f"{one.path} carries the tag {one.tag}, but another name")
-    _end(one, io, lock)
+    if one.is_going and wanted is not None:
+        backend.remove(one, journal, io, lock)
+        return _row(journal.job, settle.LOST, path, detail="the deletion had started, and was finished")
+    if one.is_aside:
+        if not one.is_going:
+            backend.tidy(one, journal.own_name, io, lock)
+        return _row(journal.job, settle.KEPT, path, taken=one.taken)
+    if one.name != journal.own_name:
+        detail = f"{one.path} is marked by a job ({journal.text}), but has another name"
+        return _row(journal.job, settle.FAILED, path, detail=detail)
+    backend.give_back(one, journal, io, lock)
     if wanted is None:
-        return _row(one.job, settle.REVERTED, path, taken=one.taken)
-    return _row(one.job, settle.LOST, path, taken=one.taken, inode=wanted[1])
+        return _row(journal.job, settle.REVERTED, path, taken=one.taken)
+    return _row(journal.job, settle.LOST, path, taken=one.taken, inode=wanted.inode)
 
 
 def _row(

@@ -59,7 +59,17 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         ``images``: for each of those that is there, ``job``, ``bytes``, ``dev`` and ``inode``.
         ``unread``: pools that could not be opened, or that do not answer.
     """
-    known = {"pools", "jobs_active", "jobs_recorded", "undo_copies", "images", "merges", "merges_over", "volumes"}
+    known = {
+        "pools",
+        "jobs_active",
+        "jobs_recorded",
+        "undo_copies",
+        "images",
+        "merges",
+        "merges_over",
+        "volumes",
+        "volumes_cut_off",
+    }
     args = Arguments(request.args, frozenset(known))
     merges = Merges(frozenset(args.get("merges", list, [])), frozenset(args.get("merges_over", list, [])))
     active = frozenset(args.get("jobs_active", list, []))

@@ -1,0 +1,55 @@
+"""Over what a disk is reached where other machines may reach it, too, and may have what lies on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+SYS = "/sys"
+
+
+def way_to(disk: str) -> str:
+    """How other machines may reach a disk, in a word (``iscsi``, ``fc``, ``mpath`` ...); empty for this machine's own.
+
+    Args:
+        disk: the path of a block device, or of a file that stands for one.
+    """
+    try:
+        status = os.stat(disk)
+    except OSError:
+        status = None
+    if status is not None and stat.S_ISREG(status.st_mode):
+        # A filesystem of no block device is a network's, or nobody knows what.
+        return _way(f"dev/block/{os.major(status.st_dev)}:{os.minor(status.st_dev)}")
+    return _way(f"class/block/{os.path.basename(os.path.realpath(disk))}")
+
+
+def _way(below: str, depth: int = 0) -> str:
+    """By what the kernel says of the device at that place in its tree, and of the devices below it."""
+    place = os.path.realpath(os.path.join(SYS, below))
+    name = os.path.basename(place)
+    if not os.path.isdir(place) or depth > 8:
+        return "unknown"
+    if (kind := re.match(r"(rbd|nbd|drbd)\d", name)) is not None:
+        return kind[1]
+    if _read(f"{place}/dm/uuid").startswith("mpath-"):
+        return "mpath"
+    for way in ("iscsi", "fc"):  # .../host3/session1/target3:0:0/3:0:0:0/block/sdb, .../rport-...
+        if re.search({"iscsi": r"/session\d+/", "fc": r"/rport-"}[way], place):
+            return way
+    if (controller := re.search(r"/(nvme\d+)(?:c\d+)?n\d+", place)) is not None:
+        transport = _read(f"{SYS}/class/nvme/{controller[1]}/transport")
+        return "" if transport == "pcie" else transport or "unknown"
+    below_it = os.listdir(f"{place}/slaves") if os.path.isdir(f"{place}/slaves") else []
+    if os.path.exists(f"{place}/partition"):
+        below_it.append(os.path.basename(os.path.dirname(place)))
+    return next(filter(None, (_way(f"class/block/{one}", depth + 1) for one in below_it)), "")
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

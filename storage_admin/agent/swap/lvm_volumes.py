@@ -1,0 +1,180 @@
+"""Protocol V on volumes of LVM (docs/safety.md, section 2.7): the journal is a tag of the volume.
+
+LVM replaces the metadata of a group as a whole, so each command is done or not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from storage_admin.agent.host import far_disks, lvm
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.programs import tools
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError
+from storage_admin.agent.swap.volumes import SECONDS, Journal, Place, Volume, change
+
+is_atomic = True
+_COLUMNS = (
+    "vg_name,lv_name,lv_uuid,vg_uuid,lv_tags,lv_role,lv_attr,lv_active,lv_device_open,lv_size,pool_lv,data_percent"
+)
+_GROUPS = "vg_name,vg_uuid,vg_shared,vg_clustered,vg_lock_type,vg_systemid,vg_tags,vg_exported,vg_partial"
+_DISKS = "pv_name,vg_name,vg_uuid"
+#: The second part says whether it was active, and whether events of udev activate it.
+_TAG = re.compile(r"sa-([0-9a-zA-Z]{1,64})\.([ai][yn])\.(.+)")
+#: How oVirt marks the groups of its storage domains, which only its own master changes.
+_OVIRT = ("RHAT_", "MDT_")
+
+
+@dataclass(frozen=True)
+class LogicalVolume(Volume):
+    """A volume as LVM tells it now; ``pool`` is its thin pool, or empty."""
+
+    pool: str
+    active: bool
+    open: bool
+    roles: frozenset[str]
+    attributes: str
+
+
+def lock_name(group: str) -> str:
+    """Of a group."""
+    return group
+
+
+def check(place: Place) -> None:
+    """As of :class:`Backend`."""
+    if not lvm.NAME.match(place.group) or not lvm.NAME.match(place.name):
+        raise RefusedError(INVALID, "that is no volume of LVM")
+
+
+def there(places: Sequence[Place], io: AgentIO) -> list[LogicalVolume]:  # noqa: ARG001 (one question tells all)
+    """All volumes that have a name of their own."""
+    return [
+        _volume(line)
+        for line in lvm.ask("lvs", "lv", _COLUMNS, io, "-a", to_end=True)
+        if lvm.NAME.match(line["lv_name"]) and lvm.NAME.match(line["vg_name"])
+    ]
+
+
+def _volume(line: dict[str, str]) -> LogicalVolume:
+    tags = [found for found in map(_TAG.fullmatch, line["lv_tags"].split(",")) if found]
+    pool = line["pool_lv"].strip("[]")
+    taken = lvm.share(line["lv_size"], line["data_percent"]) if pool else int(line["lv_size"])
+    return LogicalVolume(
+        line["vg_name"], line["lv_name"], line["lv_uuid"], taken or 0,
+        Journal(tags[0][0], *tags[0].groups()) if len(tags) == 1 else None, False, pool,
+        line["lv_active"] not in ("", "unknown"), line["lv_device_open"] == "open",
+        frozenset(line["lv_role"].split(",")), line["lv_attr"],
+    )  # fmt: skip
+
+
+def refuse_shared(place: Place, io: AgentIO) -> None:
+    """Let only groups be changed that are this machine's alone.
+
+    Raises:
+        RefusedError: ``shared_pool``; ``stale_plan``.
+        HostError: LVM does not answer.
+    """
+    group = place.group
+    lines = [line for line in lvm.ask("vgs", "vg", _GROUPS, io, to_end=True) if line["vg_name"] == group]
+    if len(lines) != 1 or lines[0]["vg_uuid"] != place.group_id:
+        raise RefusedError("stale_plan", f"the volume group {group} of the plan is not on this host, or not alone")
+    line = lines[0]
+    reasons = {
+        "it has a lock manager": line["vg_shared"] or line["vg_clustered"] or line["vg_lock_type"] not in ("", "none"),
+        "it belongs to a storage domain of oVirt": any(tag.startswith(_OVIRT) for tag in line["vg_tags"].split(",")),
+        "it is exported": line["vg_exported"],
+        "a disk of it is missing": line["vg_partial"],
+        "it belongs to the system that its id names": line["vg_systemid"],
+    }
+    disks = [
+        one["pv_name"] for one in lvm.ask("pvs", "pv", _DISKS, io, to_end=True) if one["vg_uuid"] == line["vg_uuid"]
+    ]
+    reasons |= {f"another host may see {disk} ({way})": way for disk in disks if (way := far_disks.way_to(disk))}
+    for why, stands in reasons.items():
+        if stands:
+            raise RefusedError(
+                "shared_pool",
+                f"the volume group {group} cannot be changed from this host: {why}. Change it where it is managed",
+            )
+
+
+def refuse_used(one: LogicalVolume, io: AgentIO) -> None:  # noqa: ARG001 (the volume says it all)
+    """Let a volume go that nobody has open, nothing stands on, and LVM is at no work with."""
+    if one.open:
+        raise RefusedError("image_in_use", f"the volume {one.path} is open on this host; stop what uses it")
+    if one.roles & {"thickorigin", "multithickorigin", "externalorigin", "multiexternalorigin"}:
+        raise RefusedError("has_overlays", f"snapshots stand on the volume {one.path}; delete them first")
+    if "public" not in one.roles or one.attributes[:1] not in "-VomrRi":
+        raise RefusedError("unsupported_pool", f"{one.path} is no volume that stands alone ({one.attributes})")
+    if one.attributes[:1] == "p" or one.attributes[8:9] in "pX":
+        raise RefusedError("busy", f"LVM converts or moves {one.path}, or a disk of it is missing ({one.attributes})")
+
+
+def write_journal(one: LogicalVolume, job: str, io: AgentIO, lock: int) -> str:
+    """A tag. From then on no event of udev activates the volume."""
+    activates = _activates(one, io)
+    made = f"sa-{job}.{'a' if one.active else 'i'}{'y' if activates else 'n'}.{one.name}"
+    change(["lvchange", "--addtag", made, *(["--setautoactivation", "n"] if activates else []), one.path], io, lock)
+    return made
+
+
+def _activates(one: LogicalVolume, io: AgentIO) -> bool:
+    """Whether the host activates it by itself, where LVM can be told not to (2.03.12 and later)."""
+    try:
+        lines = lvm.ask("lvs", "lv", "lv_uuid,lv_autoactivation", io, to_end=True)
+    except HostError:
+        return False
+    return any(line["lv_uuid"] == one.id and line["lv_autoactivation"] == "enabled" for line in lines)
+
+
+def hide(one: LogicalVolume, io: AgentIO, lock: int) -> None:
+    """Take its device away, which the kernel does only where nobody has it open."""
+    done = tools.run_to_end(["lvchange", "-an", one.path], io, SECONDS, (lock,))
+    if done.exit_code:
+        raise RefusedError("image_in_use", f"the volume {one.path} cannot be deactivated: {done.words()}")
+
+
+def is_taken(place: Place, name: str, io: AgentIO) -> bool:
+    """As of :class:`Backend`."""
+    return any((other.group, other.name) == (place.group, name) for other in there([], io))
+
+
+def rename(one: LogicalVolume, name: str, io: AgentIO, lock: int) -> None:
+    """As of :class:`Backend`."""
+    change(["lvrename", one.group, one.name, name], io, lock)
+
+
+def tidy(one: LogicalVolume, name: str, io: AgentIO, lock: int) -> None:
+    """A rename is done or not."""
+
+
+def give_back(one: LogicalVolume, journal: Journal, io: AgentIO, lock: int) -> None:
+    """Active if it was; then the tag goes, with what came with it."""
+    if journal.before[0] == "a" and not one.active:
+        change(["lvchange", "-ay", "-K", one.path], io, lock)
+    more = ["--setautoactivation", "y"] if journal.before[1] == "y" else []
+    change(["lvchange", "--deltag", journal.text, *more, one.path], io, lock)
+
+
+def remove(one: LogicalVolume, journal: Journal, io: AgentIO, lock: int) -> int | None:  # noqa: ARG001 (as above)
+    """In one command."""
+    before = _used_with(one, io)
+    change(["lvremove", "--yes", one.path], io, lock)
+    after = _used_with(one, io)
+    return None if before is None or after is None else before - after
+
+
+def _used_with(one: LogicalVolume, io: AgentIO) -> int | None:
+    """What its thin pool, or the group, has of its space in use now, in bytes; ``None`` where nobody tells."""
+    if not one.pool:
+        lines = [
+            line
+            for line in lvm.ask("vgs", "vg", "vg_name,vg_size,vg_free", io, to_end=True)
+            if line["vg_name"] == one.group
+        ]
+        return int(lines[0]["vg_size"]) - int(lines[0]["vg_free"]) if len(lines) == 1 else None
+    found = [pool for pool in lvm.thin_pools(io) if (pool["group"], pool["name"]) == (one.group, one.pool)]
+    return found[0]["used"] if found else None

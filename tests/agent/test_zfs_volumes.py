@@ -1,0 +1,108 @@
+"""Whose ZFS pools are changed, and which journals count: by what ZFS says of them."""
+
+from pathlib import Path
+
+import pytest
+
+from storage_admin.agent.host import far_disks
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.swap import zfs_volumes
+from storage_admin.agent.swap.volumes import Place
+from tests.agent.harness import ask
+from tests.agent.recording import RecordingIO
+from tests.agent.test_volumes import placed
+
+OWN = {"guid": "77", "health": "ONLINE", "readonly": "off", "multihost": "off"}
+PLACE = Place("zfs", "tank/data", "77", "vm-900-disk-0", "5")
+#: What ZFS says of a zvol, by the columns that are asked for.
+ZVOL = ("tank/data/vm-900-disk-0", "volume", "5", "149", "4096", "0", "default", "-", "-", "-")
+
+
+def say(folder: Path, pool: dict[str, str], disk: str, *datasets: tuple[str, ...]) -> None:
+    (folder / "get").write_text("".join(f"{name}\t{value}\n" for name, value in pool.items()))
+    (folder / "disks").write_text(f"tank\t1G\n\tmirror-0\t1G\n\t{disk}\t1G\tONLINE\n")
+    (folder / "datasets").write_text("".join("\t".join(line) + "\n" for line in datasets))
+    tools = {
+        "zpool": f'[ "$1" = get ] && cat {folder}/get || cat {folder}/disks',
+        "zfs": f"cat {folder}/datasets",
+    }
+    for tool, does in tools.items():
+        (folder / "bin" / tool).write_text(f"#!/bin/sh\n{does}\n")
+        (folder / "bin" / tool).chmod(0o755)
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The path of the disk that the pool lies on, which is this machine's own."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+    (tmp_path / "bin").mkdir()
+    placed(monkeypatch, tmp_path, "pci0000:00/ata1/host0/target0:0:0/0:0:0:0/block/sda3")
+    say(tmp_path, OWN, "/dev/sda3")
+    return "/dev/sda3"
+
+
+def code() -> str:
+    """With what a change of the pool is refused; empty where it may be changed."""
+    try:
+        zfs_volumes.refuse_shared(PLACE, RecordingIO())
+    except RefusedError as error:
+        return error.code
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, ""), ({"health": "DEGRADED"}, ""), ({"health": "SUSPENDED"}, "shared_pool"), ({"guid": "78"}, "stale_plan"),
+     ({"multihost": "on"}, "shared_pool"), ({"readonly": "on"}, "shared_pool")],
+)  # fmt: skip
+def test_a_pool_counts_by_what_it_says_of_itself(
+    disk: str, tmp_path: Path, changes: dict[str, str], expected: str
+) -> None:
+    say(tmp_path, OWN | changes, disk)
+    assert code() == expected
+
+
+def test_a_pool_counts_by_its_disks(disk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    say(tmp_path, OWN, "/dev/sdb")  # which the kernel does not have
+    assert code() == "shared_pool"
+    (tmp_path / "sys/devices/platform/host3/session1/target3:0:0/3:0:0:0/block/sdb").mkdir(parents=True)
+    link = tmp_path / "sys/class/block/sdb"
+    link.symlink_to(tmp_path / "sys/devices/platform/host3/session1/target3:0:0/3:0:0:0/block/sdb")
+    assert code() == "shared_pool"
+    link.unlink()
+    link.symlink_to(tmp_path / "sys/devices/pci0000:00/ata1/host0/target0:0:0/0:0:0:0/block/sda3")
+    assert code() == ""
+    (tmp_path / "file").touch()
+    say(tmp_path, OWN, f"{tmp_path}/file")  # on a filesystem of no disk that the kernel has
+    assert code() == "shared_pool"
+    monkeypatch.setattr(far_disks, "_way", lambda below: "" if below.startswith("dev/block/") else "unknown")
+    assert code() == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "counts"),
+    [("j1.5.default.vm-900-disk-0", True), ("j1.5.=dev.vm-900-disk-0", True), ("j1.6.default.vm-900-disk-0", False),
+     ("-", False), ("j1.5", False), ("../x.5.default.vm-900-disk-0", False)],
+)  # fmt: skip
+def test_only_the_journal_of_the_dataset_itself_counts(disk: str, tmp_path: Path, value: str, counts: bool) -> None:
+    say(tmp_path, OWN, disk, (*ZVOL, value))
+    (found,) = zfs_volumes.there([], RecordingIO())
+    assert (found.id, found.group, found.name, found.taken) == ("5", "tank/data", "vm-900-disk-0", 4096)
+    assert (found.journal is not None) == counts
+    if found.journal is not None:
+        assert (found.journal.job, found.journal.own_name) == ("j1", "vm-900-disk-0")
+
+
+def test_a_recovery_goes_on_with_files_where_zfs_does_not_answer(disk: str, tmp_path: Path) -> None:
+    (tmp_path / "bin/zfs").write_text("#!/bin/sh\nexit 5\n")
+    (tmp_path / "bin/lvs").write_text("#!/bin/sh\nexit 5\n")
+    (tmp_path / "bin/lvs").chmod(0o755)
+    assert ask("recover", {"pools": [], "volumes": []}) == {"recovered": [], "images": [], "unread": []}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"backend": "btrfs"}, {"group": "-x/y"}, {"name": "a/b"}, {"name": "a@b"}, {"id": ""}]
+)
+def test_a_place_that_is_none_is_refused(changes: dict[str, str]) -> None:
+    answer = ask("set_volume_aside", vars(PLACE) | changes)
+    assert answer["code"] == "invalid"
