@@ -260,6 +260,11 @@ class Image(PartialRows):
         return self.alone_bytes if self.exclusive_bytes is None else self.exclusive_bytes
 
     @property
+    def is_volume(self) -> bool:
+        """Whether it is a volume of LVM, ZFS or Ceph, and no file."""
+        return self.pool.kind in StoragePool.VOLUMES
+
+    @property
     def volume(self) -> dict[str, str]:
         """What its host's agent knows a logical volume by, and its other name; empty for a file."""
         known: dict[str, str] = self.header.get("volume") or {}

@@ -8,7 +8,6 @@ from django.utils.translation import gettext as _
 from images.models import Image
 from images.rewrite import neighbours, refusals
 from storage_admin.guests.models import GuestDisk
-from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.models import Elapsed
 from storage_admin.jobs.plan_and_progress import Refusal
@@ -33,21 +32,10 @@ def deleting(image: Image) -> list[Refusal]:
 
 
 def _host(image: Image) -> list[Refusal]:
-    host = image.host
-    found = refusals.without_agent(host)
-    if host.status == Host.Status.UNREACHABLE:
-        found.append(
-            Refusal(
-                "host_unreachable",
-                _("{host} does not answer: {why} Scan the host first.").format(host=host.name, why=host.status_detail),
-            )
-        )
-    found += refusals.for_pool(image.pool, {*refusals.FOLDERS, image.pool.kind if image.volume else ""})
-    seen = StoragePool.objects.filter(shared_key=image.pool.shared_key).exclude(host=image.host_id)
-    if image.volume and seen.exists():
-        told = _("Another host sees the volume group of {image}, too. Change the group where it is managed.")
-        found.append(Refusal("shared_pool", told.format(image=image.name)))
-    return found
+    kinds = {*refusals.FOLDERS, image.pool.kind if image.volume else ""}
+    return [
+        *refusals.reachable(image.host), *refusals.for_pool(image.pool, kinds), *refusals.seen_elsewhere(image),
+    ]  # fmt: skip
 
 
 def _state(image: Image) -> list[Refusal]:

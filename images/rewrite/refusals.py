@@ -93,8 +93,8 @@ def _host(image: Image) -> list[Refusal]:
     return [*for_host(image.host), *_unconfined(image), *for_pool(image.pool)]
 
 
-def for_host(host: Host) -> list[Refusal]:
-    """What stands against all that an agent does with qemu-img on a host."""
+def reachable(host: Host) -> list[Refusal]:
+    """What stands against all that an agent does on a host."""
     refusals = without_agent(host)
     if host.status == Host.Status.UNREACHABLE:
         refusals.append(
@@ -103,6 +103,12 @@ def for_host(host: Host) -> list[Refusal]:
                 _("{host} does not answer: {why} Scan the host first.").format(host=host.name, why=host.status_detail),
             )
         )
+    return refusals
+
+
+def for_host(host: Host) -> list[Refusal]:
+    """What stands against all that an agent does with qemu-img on a host."""
+    refusals = reachable(host)
     if not refusals and host.capabilities and not host.capabilities.get("qemu_img"):
         refusals.append(
             Refusal(
@@ -113,6 +119,32 @@ def for_host(host: Host) -> list[Refusal]:
             )
         )
     return refusals
+
+
+def for_volume(image: Image) -> list[Refusal]:
+    """What stands against a volume's backend changing it. Who has it open, the backend tells for sure."""
+    found = [*_state(image), *_use(image), *_content(image)]
+    return [
+        *reachable(image.host),
+        *for_pool(image.pool, {image.pool.kind}),
+        *seen_elsewhere(image),
+        *(one for one in found if one.code not in {"format_undeclared", "guests_unknown"}),
+    ]
+
+
+def for_look(image: Image) -> list[Refusal]:
+    """What stands against a look at what a volume holds."""
+    gone = [one for one in _state(image) if one.code != "format_undeclared"]
+    return [*without_agent(image.host), *silent(image.pool), *gone]
+
+
+def seen_elsewhere(image: Image) -> list[Refusal]:
+    """Whether another host sees a logical volume's group: nobody knows what that one does there."""
+    seen = StoragePool.objects.filter(shared_key=image.pool.shared_key).exclude(host=image.host_id)
+    if not image.volume or not seen.exists():
+        return []
+    told = _("Another host sees the volume group of {image}, too. Change the group where it is managed.")
+    return [Refusal("shared_pool", told.format(image=image.name))]
 
 
 def _unconfined(image: Image) -> list[Refusal]:

@@ -175,6 +175,8 @@ VERBS = {
     "set_volume_aside": ("aside_volume", "set_aside"),
     "restore_volume": ("aside_volume", "restore"),
     "delete_volume": ("aside_volume", "delete"),
+    "reclaim_volume": ("reclaim_volume", "run"),
+    "analyze_volume": ("reclaim_volume", "analyze"),
 }
 
 

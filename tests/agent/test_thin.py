@@ -69,7 +69,7 @@ def test_each_volume_has_what_thin_ls_says_and_nothing_is_left(pool: Tools, tmp_
 
 @pytest.mark.parametrize(
     "how",
-    [{"used": 820}, {"mode": "out_of_data_space"}, {"mode": "ro"}, {"held": "55"},
+    [{"used": 820}, {"mode": "Fail"}, {"mode": "ro"}, {"held": "55"},
      {"status": "vg0-pool0-tpool: 0 131072 thin-pool Fail"}, {"status": ""},
      {"status": "vg0-pool0-tpool: 0 131072 thin-pool 1 x/y"}],
 )  # fmt: skip

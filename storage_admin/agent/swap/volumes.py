@@ -85,6 +85,11 @@ class Volume:
         return f"{self.group}/{self.name}"
 
     @property
+    def is_at_work(self) -> bool:
+        """Whether it has the name that its tag's job gave it for as long as it works on it."""
+        return bool(self.job) and self.name == work_name(self.job)
+
+    @property
     def is_aside(self) -> bool:
         """Whether it has the name that its tag's job gave it."""
         return bool(self.job) and self.name == aside_name(self.job)
@@ -93,6 +98,11 @@ class Volume:
 def aside_name(job: str) -> str:
     """What a volume is called while it is set aside."""
     return file_name(job, "aside").decode()
+
+
+def work_name(job: str) -> str:
+    """What a volume is called while a job changes it."""
+    return file_name(job, "work").decode()
 
 
 @contextlib.contextmanager

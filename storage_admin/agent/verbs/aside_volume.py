@@ -12,7 +12,7 @@ from storage_admin.agent.protocol import Arguments, HostError, RefusedError, Req
 from storage_admin.agent.swap import settle, volumes
 from storage_admin.agent.swap.volumes import Place, Volume
 
-_WHERE = frozenset({"group", "group_id", "name", "id"})
+WHERE = frozenset({"group", "group_id", "name", "id"})
 
 
 def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
         HostError, StoppedError: the volume has its name.
     """
     started = time.monotonic()
-    place = Place.parse(Arguments(request.args, _WHERE))
+    place = Place.parse(Arguments(request.args, WHERE))
     with volumes.alone(place.group) as lock:
         taken = _set_aside(place, request, io, lock)
     return {"held_bytes": taken, "seconds": round(time.monotonic() - started, 3)}
@@ -59,7 +59,7 @@ def _set_aside(place: Place, request: Request, io: AgentIO, lock: int) -> int:
         if now.open:
             raise RefusedError("image_in_use", f"the volume {one.path} was opened at this moment; it keeps its name")
     except (RefusedError, HostError):
-        _put_back(place, tag, io, lock)
+        put_back(place, tag, io, lock)
         raise
     return one.taken
 
@@ -126,7 +126,7 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _waiting(request: Request, io: AgentIO) -> Iterator[tuple[Place, Volume, int]]:
-    args = Arguments(request.args, _WHERE | {"aside_job"})
+    args = Arguments(request.args, WHERE | {"aside_job"})
     place, job = Place.parse(args), args.take("aside_job", str)
     with volumes.alone(place.group) as lock:
         volumes.refuse_shared(place.group, io)
@@ -136,11 +136,11 @@ def _waiting(request: Request, io: AgentIO) -> Iterator[tuple[Place, Volume, int
         yield place, found[0], lock
 
 
-def _put_back(place: Place, tag: str, io: AgentIO, lock: int) -> None:
+def put_back(place: Place, tag: str, io: AgentIO, lock: int) -> None:
     """The volume has its name again, its device where it had one, and no tag."""
     for one in volumes.all_volumes(io, place.group_id):
         if one.id == place.id and one.tag == tag:
-            if one.is_aside:
+            if one.is_aside or one.is_at_work:
                 volumes.give_name(one, one.own_name, io, lock)
             _end(volumes.find(place, io, one.own_name), io, lock)
 
@@ -163,7 +163,7 @@ def recover(args: Arguments, active: frozenset[str], io: AgentIO) -> list[dict[s
     """
     wanted = {}
     for fields in args.get("volumes", list, []):
-        one = Arguments(fields, _WHERE | {"aside_job", "inode", "path_b64"})
+        one = Arguments(fields, WHERE | {"aside_job", "inode", "path_b64"})
         wanted[one.take("aside_job", str)] = (Place.parse(one), one.take("inode", str), one.take("path_b64", str))
     try:
         there = volumes.all_volumes(io)
@@ -206,6 +206,9 @@ def _settle_alone(
     if len(now) != 1 or now[0].is_aside:
         return _row(seen.job, settle.BUSY, path)
     one = now[0]
+    if one.is_at_work:
+        put_back(Place(one.group, "", one.own_name, one.id), one.tag, io, lock)
+        return _row(one.job, settle.REVERTED, path, taken=one.taken)
     if one.name != one.own_name:
         return _row(one.job, settle.FAILED, path, detail=f"{one.path} carries the tag {one.tag}, but another name")
     _end(one, io, lock)
