@@ -7,7 +7,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.models import Image
-from images.rewrite import on_volumes, record, refusals, space
+from images.rewrite import on_volumes, record, refusals, space, volume_refusals
 from images.rewrite.kind import ImageKind
 from images.rewrite.neighbours import facts, find
 from storage_admin.accounts.models import SYSTEM, Actor
@@ -84,7 +84,7 @@ class Analyze(ImageKind):
     @staticmethod
     def _refusals(image: Image) -> list[Refusal]:
         if image.is_volume and image.pool.kind in Analyze.volumes:
-            return refusals.for_look(image)
+            return volume_refusals.for_look(image)
         host = refusals.without_agent(image.host)
         if against := [*host, *refusals.not_a_file(image), *refusals.silent(image.pool)]:
             return against

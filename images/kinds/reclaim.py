@@ -33,9 +33,16 @@ class Reclaim(OnVolumes):
     title = _("Reclaim")
     description = _("Frees physical space: replaces the image with a verified copy, or punches holes in place.")
     verb = "reclaim"
-    volumes = frozenset({"lvmthin"})
-    volume_verbs = {"lvmthin": "reclaim_volume"}
-    volume_promises = volumes_.PROMISES
+    volumes = frozenset({"lvmthin", "rbd"})
+    volume_verbs = {"lvmthin": "reclaim_volume", "rbd": "sparsify_rbd"}
+    no_volumes = {
+        "lvm": _("{image} is a thick volume, which takes the same space whatever it holds."),
+        "zfs": _(
+            "ZFS stores nothing for zeros that are written while compression is on, which it is by default. Turn it on "
+            "(zfs set compression=lz4), and have the guest trim its filesystems for what was written before."
+        ),
+    }
+    volume_promises = volumes_.RECLAIMS
     stages = {"checking": (0, 2), "copying": (2, 70), "digging": (2, 99), "reading": (2, 60), "discarding": (60, 99)}
     stages |= WRITTEN
     properties = {
@@ -83,7 +90,7 @@ class Reclaim(OnVolumes):
 
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
         if image.is_volume:
-            return volumes_.discard(image, options)
+            return volumes_.reclaim(image, options)
         method, why = chosen_method(image, options)
         compression = chosen_compression(image, options["compression"]) if method == "compress" else ""
         after, low, high = space.predicted(image, method, compression)

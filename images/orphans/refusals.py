@@ -6,7 +6,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from images.models import Image
-from images.rewrite import neighbours, refusals
+from images.rewrite import neighbours, refusals, volume_refusals
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.models import Elapsed
@@ -34,7 +34,7 @@ def deleting(image: Image) -> list[Refusal]:
 def _host(image: Image) -> list[Refusal]:
     kinds = {*refusals.FOLDERS, image.pool.kind if image.volume else ""}
     return [
-        *refusals.reachable(image.host), *refusals.for_pool(image.pool, kinds), *refusals.seen_elsewhere(image),
+        *refusals.reachable(image.host), *refusals.for_pool(image.pool, kinds), *volume_refusals.seen_elsewhere(image),
     ]  # fmt: skip
 
 

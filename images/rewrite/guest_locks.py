@@ -55,7 +55,9 @@ def are_needed(image: Image) -> bool:
     """Whether nobody else keeps guests away from an image while it is exchanged, or a volume has another name."""
     if not image.host.capabilities.get("proxmox"):
         return False
-    return bool(image.pool.network) or (image.pool.kind == StoragePool.Kind.LVMTHIN and bool(_guests(image)))
+    if image.is_volume:
+        return image.pool.kind == StoragePool.Kind.LVMTHIN and bool(_guests(image))
+    return bool(image.pool.network)
 
 
 def refusals(image: Image, undo_hours: float) -> list[Refusal]:

@@ -46,8 +46,7 @@ class ImageKind(JobKind):
     target = "image"
     #: Whether space is what it is for: an image's page offers it first, its plan says what is freed, known or not.
     frees_space: ClassVar[bool] = False
-    #: Kinds of pools with volumes that it works on.
-    volumes: ClassVar[frozenset[str]] = frozenset()
+    volumes: ClassVar[frozenset[str]] = frozenset()  #: kinds of pools with volumes that it works on
     #: Whether it frees more where the guest has filled its free space with zeros.
     wants_zeros: ClassVar[bool] = False
 
@@ -83,10 +82,6 @@ class RewriteKind(ImageKind):
         "in_place": Unsuccessful(
             gettext_noop("The image's contents are unchanged. Some of its zero blocks may have been freed."),
             gettext_noop("This job did not change what is read from the image."),
-        ),
-        "discard": Unsuccessful(
-            gettext_noop("The volume's contents are unchanged. Some of its zeros may have been discarded."),
-            gettext_noop("This job did not change what is read from the volume."),
         ),
         "check": Unsuccessful(
             gettext_noop("This job only reads the image."), gettext_noop("This job only reads the image.")

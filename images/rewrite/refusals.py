@@ -43,7 +43,7 @@ RESERVE_BYTES = 2 * 1024**3
 
 def for_rewrite(image: Image) -> list[Refusal]:
     """What stands against replacing this image, the most fundamental first."""
-    return [*_host(image), *_state(image), *_use(image), *_content(image)]
+    return [*_host(image), *of_itself(image)]
 
 
 def for_undo(image: Image) -> list[Refusal]:
@@ -121,30 +121,9 @@ def for_host(host: Host) -> list[Refusal]:
     return refusals
 
 
-def for_volume(image: Image) -> list[Refusal]:
-    """What stands against a volume's backend changing it. Who has it open, the backend tells for sure."""
-    found = [*_state(image), *_use(image), *_content(image)]
-    return [
-        *reachable(image.host),
-        *for_pool(image.pool, {image.pool.kind}),
-        *seen_elsewhere(image),
-        *(one for one in found if one.code not in {"format_undeclared", "guests_unknown"}),
-    ]
-
-
-def for_look(image: Image) -> list[Refusal]:
-    """What stands against a look at what a volume holds."""
-    gone = [one for one in _state(image) if one.code != "format_undeclared"]
-    return [*without_agent(image.host), *silent(image.pool), *gone]
-
-
-def seen_elsewhere(image: Image) -> list[Refusal]:
-    """Whether another host sees a logical volume's group: nobody knows what that one does there."""
-    seen = StoragePool.objects.filter(shared_key=image.pool.shared_key).exclude(host=image.host_id)
-    if not image.volume or not seen.exists():
-        return []
-    told = _("Another host sees the volume group of {image}, too. Change the group where it is managed.")
-    return [Refusal("shared_pool", told.format(image=image.name))]
+def of_itself(image: Image) -> list[Refusal]:
+    """What stands against changing an image, wherever it is."""
+    return [*_state(image), *_use(image), *_content(image)]
 
 
 def _unconfined(image: Image) -> list[Refusal]:
@@ -310,12 +289,7 @@ def _use(image: Image) -> list[Refusal]:
         return []
     running = [disk.guest for disk in image.disks if not disk.guest.off]
     if running:
-        return [
-            Refusal(
-                "guest_running",
-                _running(running[0], image),
-            )
-        ]
+        return [Refusal("guest_running", _running(running[0], image))]
     return [
         Refusal(
             "image_in_use",
@@ -356,12 +330,8 @@ def _content(image: Image) -> list[Refusal]:
             )
         )
     if image.from_header("data_file"):
-        refusals.append(
-            Refusal(
-                "external_data_file",
-                _("The data of the image is in a separate data file, which a rewrite would not copy."),
-            )
-        )
+        told = _("The data of the image is in a separate data file, which a rewrite would not copy.")
+        refusals.append(Refusal("external_data_file", told))
     other_size = image.from_header("other_size")
     if other_size is not None:
         refusals.append(
@@ -374,12 +344,8 @@ def _content(image: Image) -> list[Refusal]:
             )
         )
     if image.from_header("dirty") or image.from_header("corrupt"):
-        refusals.append(
-            Refusal(
-                "dirty_or_corrupt",
-                _("The image was not closed cleanly, or is marked corrupt. Check it first (qemu-img check)."),
-            )
-        )
+        told = _("The image was not closed cleanly, or is marked corrupt. Check it first (qemu-img check).")
+        refusals.append(Refusal("dirty_or_corrupt", told))
     if image.nlink > 1:
         refusals.append(
             Refusal(

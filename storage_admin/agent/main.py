@@ -177,6 +177,9 @@ VERBS = {
     "delete_volume": ("aside_volume", "delete"),
     "reclaim_volume": ("reclaim_volume", "run"),
     "analyze_volume": ("reclaim_volume", "analyze"),
+    "sparsify_rbd": ("rbd_image", "sparsify"),
+    "flatten_rbd": ("rbd_image", "flatten"),
+    "promote": ("promote", "run"),
 }
 
 

@@ -1,5 +1,7 @@
 """Zeros of thin volumes go back to their pool, of a real host: every byte as before, whoever comes in between."""
 
+import json
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -106,8 +108,8 @@ def test_only_volumes_whose_pool_zeroes_and_that_nobody_needs_now_give_back(site
         return str(answer.get("code"))
 
     assert code("thick") == "unsupported_pool"
-    assert code("kept", "lvcreate -q -y -L 8M -n outside vg; lvchange -an vg/outside; lvchange -pr vg/outside") != ""
-    site.run("lvcreate -q -s -T vg/pool -n external vg/outside")
+    site.run("lvcreate -q -y -L 8M -n outside vg; lvchange -an vg/outside; lvchange -pr vg/outside")
+    site.run("lvcreate -q -s --thinpool vg/pool -n external vg/outside; udevadm settle")
     assert code("external", after="lvremove -q -f vg/external vg/outside") == "unsupported_pool"
     # The kernel's table is what counts, also where LVM's metadata say otherwise by now.
     for option, back in (("-Zn", "-Zy"), ("--discards ignore", "--discards passdown")):
@@ -165,6 +167,14 @@ def test_a_death_at_any_step_leaves_the_volume_whole_under_its_own_name(site: Ho
         site.run("for tool in lvchange lvrename; do mv /usr/sbin/$tool.real /usr/sbin/$tool; done")
 
 
+#: Whoever has the device of the job open.
+KILLS = r"""device=$(dmsetup info -c --noheadings -o blkdevname storage-admin-j9)
+for process in /proc/[0-9]*; do
+    ! ls -l $process/fd 2>/dev/null | grep -q "/dev/$device\$" || kill -KILL ${process#/proc/}
+done
+sleep 1"""
+
+
 @pytest.mark.parametrize("how", ["kill", "cancel"])
 @pytest.mark.parametrize("stage", ["reading", "discarding"])
 def test_one_that_is_cut_off_in_the_middle_leaves_the_volume_whole(site: Host, row: Row, how: str, stage: str) -> None:
@@ -178,7 +188,7 @@ def test_one_that_is_cut_off_in_the_middle_leaves_the_volume_whole(site: Host, r
         names, device = listed(site), site.run("dmsetup ls | grep -c storage-admin").strip()
         assert (NAME in names, device) == (stage == "reading", "1")
         if how == "kill":
-            site.run("kill -KILL $(fuser /dev/mapper/control $(ls /dev/dm-*) 2>/dev/null | tr ' ' '\\n' | sort -u)")
+            site.run(KILLS)
         else:
             agent.say("cancel")
             assert agent.answer()["code"] == "cancelled"
@@ -227,3 +237,61 @@ def test_zeros_that_a_snapshot_shares_free_nothing_and_are_not_said_to(site: Hos
     assert (result["freed_bytes"], held - used(site)) == (0, 0)
     assert result["before_bytes"] - result["after_bytes"] == 159 * 64 * 1024
     assert content(site) == digest
+
+
+#: Tries to start as a guest would, again and again: activates the volume by its name and writes. Says what it wrote.
+STRANGER = """
+import json, os, random, subprocess, sys, time
+def tool(*argv): return subprocess.run(argv, capture_output=True).returncode == 0
+written, refused, path = {}, 0, "/dev/vg/NAME"
+while not os.path.exists("/root/stop"):
+    time.sleep(random.uniform(0, 2))
+    if not tool("lvchange", "-ay", "-K", "vg/NAME"):
+        refused += 1
+        continue
+    try:
+        disk = os.open(path, os.O_RDWR)
+    except OSError:
+        refused += 1
+        continue
+    place = 65536 * random.randrange(64, 224) + 4096 * random.randrange(16)
+    block = os.urandom(4096)
+    os.pwrite(disk, block, place)
+    os.fsync(disk)
+    time.sleep(random.uniform(0, 0.5))
+    os.close(disk)
+    written[place] = block.hex()
+    tool("lvchange", "-an", "vg/NAME")
+lost = 0
+tool("lvchange", "-ay", "vg/NAME")
+with open(path, "rb") as disk:
+    for place, block in written.items():
+        disk.seek(place)
+        lost += disk.read(4096).hex() != block
+print(json.dumps([len(written), refused, lost]))
+"""
+TRIES = 50
+
+
+def test_what_a_guest_writes_that_starts_at_any_moment_is_never_lost(site: Host, row: Row) -> None:
+    stranger = STRANGER.replace("NAME", NAME)
+    ends, written, refused = list[str](), 0, 0
+    before = listed(site)
+    for number in range(TRIES):
+        site.run(
+            f"lvchange -ay vg/{NAME}; {FILL.format('zero', NAME, 64, 160)}; udevadm settle; lvchange -an vg/{NAME}"
+        )
+        site.run(f"rm -f /root/stop; cat >/root/stranger.py <<'END'\n{stranger}\nEND")
+        with subprocess.Popen(site.machine.command("python3 /root/stranger.py"), stdout=subprocess.PIPE) as process:
+            answer = site.ask("reclaim_volume", args(site), f"j{number}")
+            site.run("touch /root/stop")
+            assert process.stdout is not None
+            wrote, turned_away, lost = json.loads(process.stdout.read())
+        ends.append(str(answer.get("code", "done")))
+        written, refused = written + wrote, refused + turned_away
+        assert lost == 0, (number, answer)
+        assert listed(site) == before, (number, answer)
+    assert set(ends) <= {"done", "image_in_use"}
+    assert ends.count("done") > TRIES // 10
+    assert written > TRIES
+    print(ends.count("done"), written, refused)

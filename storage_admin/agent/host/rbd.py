@@ -21,7 +21,7 @@ from storage_admin.agent.protocol import HostError, b64
 _CONFIG = "/etc/ceph/ceph.conf"
 _LIBVIRT = ("/etc/libvirt/storage/*.xml", "/run/libvirt/storage/*.xml")
 #: Without a limit of address space: a client of Ceph has dozens of threads. One that is away is not waited for.
-_LIMITS = tools.Limits(address_space=None, wall_seconds=20.0, output_bytes=32 << 20)
+LIMITS = tools.Limits(address_space=None, wall_seconds=20.0, output_bytes=32 << 20)
 #: Images that are asked about at once.
 _AT_ONCE = 8
 
@@ -70,9 +70,9 @@ def read(io: AgentIO, etc_pve: str = "/etc/pve") -> dict[str, Any]:
         StoppedError: the controller stopped the work.
     """
     told: dict[str, Any] = {"pools": [], "volumes": []}
-    named = sorted({*_of_proxmox(etc_pve), *_of_libvirt()}, key=lambda one: (one.name, one.access.options))
+    ways = sorted(named(etc_pve), key=lambda one: (one.name, one.access.options))
     clusters: dict[Access, Mapping[str, Any]] = {}
-    for one in named:
+    for one in ways:
         if one.access not in clusters:
             clusters[one.access] = _cluster(one.access, io)
         cluster = clusters[one.access]
@@ -88,6 +88,11 @@ def read(io: AgentIO, etc_pve: str = "/etc/pve") -> dict[str, Any]:
             pool["why"] = f"The answer of Ceph is not understood: {error!r}."
         told["pools"].append(pool)
     return _once(told)
+
+
+def named(etc_pve: str) -> set[Named]:
+    """Each pool that somebody here names, by each way to it."""
+    return {*_of_proxmox(etc_pve), *_of_libvirt()}
 
 
 def _once(told: dict[str, Any]) -> dict[str, Any]:
@@ -227,7 +232,7 @@ def _answers(commands: Sequence[Sequence[str]], io: AgentIO, *, must: bool = Tru
     """The answers, in their order; where one fails, an empty one unless it ``must`` not."""
     lines = [[_raw(word) for word in (*command, "--format=json")] for command in commands]
     shown = None if len(commands) < 2 else [*commands[0], f"(and {len(commands) - 1} more)"]
-    done = tools.run_all(lines, io, at_once=_AT_ONCE, limits=_LIMITS, shown=shown)
+    done = tools.run_all(lines, io, at_once=_AT_ONCE, limits=LIMITS, shown=shown)
     for one in done:
         if one.exit_code and must:
             raise HostError(f"{commands[0][0]} ended with {one.words()}")

@@ -48,8 +48,8 @@ def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
         HostError, RefusedError, StoppedError: as of :func:`tools.run`.
         ValueError, LookupError: it answers otherwise than expected.
     """
-    pools = _ask(["zpool", "list"], POOLS, io)
-    told = parsed(pools, _ask(["zfs", "list", "-t", "filesystem,volume,snapshot"], DATASETS, io) if pools else [])
+    pools = ask(["zpool", "list"], POOLS, io)
+    told = parsed(pools, ask(["zfs", "list", "-t", "filesystem,volume,snapshot"], DATASETS, io) if pools else [])
     volumes = [one["volume"] for one in told["datasets"] if one["volume"] and one["volume"]["block"]]
     numbers = {one["number"]: (one["dev"], one["inode"]) for one in volumes if one["number"] is not None}
     users = devices.users(numbers) if numbers else {}
@@ -67,9 +67,9 @@ def room(names: Sequence[str], io: AgentIO) -> dict[str, dict[str, int]]:
     Raises:
         StoppedError: the controller stopped the work.
     """
-    asked = [name for name in names if _is_name(name) and not name.startswith("-")]
+    asked = [name for name in names if is_name(name) and not name.startswith("-")]
     try:
-        lines = _ask(["zfs", "list", "-d", "0"], ("name", "used", "available"), io, *asked) if asked else []
+        lines = ask(["zfs", "list", "-d", "0"], ("name", "used", "available"), io, *asked) if asked else []
         return {
             line["name"]: {
                 "capacity_bytes": int(line["used"]) + int(line["available"]), "available_bytes": int(line["available"]),
@@ -80,7 +80,13 @@ def room(names: Sequence[str], io: AgentIO) -> dict[str, dict[str, int]]:
         return {}
 
 
-def _ask(command: Sequence[str], columns: Sequence[str], io: AgentIO, *names: str) -> list[dict[str, str]]:
+def ask(command: Sequence[str], columns: Sequence[str], io: AgentIO, *names: str) -> list[dict[str, str]]:
+    """The lines of a list of ZFS, by their columns.
+
+    Raises:
+        HostError, RefusedError, StoppedError: as of :func:`tools.run`; it fails.
+        ValueError: it answers otherwise than expected.
+    """
     done = tools.run([*command, "-Hp", "-o", ",".join(columns), *names], io, limits=_LIMITS)
     if done.exit_code:
         raise HostError(f"{command[0]} ended with {done.words()}")
@@ -100,17 +106,18 @@ def parsed(pools: Sequence[dict[str, str]], datasets: Sequence[dict[str, str]]) 
     Raises:
         ValueError: a number is none.
     """
-    told = {line["name"]: _pool(line) for line in pools if _is_name(line["name"])}
+    told = {line["name"]: _pool(line) for line in pools if is_name(line["name"])}
     snapshots = {line["name"].partition("@")[0] for line in datasets if line["type"] == "snapshot"}
     found = []
     for line in datasets:
         pool = told.get(line["name"].partition("/")[0])
-        if line["type"] in {"filesystem", "volume"} and _is_name(line["name"]) and pool and not pool["why"]:
+        if line["type"] in {"filesystem", "volume"} and is_name(line["name"]) and pool and not pool["why"]:
             found.append(_dataset(line, line["name"] in snapshots))
     return {"pools": list(told.values()), "datasets": found}
 
 
-def _is_name(name: str) -> bool:
+def is_name(name: str) -> bool:
+    """Whether ZFS lets a dataset be called that."""
     return len(name) <= _LONGEST_NAME and _NAME.match(name) is not None
 
 

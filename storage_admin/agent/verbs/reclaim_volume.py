@@ -28,6 +28,8 @@ from storage_admin.agent.verbs.reclaim import LOOK_INTERVAL, Pace
 
 #: Seconds for which another job that changes volumes of the group is waited for.
 PATIENCE = 600.0
+#: Seconds between two times that it is told what was freed.
+TELLS = 5.0
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:
@@ -159,17 +161,30 @@ class _Work:
         device = private_device.NAME + self.request.job
         with one.device(self.request.job, to_write=True) as fd:
             before, used = thin_volumes.mapped_bytes(device, self.io), volumes.taken_of(one.volume, self.io)
-            after, freed = before, 0
             self.io.emit(OCCUPIED, before_bytes=before)
-            try:
-                volume_zeros.give_back(fd, zeros, one.chunk, self._step)
-            finally:
+            told = time.monotonic()
+
+            def tell() -> tuple[int, int, int]:
                 os.fsync(fd)  # the pool counts what was let go of once its metadata are written
                 after, now = thin_volumes.mapped_bytes(device, self.io), volumes.taken_of(one.volume, self.io)
                 # Other volumes of the pool may have taken or let go of some meanwhile.
                 freed = 0 if used is None or now is None else min(max(used - now, 0), before - after)
                 self.io.emit(OCCUPIED, before_bytes=before, after_bytes=after, freed_bytes=freed)
-        return before, after, freed
+                return before, after, freed
+
+            def step(read: int) -> None:
+                nonlocal told
+                self._step(read)
+                if time.monotonic() - told > TELLS:  # so that it is known also of an agent that is killed
+                    tell()
+                    told = time.monotonic()
+
+            try:
+                volume_zeros.give_back(fd, zeros, one.chunk, step)
+            except BaseException:
+                tell()
+                raise
+            return tell()
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[int]:
