@@ -65,7 +65,8 @@ def only_copy(image: Image) -> list[Refusal]:
 def for_bases(image: Image, below: list[Image]) -> list[Refusal]:
     """What of an image's bases stands against reading them; ``below`` begins with the immediate one."""
     away = next((base for base in below if base.pool.state == StoragePool.SILENT), None)
-    undeclared = [base for base in below if not base.declared_format and not image.backing_format]
+    files = [base for base in below if not base.is_volume]
+    undeclared = [base for base in files if not base.declared_format and not image.backing_format]
     return (silent(away.pool) if away is not None else []) + [
         Refusal(
             "format_undeclared",

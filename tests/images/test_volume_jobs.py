@@ -141,3 +141,12 @@ def test_a_linked_clone_has_an_id_of_its_own_once_it_is_flat(linked: str, flat: 
 
 def test_a_device_is_a_volume_of_its_pool_alone() -> None:
     assert services.plan(ADMIN, "flatten", volume("zfs").pk, {}).refusals[0].code == "stale_plan"
+
+
+@pytest.mark.parametrize(
+    ("kind", "job"), [("lvmthin", "reclaim"), ("rbd", "reclaim"), ("rbd", "flatten"), ("zfs", "flatten")]
+)
+def test_the_page_of_a_volumes_job_asks_for_nothing_that_only_files_have(kind: str, job: str) -> None:
+    page = client_as(role="operator").get(reverse(job, args=[volume(kind).pk]))
+    assert {field.name for field in page.context["fields"]} == {"idle_io", "start_after"}
+    assert (page.context["has_undo"], page.context["replaces"]) == (False, False)

@@ -84,6 +84,7 @@ def test_one_that_is_cut_off_leaves_every_byte(sparse: Booted, row: Row) -> None
     Job.objects.filter(pk=job.pk).update(needs_recovery=True)
     assert work("recover", row.pk).state == "succeeded"
     assert content(sparse, SPARSE) == digest
+    sparse.wait_until(f"! rbd status vms/{SPARSE} | grep -q watcher=")
     assert work("reclaim", image(SPARSE).pk, ADMIN).state == "succeeded"
     assert content(sparse, SPARSE) == digest
 

@@ -108,7 +108,7 @@ def test_only_volumes_whose_pool_zeroes_and_that_nobody_needs_now_give_back(site
         return str(answer.get("code"))
 
     assert code("thick") == "unsupported_pool"
-    site.run("lvcreate -q -y -L 8M -n outside vg; lvchange -an vg/outside; lvchange -pr vg/outside")
+    site.run("lvcreate -q -y -L 8M -n outside vg; udevadm settle; lvchange -an vg/outside; lvchange -pr vg/outside")
     site.run("lvcreate -q -s --thinpool vg/pool -n external vg/outside; udevadm settle")
     assert code("external", after="lvremove -q -f vg/external vg/outside") == "unsupported_pool"
     # The kernel's table is what counts, also where LVM's metadata say otherwise by now.
@@ -180,7 +180,7 @@ sleep 1"""
 def test_one_that_is_cut_off_in_the_middle_leaves_the_volume_whole(site: Host, row: Row, how: str, stage: str) -> None:
     before, digest = listed(site), content(site)
     with site.agent() as agent:
-        agent.request("reclaim_volume", args(site) | {"bandwidth_bytes_sec": 2 * MIB}, "j9")
+        agent.request("reclaim_volume", args(site) | {"bandwidth_bytes_sec": MIB // 4}, "j9")
         if stage == "discarding":
             agent.until("ready")
             agent.say("go", generation=1)
@@ -202,7 +202,7 @@ def test_one_that_is_cut_off_in_the_middle_leaves_the_volume_whole(site: Host, r
 
 def test_a_scan_meanwhile_misses_nothing(site: Host, row: Row) -> None:
     with site.agent() as agent:
-        agent.request("reclaim_volume", args(site) | {"bandwidth_bytes_sec": MIB}, "j9")
+        agent.request("reclaim_volume", args(site) | {"bandwidth_bytes_sec": MIB // 4}, "j9")
         agent.until("ready")
         agent.say("go", generation=1)
         agent.until("progress", stage="discarding")
