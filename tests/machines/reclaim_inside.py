@@ -67,11 +67,8 @@ def recover() -> None:
 
 
 def zeros(name: str) -> None:
-    tool(
-        f"udevadm settle; lvchange -ay -K vg/{name}; udevadm settle; "
-        f"dd if=/dev/zero of=/dev/vg/{name} bs={CHUNK} seek={FIRST} count={CHUNKS} oflag=direct conv=notrunc status=none; "
-        "udevadm settle"
-    )
+    write = f"dd if=/dev/zero of=/dev/vg/{name} bs={CHUNK} seek={FIRST} count={CHUNKS} oflag=direct conv=notrunc"
+    tool(f"udevadm settle; lvchange -ay -K vg/{name}; udevadm settle; {write} status=none; udevadm settle")
 
 
 def stranger(name: str, stop: Path) -> dict[int, bytes]:
