@@ -15,7 +15,7 @@ CHUNK, BLOCK, FIRST, CHUNKS = 1 << 16, 1 << 12, 64, 160
 COUNTS = """#!/bin/sh
 count=$(($(cat /root/count) + 1)); echo $count >/root/count
 [ "$count before" != "$(cat /root/dies)" ] || { kill -KILL $PPID; sleep 1; }
-$0.real "$@"; code=$?
+lvm ${0##*/} "$@"; code=$?
 [ "$count after" != "$(cat /root/dies)" ] || { kill -KILL $PPID; sleep 1; }
 exit $code
 """

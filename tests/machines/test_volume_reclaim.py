@@ -18,7 +18,6 @@ from tests.factories import StoragePoolFactory
 from tests.machines.host import MIB, Host, host
 from tests.machines.test_exclusive import used
 from tests.machines.test_lvm import group, row
-from tests.machines.test_volume_orphans import DIES, KILL
 from tests.working import ADMIN, refused_as, run, said, scan, work
 
 __all__ = ["group", "host", "row"]
@@ -156,11 +155,12 @@ def test_a_death_at_any_step_leaves_the_volume_whole_under_its_own_name(site: Ho
 def test_the_row_of_one_that_died_in_the_middle_is_true_after_a_recovery(site: Host, row: Row) -> None:
     site.run(f"lvchange -ay vg/{NAME}; udevadm settle")
     before, digest = listed(site), content(site)
-    site.run(DIES.format(tool="lvrename", before="", after=KILL))
+    dies = '#!/bin/sh\\nlvm lvrename "$@"\\nkill -KILL $PPID\\nsleep 1\\n'
+    site.run(f"mv /usr/sbin/lvrename /root/; printf '{dies}' >/usr/sbin/lvrename; chmod +x /usr/sbin/lvrename")
     try:
         job = run(services.submit(ADMIN, "reclaim", volume().pk, {}))
     finally:
-        site.run("mv /usr/sbin/lvrename.real /usr/sbin/lvrename")
+        site.run("mv /root/lvrename /usr/sbin/")
     assert job.state == "interrupted"
     Job.objects.filter(pk=job.pk).update(needs_recovery=True)
     assert NAME not in listed(site)
