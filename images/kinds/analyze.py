@@ -7,7 +7,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.models import Image
-from images.rewrite import record, refusals, space
+from images.rewrite import on_volumes, record, refusals, space, volume_refusals
 from images.rewrite.kind import ImageKind
 from images.rewrite.neighbours import facts, find
 from storage_admin.accounts.models import SYSTEM, Actor
@@ -49,6 +49,7 @@ class Analyze(ImageKind):
         "Estimates the space that each method could reclaim, from a sample or from all data. Changes nothing."
     )
     verb = "analyze"
+    volumes = frozenset({"lvmthin"})
     looks = True
     stages = {"reading": (0, 80), "zeros": (80, 100)}
     properties = {
@@ -82,6 +83,8 @@ class Analyze(ImageKind):
 
     @staticmethod
     def _refusals(image: Image) -> list[Refusal]:
+        if image.is_volume and image.pool.kind in Analyze.volumes:
+            return volume_refusals.for_look(image)
         host = refusals.without_agent(image.host)
         if against := [*host, *refusals.not_a_file(image), *refusals.silent(image.pool)]:
             return against
@@ -114,9 +117,14 @@ class Analyze(ImageKind):
         #: What each job's image was when the agent was asked, by the job's id.
         self._asked: dict[int, bytes] = {}
 
+    def verb_for(self, job: Job) -> str:
+        return "analyze_volume" if find(job.target_id).is_volume else self.verb
+
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
         self._asked[job.pk] = bytes(image.fingerprint)
+        if image.is_volume:
+            return on_volumes.place(image)
         return sampled(image) | {name: job.options[name] for name in ("mode", "compression")}
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class AsideKind(ImageKind):
 
     role = Role.ADMIN
     rewrites = True
+    volumes = frozenset({"lvm", "lvmthin"})
     #: Whether it frees what the image takes.
     deletes = False
     #: What the agent is asked to do with a volume.

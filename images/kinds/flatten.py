@@ -1,30 +1,32 @@
 """The job kind ``flatten``: a chain is made shorter, by what its bases hold moving up into the image."""
 
+from dataclasses import replace
 from typing import Any
 
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from images.kinds import volumes as volumes_
 from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import forecasts, guest_locks, linked_clones, neighbours, readers, repointing, space
 from images.rewrite.kind import (
     REWRITE_OPTIONS,
     Choice,
-    Rewriting,
     beside,
     format_below,
     swap_commands,
     verify_commands,
 )
 from images.rewrite.neighbours import find
+from images.rewrite.on_volumes import OnVolumes
 from storage_admin.guests.models import GuestDisk
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Refusal
 from storage_admin.words import plural
 
 
-class Flatten(Rewriting):
+class Flatten(OnVolumes):
     """Makes an overlay stand on a lower image, or on none."""
 
     name = "flatten"
@@ -34,6 +36,10 @@ class Flatten(Rewriting):
         "replaces the image."
     )
     verb = "flatten"
+    volumes = frozenset({"rbd", "zfs"})
+    volume_verbs = {"rbd": "flatten_rbd", "zfs": "promote"}
+    volume_promises = volumes_.FLATTENS
+    no_undo = _("the image's content stays the same")
     stages = {"checking": (0, 2), "copying": (2, 40), "flattening": (40, 70)} | WRITTEN
     properties = {
         "method": {
@@ -54,11 +60,20 @@ class Flatten(Rewriting):
         },
         **REWRITE_OPTIONS,
     }
-    methods = {"rebase": _("Flatten"), "convert": _("Flatten into a new copy")}
+    methods = {
+        "rebase": _("Flatten"),
+        "convert": _("Flatten into a new copy"),
+        volumes_.PROMOTE: _("Exchange with its origin"),
+    }
     policy_switches = {"include_preallocated": _("Preallocated")}
     forecasts = True
 
+    def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
+        return self.against_volume(image) if image.is_volume else super().against(image, options)
+
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
+        if image.is_volume:
+            return self._choose_for_volume(image, below, options)
         method = "rebase" if options["method"] == "auto" else options["method"]
         keep, against = _keep(image, below, options)
         taken = below if keep is None else below[: keep - 1]
@@ -105,6 +120,20 @@ class Flatten(Rewriting):
             by_hand=allowed,
             warnings=[*_warnings(image, taken), *space.undone_preallocation(image), *linked_clones.warnings(image)],
             below={one.pk: _needed_by(one, image) for one in taken},
+        )
+
+    @staticmethod
+    def _choose_for_volume(image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
+        choice = volumes_.flatten(image, below)
+        against = [*choice.refusals, *linked_clones.refusals(image, down_to_base=options["down_to"] is not None)]
+        if options["down_to"] is not None or options["method"] == "convert":
+            told = gettext("A volume can only be flattened as a whole, by its own storage.")
+            against.append(Refusal("unsupported_subformat", told))
+        return replace(
+            choice,
+            commands=[*choice.commands, *linked_clones.commands(image)],
+            refusals=against,
+            warnings=[*choice.warnings, *linked_clones.warnings(image)],
         )
 
     def prepare(self, job: Job) -> None:

@@ -5,18 +5,19 @@ from typing import Any
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from images.kinds import volumes as volumes_
 from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import neighbours, refusals, space
 from images.rewrite.kind import (
     REWRITE_OPTIONS,
     Choice,
-    Rewriting,
     beside,
     format_below,
     swap_commands,
     verify_commands,
 )
+from images.rewrite.on_volumes import OnVolumes
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.measure import prediction
 from storage_admin.agent.rewrite.copying import creation_options
@@ -25,14 +26,25 @@ from storage_admin.jobs.plan_and_progress import Refusal
 from storage_admin.words import words
 
 
-class Reclaim(Rewriting):
+class Reclaim(OnVolumes):
     """Makes an image smaller: by a verified copy that takes its place, or by digging holes where it holds zeros."""
 
     name = "reclaim"
     title = _("Reclaim")
     description = _("Frees physical space: replaces the image with a verified copy, or punches holes in place.")
     verb = "reclaim"
-    stages = {"checking": (0, 2), "copying": (2, 70), "digging": (2, 99)} | WRITTEN
+    volumes = frozenset({"lvmthin", "rbd"})
+    volume_verbs = {"lvmthin": "reclaim_volume", "rbd": "sparsify_rbd"}
+    no_volumes = {
+        "lvm": _("{image} is a thick volume, which takes the same space whatever it holds."),
+        "zfs": _(
+            "ZFS stores nothing for zeros that are written while compression is on, which it is by default. Turn it on "
+            "(zfs set compression=lz4), and have the guest trim its filesystems for what was written before."
+        ),
+    }
+    volume_promises = volumes_.RECLAIMS
+    stages = {"checking": (0, 2), "copying": (2, 70), "digging": (2, 99), "reading": (2, 60), "discarding": (60, 99)}
+    stages |= WRITTEN
     properties = {
         "method": {
             "enum": ["auto", *space.METHODS],
@@ -51,7 +63,7 @@ class Reclaim(Rewriting):
         },
         **REWRITE_OPTIONS,
     }
-    methods = {"in_place": _("Punch holes in place")}
+    methods = {"in_place": _("Punch holes in place"), volumes_.DISCARD: _("Discard zeros")}
     policy_switches = {"include_decayed": _("Grown back"), "include_preallocated": _("Preallocated")}
     frees_space = True
     wants_zeros = True
@@ -64,10 +76,12 @@ class Reclaim(Rewriting):
     def titled(self, options: dict[str, Any]) -> str:
         return f"{self.title}, {words(options.get('method', ''))}"
 
-    def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (the method says it)
-        return method != "in_place"
+    def replaces(self, method: str, options: dict[str, Any]) -> bool:
+        return method != "in_place" and super().replaces(method, options)
 
     def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
+        if image.is_volume:
+            return self.against_volume(image)
         found = refusals.for_rewrite(image) + neighbours.against_rewriting(image)
         if chosen_method(image, options)[0] != "in_place":
             return found
@@ -75,6 +89,8 @@ class Reclaim(Rewriting):
         return [refusal for refusal in found if refusal.code not in {"has_internal_snapshots", "hard_linked"}]
 
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
+        if image.is_volume:
+            return volumes_.reclaim(image, options)
         method, why = chosen_method(image, options)
         compression = chosen_compression(image, options["compression"]) if method == "compress" else ""
         after, low, high = space.predicted(image, method, compression)

@@ -24,7 +24,11 @@ def where(host_id: int) -> list[dict[str, str]]:
     found = []
     for job in _cut_off(host_id):
         made = _made_at(job)
-        if made is not None and ("ready" in job.kept or job.before_bytes is not None):
+        if (
+            made is not None
+            and made[0].kind not in StoragePool.VOLUMES
+            and ("ready" in job.kept or job.before_bytes is not None)
+        ):
             pool, path = made
             found.append({"job": job.uid, "path_b64": b64(path), "pool_path_b64": b64(bytes(pool.path_bytes))})
     return found

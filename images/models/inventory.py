@@ -279,6 +279,11 @@ class Image(PartialRows):
         return round(100 * self.full_bytes / self.virtual_size) if self.full_bytes and self.virtual_size else None
 
     @property
+    def is_volume(self) -> bool:
+        """Whether it is a volume of LVM, ZFS or Ceph, and no file."""
+        return self.pool.kind in StoragePool.VOLUMES
+
+    @property
     def volume(self) -> dict[str, str]:
         """What its host's agent knows a volume by that can be set aside, and its other name; empty for others."""
         known: dict[str, str] = self.header.get("volume") or {}

@@ -2,14 +2,12 @@
 
 from datetime import UTC, datetime, timedelta
 
-from django.db.models import Q, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from images.models import Image
-from images.rewrite import mount, neighbours, refusals
+from images.rewrite import mount, neighbours, refusals, volume_refusals
 from storage_admin.guests.models import GuestDisk
-from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.models import Elapsed
 from storage_admin.jobs.plan_and_progress import Refusal
@@ -34,33 +32,11 @@ def deleting(image: Image) -> list[Refusal]:
 
 
 def _host(image: Image) -> list[Refusal]:
-    host = image.host
-    found = refusals.without_agent(host)
-    if host.status == Host.Status.UNREACHABLE:
-        found.append(
-            Refusal(
-                "host_unreachable",
-                _("{host} does not answer: {why} Scan the host first.").format(host=host.name, why=host.status_detail),
-            )
-        )
-    found += refusals.for_pool(image.pool, {*refusals.FOLDERS, image.pool.kind if image.volume else ""})
-    found += mount.against_replacing(image.pool)
-    if image.volume and _others_with(image).exists():
-        told = _("Another host has the storage of {image}, too. Change the volume where its storage is managed.")
-        found.append(Refusal("shared_pool", told.format(image=image.name)))
-    return found
-
-
-def _others_with(image: Image) -> QuerySet[StoragePool]:
-    """Other hosts' pools that are the same volume group or Ceph pool, or lie in the same ZFS pool."""
-    key = image.pool.shared_key
-    same = Q(shared_key=key)
-    if image.pool.kind == StoragePool.Kind.ZFS:
-        same = Q(shared_key__startswith=f"{' '.join(key.split(' ')[:2])} ")  # without the name of the dataset
-    others = StoragePool.objects.filter(same).exclude(host=image.host_id)
-    if image.pool.kind == StoragePool.Kind.RBD and image.host.cluster:
-        others = others.exclude(host__cluster=image.host.cluster)  # its guests are known on each of its nodes
-    return others
+    kinds = {*refusals.FOLDERS, image.pool.kind if image.volume else ""}
+    return [
+        *refusals.reachable(image.host), *refusals.for_pool(image.pool, kinds), *mount.against_replacing(image.pool),
+        *volume_refusals.seen_elsewhere(image),
+    ]  # fmt: skip
 
 
 def _state(image: Image) -> list[Refusal]:

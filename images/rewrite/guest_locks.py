@@ -23,7 +23,7 @@ from storage_admin.accounts.models import SYSTEM, audit
 from storage_admin.agent.protocol import HELD_LOCK, HostError, RefusedError
 from storage_admin.guests.models import OFF_STATES, Guest, GuestDisk
 from storage_admin.hosts import transport
-from storage_admin.hosts.models import Host
+from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import path_key
 from storage_admin.hosts.proxmox import hidden_lines
 from storage_admin.hosts.proxmox.client import Api
@@ -52,8 +52,12 @@ class Kept:
 
 
 def are_needed(image: Image) -> bool:
-    """Whether nobody else keeps guests away from an image while it is exchanged."""
-    return bool(image.pool.network and image.host.capabilities.get("proxmox"))
+    """Whether nobody else keeps guests away from an image while it is exchanged, or a volume has another name."""
+    if not image.host.capabilities.get("proxmox"):
+        return False
+    if image.is_volume:
+        return image.pool.kind == StoragePool.Kind.LVMTHIN and bool(_guests(image))
+    return bool(image.pool.network)
 
 
 def refusals(image: Image, undo_hours: float) -> list[Refusal]:
@@ -68,12 +72,17 @@ def refusals(image: Image, undo_hours: float) -> list[Refusal]:
         "{pool} is on network storage, where Proxmox VE takes no image locks. The guests that use {image} must be "
         "locked during the swap"
     ).format(pool=image.pool.name, image=image.name)
+    if image.is_volume:
+        why = _("The guests that use {image} must be locked while it has another name").format(image=image.name)
     guests = _guests(image)
     if not guests:
         return [
             _unknown(_("{why}, but no such guest is known. Move the image to local storage first.").format(why=why))
         ]
     others = [guest for guest in guests if guest.kind != Guest.Kind.VM]
+    if others and image.is_volume:
+        told = _("{name} is a container, which cannot be locked. Have it trimmed instead (pct fstrim), also running.")
+        return [_unknown(told.format(name=others[0].name))]
     if others:
         return [
             _unknown(
@@ -123,7 +132,13 @@ def warnings(image: Image) -> list[str]:
     sentence = _(
         "Proxmox VE keeps {names} locked ({lock}) for a minute or two while the files are swapped. During that "
         "time it refuses to start them, back them up or take snapshots of them."
-    ).format(names=names, lock=HELD_LOCK)
+    )
+    if image.is_volume:
+        sentence = _(
+            "Proxmox VE keeps {names} locked ({lock}) while zeros are discarded. During that time it refuses to start "
+            "them, back them up or take snapshots of them."
+        )
+    sentence = sentence.format(names=names, lock=HELD_LOCK)
     return [sentence]
 
 

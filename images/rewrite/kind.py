@@ -46,6 +46,7 @@ class ImageKind(JobKind):
     target = "image"
     #: Whether space is what it is for: an image's page offers it first, its plan says what is freed, known or not.
     frees_space: ClassVar[bool] = False
+    volumes: ClassVar[frozenset[str]] = frozenset()  #: kinds of pools with volumes that it works on
     #: Whether it frees more where the guest has filled its free space with zeros.
     wants_zeros: ClassVar[bool] = False
 
@@ -82,9 +83,7 @@ class RewriteKind(ImageKind):
             gettext_noop("The image's contents are unchanged. Some of its zero blocks may have been freed."),
             gettext_noop("This job did not change what is read from the image."),
         ),
-        "check": Unsuccessful(
-            gettext_noop("This job only reads the image."), gettext_noop("This job only reads the image.")
-        ),
+        "check": Unsuccessful(*[gettext_noop("This job only reads the image.")] * 2),
     }
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)

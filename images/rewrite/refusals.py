@@ -43,7 +43,7 @@ RESERVE_BYTES = 2 * 1024**3
 
 def for_rewrite(image: Image) -> list[Refusal]:
     """What stands against replacing this image, the most fundamental first."""
-    return [*_host(image), *_state(image), *_use(image), *_content(image)]
+    return [*_host(image), *of_itself(image)]
 
 
 def for_undo(image: Image) -> list[Refusal]:
@@ -65,7 +65,8 @@ def only_copy(image: Image) -> list[Refusal]:
 def for_bases(image: Image, below: list[Image]) -> list[Refusal]:
     """What of an image's bases stands against reading them; ``below`` begins with the immediate one."""
     away = next((base for base in below if base.pool.state == StoragePool.SILENT), None)
-    undeclared = [base for base in below if not base.declared_format and not image.backing_format]
+    files = [base for base in below if not base.is_volume]
+    undeclared = [base for base in files if not base.declared_format and not image.backing_format]
     return (silent(away.pool) if away is not None else []) + [
         Refusal(
             "format_undeclared",
@@ -93,8 +94,8 @@ def _host(image: Image) -> list[Refusal]:
     return [*for_host(image.host), *_unconfined(image), *for_pool(image.pool)]
 
 
-def for_host(host: Host) -> list[Refusal]:
-    """What stands against all that an agent does with qemu-img on a host."""
+def reachable(host: Host) -> list[Refusal]:
+    """What stands against all that an agent does on a host."""
     refusals = without_agent(host)
     if host.status == Host.Status.UNREACHABLE:
         refusals.append(
@@ -103,6 +104,12 @@ def for_host(host: Host) -> list[Refusal]:
                 _("{host} does not answer: {why} Scan the host first.").format(host=host.name, why=host.status_detail),
             )
         )
+    return refusals
+
+
+def for_host(host: Host) -> list[Refusal]:
+    """What stands against all that an agent does with qemu-img on a host."""
+    refusals = reachable(host)
     if not refusals and host.capabilities and not host.capabilities.get("qemu_img"):
         refusals.append(
             Refusal(
@@ -113,6 +120,11 @@ def for_host(host: Host) -> list[Refusal]:
             )
         )
     return refusals
+
+
+def of_itself(image: Image) -> list[Refusal]:
+    """What stands against changing an image, wherever it is."""
+    return [*_state(image), *_use(image), *_content(image)]
 
 
 def _unconfined(image: Image) -> list[Refusal]:
@@ -272,12 +284,7 @@ def _use(image: Image) -> list[Refusal]:
         return []
     running = [disk.guest for disk in image.disks if not disk.guest.off]
     if running:
-        return [
-            Refusal(
-                "guest_running",
-                _running(running[0], image),
-            )
-        ]
+        return [Refusal("guest_running", _running(running[0], image))]
     return [
         Refusal(
             "image_in_use",
@@ -318,12 +325,8 @@ def _content(image: Image) -> list[Refusal]:
             )
         )
     if image.from_header("data_file"):
-        refusals.append(
-            Refusal(
-                "external_data_file",
-                _("The data of the image is in a separate data file, which a rewrite would not copy."),
-            )
-        )
+        told = _("The data of the image is in a separate data file, which a rewrite would not copy.")
+        refusals.append(Refusal("external_data_file", told))
     other_size = image.from_header("other_size")
     if other_size is not None:
         refusals.append(
@@ -336,12 +339,8 @@ def _content(image: Image) -> list[Refusal]:
             )
         )
     if image.from_header("dirty") or image.from_header("corrupt"):
-        refusals.append(
-            Refusal(
-                "dirty_or_corrupt",
-                _("The image was not closed cleanly, or is marked corrupt. Check it first (qemu-img check)."),
-            )
-        )
+        told = _("The image was not closed cleanly, or is marked corrupt. Check it first (qemu-img check).")
+        refusals.append(Refusal("dirty_or_corrupt", told))
     if image.nlink > 1:
         refusals.append(
             Refusal(

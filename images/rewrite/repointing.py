@@ -260,9 +260,11 @@ def agree(job: Job) -> None:
 
 def _agree_by_id(job: Job) -> None:
     """The same for a linked clone: which id its image is to have, the way that the job has ended tells."""
-    swapped = job.state == Job.State.SUCCEEDED and bool((job.result or {}).get("swapped"))
+    result = job.result or {}
+    # Of a volume no file takes the place.
+    flat = job.state == Job.State.SUCCEEDED and bool(result.get("swapped") or result.get("method") == "flatten")
     try:
-        linked_clones.put(job, flat=swapped and job.undo_state != Job.UndoState.UNDONE)
+        linked_clones.put(job, flat=flat and job.undo_state != Job.UndoState.UNDONE)
     except HostError as error:
         _say_once(job, f"the configuration of the VM could not be changed yet: {error.detail}")
         return

@@ -44,6 +44,8 @@ def offered(image: Image) -> list[str]:
 
     Nobody on another machine can be kept from the file itself while it gets holes, and these drop file capabilities.
     """
+    if image.is_volume:
+        return ["in_place"] if image.pool.kind == StoragePool.Kind.LVMTHIN else []
     digs = not image.pool.network and not image.from_header("capabilities")
     return [name for name in METHODS if image.declared_format in FORMATS[name] and (name != "in_place" or digs)]
 
@@ -185,6 +187,11 @@ def predicted(image: Image, method: str, compression: str = "") -> Predicted:
 def shared_bytes(image: Image) -> int:
     """Bytes of the image that other files have as well, as reflinked copies do: they stay taken without it."""
     return int((image.estimate or {}).get("basis", {}).get("shared_bytes") or 0)
+
+
+def analyzed_bytes(image: Image) -> int:
+    """What the image took when its estimate was made."""
+    return int((image.estimate or {}).get("allocated_size") or 0)
 
 
 def won_bytes(image: Image, method: str, after: int | None) -> int | None:

@@ -66,8 +66,7 @@ class ScanRun:
     new_pools: bool = False
     #: What hypervisors told of volumes that are no files, by their backend, until the agent has told of these.
     held: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    #: Device, inode and why of the volumes that are in use.
-    opened: list[tuple[str, str, str]] = field(default_factory=list)
+    opened: list[tuple[str, str, str]] = field(default_factory=list)  #: device, inode, why: volumes that are in use
     volume_claims: list[world.Claimed] = field(default_factory=list)
     _batch: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -125,8 +124,10 @@ class ScanRun:
             self.take(event)
 
     def _take_volumes(self, event: dict[str, Any]) -> None:
-        guests = [one for told in self.others for one in told.guests]
-        guests += self.libvirt.domains if self.libvirt else ()
+        guests = [
+            *(one for told in self.others for one in told.guests),
+            *(self.libvirt.domains if self.libvirt else ()),
+        ]
         declared = {disk.path: disk.format for guest in guests for disk in guest.disks if disk.path}
         told = from_volumes.Told(self.job.host, event, declared)
         self.pools |= told.sync()
@@ -377,10 +378,7 @@ def unmounted_is_missing(pool: StoragePool | None, facts: dict[str, Any]) -> dic
         return facts
     if not pool.fs_key or pool.told_fs_key == facts.get("fs_key") or "kind" in facts:  # what no agent walks is no mount
         return facts
-    detail = (
-        "The folder is empty and on another filesystem than before. Mount the pool again. Its images are "
-        "shown as last seen."
-    )
+    detail = "The folder is empty and on another filesystem. Mount the pool again. Its images are shown as last seen."
     return facts | {"state": "missing", "detail": detail, "vanished_b64": ""}
 
 

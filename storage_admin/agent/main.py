@@ -176,6 +176,11 @@ VERBS = {
     "set_volume_aside": ("aside_volume", "set_aside"),
     "restore_volume": ("aside_volume", "restore"),
     "delete_volume": ("aside_volume", "delete"),
+    "reclaim_volume": ("reclaim_volume", "run"),
+    "analyze_volume": ("reclaim_volume", "analyze"),
+    "sparsify_rbd": ("rbd_image", "sparsify"),
+    "flatten_rbd": ("rbd_image", "flatten"),
+    "promote": ("promote", "run"),
 }
 
 

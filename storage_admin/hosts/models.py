@@ -149,6 +149,9 @@ class StoragePool(PartialRows):
         RBD = "rbd"
         OTHER = "other"
 
+    #: Kinds whose images are volumes.
+    VOLUMES = (Kind.LVM, Kind.LVMTHIN, Kind.ZFS, Kind.RBD)
+
     class Source(models.TextChoices):
         """Who named the pool; it also decides which files in it are volumes."""
 

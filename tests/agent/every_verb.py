@@ -59,7 +59,17 @@ POOLS = frozenset({"scan", "look", "sample", "recover", "folder"})
 _MADE = ("pve", "benchmark", "users", "beneath", "occupied", "unpack")
 _NEW = ("from_device", "receive", "upload", "forget_upload")
 _ATTACHES = ("attach", "detach", "attached")
-_VOLUMES = ("exclusive", "set_volume_aside", "restore_volume", "delete_volume")
+_VOLUMES = (
+    "exclusive",
+    "set_volume_aside",
+    "restore_volume",
+    "delete_volume",
+    "reclaim_volume",
+    "analyze_volume",
+    "sparsify_rbd",
+    "flatten_rbd",
+    "promote",
+)
 NO_IMAGES = frozenset((*_MADE, *_NEW, *_ATTACHES, *_VOLUMES, "space"))
 #: Verbs that change an image's name and take nothing from its content.
 NAMES = frozenset({"set_aside", "restore_aside", "delete_aside", "drop"})

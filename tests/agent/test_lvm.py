@@ -44,6 +44,12 @@ def test_each_volume_takes_what_its_parts_take_and_nothing_hidden_is_one() -> No
     }
 
 
+def test_one_that_a_job_works_on_is_told_of_by_its_own_name() -> None:
+    usual = next(line for line in VOLUMES if line["lv_name"] == "thin1")
+    for tags, name in (("mine,sa-j1.ay.web", "web"), ("sa-j2.ay.web", ".sa-j1.work"), ("", ".sa-j1.work")):
+        assert told(usual | {"lv_name": ".sa-j1.work", "lv_tags": tags})["volumes"][-1]["name"] == name
+
+
 def test_volumes_and_thin_pools_are_all_that_is_not_free() -> None:
     found = told()
     spare = 4 * MIB

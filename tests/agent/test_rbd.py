@@ -142,7 +142,7 @@ def test_of_what_cannot_be_named_or_opened_no_more_is_asked(ceph: Says) -> None:
 def test_where_a_cluster_does_not_answer_it_is_said_once_and_nothing_guessed(
     ceph: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str
 ) -> None:
-    monkeypatch.setattr(rbd, "_LIMITS", tools.Limits(address_space=None, wall_seconds=1))
+    monkeypatch.setattr(rbd, "LIMITS", tools.Limits(address_space=None, wall_seconds=1))
     found = read(ceph(f'case "$*" in *--id=vm*) {does} ;; esac'))
     whys = {pool["name"]: pool["why"] for pool in found["pools"]}
     assert (bool(whys["vms"]), whys["vms/tenant"]) == (True, "")

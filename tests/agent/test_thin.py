@@ -39,6 +39,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
         scripts = {
             "lvs": f"cat {tmp_path}/lvs.json",
             "thin_ls": f"[ -e {tmp_path}/held ] && cat {tmp_path}/says",
+            "thin_dump": f"[ -e {tmp_path}/held ] && echo $* >{tmp_path}/asked && cat {tmp_path}/says",
             "dmsetup": f"""cd {tmp_path}; case "$1 $4 $3" in
                 message*reserve_metadata_snap*) [ -e held ] && exit 1; echo 81 >held;;
                 message*release_metadata_snap*) rm held;;
@@ -69,7 +70,7 @@ def test_each_volume_has_what_thin_ls_says_and_nothing_is_left(pool: Tools, tmp_
 
 @pytest.mark.parametrize(
     "how",
-    [{"used": 820}, {"mode": "out_of_data_space"}, {"mode": "ro"}, {"held": "55"},
+    [{"used": 820}, {"mode": "Fail"}, {"mode": "ro"}, {"held": "55"},
      {"status": "vg0-pool0-tpool: 0 131072 thin-pool Fail"}, {"status": ""},
      {"status": "vg0-pool0-tpool: 0 131072 thin-pool 1 x/y"}],
 )  # fmt: skip
@@ -88,6 +89,28 @@ def test_an_answer_that_is_not_understood_is_none_and_nothing_is_left(pool: Tool
     one = told()
     assert (bool(one["why"]), one["volumes"]) == (True, {})
     assert not (tmp_path / "held").exists()
+
+
+#: As thin_dump 0.9 says it of one volume.
+DUMP = """<superblock uuid="" time="1" transaction="2" flags="0" version="2" data_block_size="128" nr_data_blocks="0">
+  <device dev_id="2" mapped_blocks="70" transaction="1" creation_time="1" snap_time="1">
+    <range_mapping origin_begin="0" data_begin="80" length="64" time="0"/>
+    <single_mapping origin_block="64" data_block="7" time="1"/>
+    <single_mapping origin_block="100" data_block="8" time="1"/>
+    <range_mapping origin_begin="101" data_begin="200" length="4" time="0"/>
+  </device>
+</superblock>
+"""
+
+
+def test_where_a_volume_has_anything_is_what_thin_dump_says(pool: Tools, tmp_path: Path) -> None:
+    pool(says=DUMP)
+    assert thin.mapped("vg0", "pool0", "uuid-pool0", 2, RecordingIO()) == [(0, 65), (100, 105)]
+    assert "--metadata-snap --dev-id 2 /dev/mapper/vg0-pool0_tmeta" in (tmp_path / "asked").read_text()
+    assert not (tmp_path / "held").exists()
+    pool(held="55")
+    with pytest.raises(RefusedError):
+        thin.mapped("vg0", "pool0", "uuid-pool0", 2, RecordingIO())
 
 
 @pytest.mark.parametrize(("note", "gone"), [("ours", True), ("81", True), ("80", False), ("", False)])

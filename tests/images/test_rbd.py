@@ -185,7 +185,7 @@ def test_an_image_that_ceph_cannot_open_is_damaged_and_not_gone(on_a_node: Says)
     assert image("slow").state == "ok"
 
 
-@pytest.mark.parametrize("kind", ["reclaim", "flatten", "convert", "check", "analyze", "commit", "grow"])
+@pytest.mark.parametrize("kind", ["convert", "check", "analyze", "commit", "grow"])
 def test_no_job_on_files_works_on_an_image_of_ceph(on_a_node: Says, kind: str) -> None:
     scan(this_machine())
     given: dict[str, dict[str, Any]] = {"convert": {"format": "qcow2"}, "grow": {"size_bytes": 128 * MIB}}

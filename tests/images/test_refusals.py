@@ -70,7 +70,7 @@ def test_what_an_image_is_refused_for(columns: dict[str, Any], code: str) -> Non
     ("columns", "code"),
     [
         ({"network": True, "owners_unknown": "Other hosts may use it."}, "shared_pool"),
-        ({"kind": "lvmthin"}, "unsupported_pool"),
+        ({"kind": "lvm"}, "unsupported_pool"),
         ({"available_bytes": 3 * GIB}, "not_enough_space"),
     ],
 )

@@ -21,8 +21,11 @@ _GROUPS = "vg_name,vg_uuid,vg_size,vg_free"
 #: Of a volume, none of its segments: with one of these there would be a line for each segment.
 _VOLUMES = (
     "lv_name,vg_name,lv_layout,lv_role,lv_parent,lv_size,data_percent,metadata_percent,lv_metadata_size,origin,"
-    "origin_size,pool_lv,lv_device_open,lv_health_status,lv_uuid"
+    "origin_size,pool_lv,lv_device_open,lv_health_status,lv_uuid,lv_tags"
 )
+#: A volume that a job works on for the moment, and the tag with its own name (swap/volumes.py).
+_AT_WORK = re.compile(r"\.sa-([0-9a-zA-Z]{1,64})\.work")
+_OWN_NAME = re.compile(r"sa-([0-9a-zA-Z]{1,64})\.[ai][yn]\.(.+)")
 #: For ten thousand volumes and the parts of each.
 _LIMITS = tools.Limits(output_bytes=32 << 20)
 #: From so many percent on dmeventd extends a thin pool, and by so many (lvmthin(7)).
@@ -181,7 +184,7 @@ def _pool(line: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _volume(line: Mapping[str, str], parts: Mapping[tuple[str, str], Sequence[Mapping[str, str]]]) -> dict[str, Any]:
-    group, name = line["vg_name"], line["lv_name"]
+    group, name = line["vg_name"], _own_name(line)
     pool = _bare(line["pool_lv"]) if "thin" in line["lv_layout"].split(",") else ""
     allocated = share(line["lv_size"], line["data_percent"]) if pool else _taken(line, parts)
     # The size of a snapshot with blocks of its own is what it takes; a guest sees that of its origin.
@@ -193,6 +196,13 @@ def _volume(line: Mapping[str, str], parts: Mapping[tuple[str, str], Sequence[Ma
         "origin": line["origin"], "open": line["lv_device_open"] == "open", "health": line["lv_health_status"],
         "dm_path": f"/dev/mapper/{dm_name(group, name)}", "dev": dev, "inode": inode,
     }  # fmt: skip
+
+
+def _own_name(line: Mapping[str, str]) -> str:
+    """What a volume is called, also while a job gives it another name."""
+    name, work = line["lv_name"], _AT_WORK.fullmatch(line["lv_name"])
+    tags = filter(None, map(_OWN_NAME.fullmatch, line.get("lv_tags", "").split(",")))
+    return next((tag[2] for tag in tags if work and tag[1] == work[1] and NAME.match(tag[2])), name)
 
 
 def dm_name(group: str, name: str) -> str:

@@ -21,7 +21,7 @@ from storage_admin.agent.protocol import HostError, b64
 _CONFIG = "/etc/ceph/ceph.conf"
 _LIBVIRT = ("/etc/libvirt/storage/*.xml", "/run/libvirt/storage/*.xml")
 #: Without a limit of address space: a client of Ceph has dozens of threads. One that is away is not waited for.
-_LIMITS = tools.Limits(address_space=None, wall_seconds=20.0, output_bytes=32 << 20)
+LIMITS = tools.Limits(address_space=None, wall_seconds=20.0, output_bytes=32 << 20)
 #: Images that are asked about at once.
 _AT_ONCE = 8
 #: Seconds that a look between scans waits for a cluster.
@@ -106,8 +106,8 @@ def room(pools: Collection[str], io: AgentIO, etc_pve: str = "/etc/pve") -> dict
         StoppedError: the controller stopped the work.
     """
     found: dict[str, dict[str, int]] = {}
-    named = {*_of_proxmox(etc_pve), *_of_libvirt()} if pools else set[Named]()
-    for access in sorted({one.access for one in named}, key=lambda one: one.options):
+    accesses = {one.access for one in named(etc_pve)} if pools else set[Access]()
+    for access in sorted(accesses, key=lambda one: one.options):
         cluster = _cluster(access, io, _A_LOOK) if len(found) < len(pools) else _silent("")
         for name, pool in cluster["pools"].items():
             if f"{cluster['fsid']}/{name}" in pools:
@@ -181,7 +181,7 @@ def _cluster(access: Access, io: AgentIO, seconds: float = 20.0) -> dict[str, An
     """Its id, its size, and what is in each pool; where it does not answer, why."""
     try:
         asked = [["ceph", *access.options, what] for what in ("fsid", "df")]
-        fsid, told = _answers(asked, io, limits=replace(_LIMITS, wall_seconds=seconds))
+        fsid, told = _answers(asked, io, limits=replace(LIMITS, wall_seconds=seconds))
         pools = {
             pool["name"]: {
                 "stored": int(pool["stats"]["stored"]), "available": int(pool["stats"]["max_avail"]),
@@ -264,7 +264,7 @@ def _json(command: Sequence[str], io: AgentIO) -> Any:
 
 
 def _answers(
-    commands: Sequence[Sequence[str]], io: AgentIO, *, must: bool = True, limits: tools.Limits = _LIMITS
+    commands: Sequence[Sequence[str]], io: AgentIO, *, must: bool = True, limits: tools.Limits = LIMITS
 ) -> list[Any]:
     """The answers, in their order; where one fails, an empty one unless it ``must`` not."""
     lines = [[_raw(word) for word in (*command, "--format=json")] for command in commands]

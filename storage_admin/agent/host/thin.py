@@ -1,4 +1,4 @@
-"""What each volume of a thin pool has alone, by thin_ls(8) on a snapshot of the pool's metadata.
+"""What each volume of a thin pool has, alone (thin_ls(8)) and where (thin_dump(8)), by a snapshot of its metadata.
 
 A pool has room for one such snapshot, and grows its metadata while there is one. So it is there for as long as it is
 read; a note outlives the agent that is killed meanwhile, and the snapshot of a note without an agent is given up.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,10 @@ FOLDER = "/var/lib/storage-admin-agent"
 MOST_METADATA_PERCENT = 80
 #: The metadata of a pool of terabytes is read in minutes.
 _LONG = tools.Limits(cpu_seconds=None, wall_seconds=1800.0, output_bytes=32 << 20)
+#: A line of thin_dump: one chunk, or several that lie one after the other.
+_MAPPING = re.compile(
+    rb'<(?:single_mapping origin_block="(\d+)"|range_mapping origin_begin="(\d+)"[^>]* length="(\d+)")'
+)
 _COLUMNS = "vg_name,lv_name,lv_layout,pool_lv,thin_id,lv_uuid"
 
 
@@ -57,11 +62,58 @@ def measure(io: AgentIO) -> Iterator[dict[str, Any]]:
 
 
 def _measured(group: str, pool: str, uuid: str, names: dict[str, str], io: AgentIO) -> dict[str, int]:
-    metadata = f"/dev/mapper/{dm_name(group, pool)}_tmeta"
+    with _metadata(group, pool, uuid, io) as metadata:
+        report = ["thin_ls", "--metadata-snap", "--no-headers", "-o", "DEV,EXCLUSIVE_BYTES", metadata]
+        done = tools.run(report, io, limits=_LONG)
+    if done.exit_code:
+        raise HostError(f"thin_ls ended with {done.words()}")
+    try:
+        pairs = [line.split() for line in done.stdout.decode("ascii").splitlines() if line.strip()]
+        return {names[number]: int(alone) for number, alone in pairs if number in names}
+    except ValueError as error:
+        raise HostError(f"the answer of thin_ls is not understood: {error}") from error
+
+
+def mapped(group: str, pool: str, uuid: str, thin_id: int, io: AgentIO) -> list[tuple[int, int]]:
+    """What a thin volume has of its pool: from and to which of its chunks, in order.
+
+    Args:
+        uuid: LVM's id of the pool.
+        thin_id: the volume's number in it.
+
+    Raises:
+        RefusedError: ``busy``, ``not_enough_space``, ``tool_missing``.
+        HostError: the pool is not active, or a tool fails.
+        StoppedError: the controller stopped the work; nothing is reserved any more.
+    """
+    found: list[tuple[int, int]] = []
+    rest = bytearray()
+
+    def take(chunk: bytes) -> None:
+        rest.extend(chunk)
+        whole, _, after = bytes(rest).rpartition(b"\n")
+        rest[:] = after
+        for single, start, length in _MAPPING.findall(whole):
+            begin, end = (int(single), int(single) + 1) if single else (int(start), int(start) + int(length))
+            if found and found[-1][1] == begin:
+                begin = found.pop()[0]
+            found.append((begin, end))
+
+    with _metadata(group, pool, uuid, io) as metadata:
+        report = ["thin_dump", "--metadata-snap", "--dev-id", str(thin_id), metadata]
+        done = tools.run(report, io, limits=None, on_output=take)
+    if done.exit_code:
+        raise HostError(f"thin_dump ended with {done.words()}")
+    return found
+
+
+@contextlib.contextmanager
+def _metadata(group: str, pool: str, uuid: str, io: AgentIO) -> Iterator[str]:
+    """The path of a pool's metadata, which has a snapshot for as long as this lasts."""
     with _noted(uuid) as note:
         _give_up(group, pool, note, io)
         now = _state(group, pool, io)
-        if now["mode"] != "rw":
+        if now["mode"] not in {"rw", "out_of_data_space"}:
             raise RefusedError("busy", f"the pool does not take writes now ({now['mode']})")
         if now["held"]:
             raise RefusedError("busy", "somebody else has a snapshot of its metadata, of which there can be one")
@@ -73,17 +125,9 @@ def _measured(group: str, pool: str, uuid: str, names: dict[str, str], io: Agent
         try:
             _message(group, pool, "reserve_metadata_snap", io)
             note.write(_state(group, pool, io)["held"])
-            report = ["thin_ls", "--metadata-snap", "--no-headers", "-o", "DEV,EXCLUSIVE_BYTES", metadata]
-            done = tools.run(report, io, limits=_LONG)
+            yield f"/dev/mapper/{dm_name(group, pool)}_tmeta"
         finally:
             _give_up(group, pool, note, io)
-    if done.exit_code:
-        raise HostError(f"thin_ls ended with {done.words()}")
-    try:
-        pairs = [line.split() for line in done.stdout.decode("ascii").splitlines() if line.strip()]
-        return {names[number]: int(alone) for number, alone in pairs if number in names}
-    except ValueError as error:
-        raise HostError(f"the answer of thin_ls is not understood: {error}") from error
 
 
 def release_left(io: AgentIO) -> None:

@@ -83,7 +83,7 @@ class Stamp:
 
 
 def file_name(job: str, kind: str) -> bytes:
-    """The name of a job's file: ``kind`` is ``journal``, ``new``, ``orig``, ``aside``, or a part's number."""
+    """The name of a job's file: ``kind`` is ``journal``, ``new``, ``orig``, ``aside``, ``work``, or a part's number."""
     return f".sa-{job}.{kind}".encode("ascii")
 
 

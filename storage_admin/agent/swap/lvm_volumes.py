@@ -45,7 +45,7 @@ def lock_name(group: str) -> str:
 
 def check(place: Place) -> None:
     """As of :class:`Backend`."""
-    if not lvm.NAME.match(place.group) or not lvm.NAME.match(place.name):
+    if place.backend != "lvm" or not lvm.NAME.match(place.group) or not lvm.NAME.match(place.name):
         raise RefusedError(INVALID, "that is no volume of LVM")
 
 
@@ -161,13 +161,13 @@ def give_back(one: LogicalVolume, journal: Journal, io: AgentIO, lock: int) -> N
 
 def remove(one: LogicalVolume, journal: Journal, io: AgentIO, lock: int) -> int | None:  # noqa: ARG001 (as above)
     """In one command."""
-    before = _used_with(one, io)
+    before = used_with(one, io)
     change(["lvremove", "--yes", one.path], io, lock)
-    after = _used_with(one, io)
+    after = used_with(one, io)
     return None if before is None or after is None else before - after
 
 
-def _used_with(one: LogicalVolume, io: AgentIO) -> int | None:
+def used_with(one: LogicalVolume, io: AgentIO) -> int | None:
     """What its thin pool, or the group, has of its space in use now, in bytes; ``None`` where nobody tells."""
     if not one.pool:
         lines = [

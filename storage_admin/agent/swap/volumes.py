@@ -87,6 +87,11 @@ class Volume:
         return f"{self.group}/{self.name}"
 
     @property
+    def is_at_work(self) -> bool:
+        """Whether it has the name that its journal's job gave it for as long as it works on it."""
+        return self.journal is not None and self.name == work_name(self.journal.job)
+
+    @property
     def is_aside(self) -> bool:
         """Whether it has the name that its journal's job gave it."""
         return self.journal is not None and self.name == aside_name(self.journal.job)
@@ -150,6 +155,11 @@ class Backend(Protocol[V]):
 def aside_name(job: str) -> str:
     """What a volume is called while it is set aside."""
     return file_name(job, "aside").decode()
+
+
+def work_name(job: str) -> str:
+    """What a volume is called while a job changes it."""
+    return file_name(job, "work").decode()
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedE
 from storage_admin.agent.swap import lvm_volumes, rbd_volumes, settle, volumes, zfs_volumes
 from storage_admin.agent.swap.volumes import Backend, Journal, Place, Volume
 
-_WHERE = frozenset({"backend", "group", "group_id", "name", "id"})
+WHERE = frozenset({"backend", "group", "group_id", "name", "id"})
 BACKENDS: dict[str, Backend[Any]] = {"lvm": lvm_volumes, "zfs": zfs_volumes, "rbd": rbd_volumes}
 
 
@@ -42,7 +42,7 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
         HostError, StoppedError: the volume has its name.
     """
     started = time.monotonic()
-    backend, place = _parse(Arguments(request.args, _WHERE))
+    backend, place = _parse(Arguments(request.args, WHERE))
     with volumes.alone(backend, place.group) as lock:
         taken = _set_aside(backend, place, request, io, lock)
     return {"held_bytes": taken, "seconds": round(time.monotonic() - started, 3)}
@@ -70,7 +70,7 @@ def _set_aside(backend: Backend[Any], place: Place, request: Request, io: AgentI
         backend.refuse_used(now, io)
         backend.hide(now, io, lock)
     except (RefusedError, HostError):
-        _put_back(backend, place, journal, io, lock)
+        put_back(backend, place, journal, io, lock)
         raise
     return one.taken
 
@@ -138,7 +138,7 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _waiting(request: Request, io: AgentIO) -> Iterator[tuple[Backend[Any], Place, Volume, Journal, int]]:
-    args = Arguments(request.args, _WHERE | {"aside_job"})
+    args = Arguments(request.args, WHERE | {"aside_job"})
     (backend, place), job = _parse(args), args.take("aside_job", str)
     with volumes.alone(backend, place.group) as lock:
         backend.refuse_shared(place, io)
@@ -149,12 +149,12 @@ def _waiting(request: Request, io: AgentIO) -> Iterator[tuple[Backend[Any], Plac
         yield backend, place, found[0], journal, lock
 
 
-def _put_back(backend: Backend[Any], place: Place, text: str, io: AgentIO, lock: int) -> None:
+def put_back(backend: Backend[Any], place: Place, text: str, io: AgentIO, lock: int) -> None:
     """The volume has its name again, its device where it had one, and no journal."""
     for one in backend.there([place], io):
         journal = one.journal
         if one.id == place.id and journal is not None and journal.text == text:
-            if one.is_aside:
+            if one.is_aside or one.is_at_work:
                 volumes.give_name(backend, place, one, journal.own_name, io, lock)
             backend.give_back(volumes.find(backend, place, journal.own_name, io), journal, io, lock)
 
@@ -179,10 +179,10 @@ def recover(args: Arguments, active: frozenset[str], io: AgentIO) -> list[dict[s
     """
     wanted: dict[str, _Wanted] = {}
     for fields in args.get("volumes", list, []):
-        one = Arguments(fields, _WHERE | {"aside_job", "inode", "path_b64"})
+        one = Arguments(fields, WHERE | {"aside_job", "inode", "path_b64"})
         _, place = _parse(one)
         wanted[one.take("aside_job", str)] = _Wanted(place, one.take("inode", str), one.take("path_b64", str))
-    cut_off = [_parse(Arguments(fields, _WHERE))[1] for fields in args.get("volumes_cut_off", list, [])]
+    cut_off = [_parse(Arguments(fields, WHERE))[1] for fields in args.get("volumes_cut_off", list, [])]
     told = list[dict[str, Any]]()
     for name, backend in BACKENDS.items():
         here = {job: one for job, one in wanted.items() if one.place.backend == name}
@@ -255,6 +255,9 @@ def _settle_alone(
         if not one.is_going:
             backend.tidy(one, journal.own_name, io, lock)
         return _row(journal.job, settle.KEPT, path, taken=one.taken)
+    if one.is_at_work:
+        put_back(backend, Place("lvm", one.group, "", journal.own_name, one.id), journal.text, io, lock)
+        return _row(journal.job, settle.REVERTED, path, taken=one.taken)
     if one.name != journal.own_name:
         detail = f"{one.path} is marked by a job ({journal.text}), but has another name"
         return _row(journal.job, settle.FAILED, path, detail=detail)

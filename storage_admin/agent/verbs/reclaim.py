@@ -76,7 +76,7 @@ def dig(io: AgentIO, chain: Chain, *, children_known: bool, bandwidth: int | Non
     owned = space.owned(chain.image.fd)
     # Nothing is put back where it ends before its end, so the controller has to know what it began with.
     io.emit(protocol.OCCUPIED, before_bytes=before)
-    work = _Work(io, chain, _Pace(bandwidth))
+    work = _Work(io, chain, Pace(bandwidth))
     try:
         with cgroups.limited(io, chain.image.fd, idle=idle_io, bandwidth=bandwidth):
             if chain.image.facts.format == "qcow2":
@@ -159,7 +159,7 @@ def _refuse_corrupt(io: AgentIO, chain: Chain, idle_io: bool) -> None:
         )
 
 
-class _Pace:
+class Pace:
     """Keeps to a number of bytes a second; ``None`` is as fast as it goes."""
 
     def __init__(self, bandwidth: int | None) -> None:
@@ -186,7 +186,7 @@ class _Work:
 
     io: AgentIO
     chain: Chain
-    pace: _Pace
+    pace: Pace
     digger: holes.Digger = field(init=False)
 
     def __post_init__(self) -> None:

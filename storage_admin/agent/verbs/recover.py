@@ -10,10 +10,10 @@ from typing import Any
 from storage_admin.agent.appliance import appliance
 from storage_admin.agent.folders import scratch
 from storage_admin.agent.folders.pools import is_job, open_parent, open_root
-from storage_admin.agent.host import special_mounts, thin
+from storage_admin.agent.host import private_device, special_mounts, thin
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, b64, display
+from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, b64, display
 from storage_admin.agent.rewrite import committing
 from storage_admin.agent.swap import settle
 from storage_admin.agent.swap.journal import Journal, JournalError, file_name, is_commit, parse_name
@@ -78,6 +78,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     images = [_expected(fields) for fields in args.get("images", list, [])]
     pools = [_pool(fields) for fields in args.take("pools", list)]
     thin.release_left(io)
+    _remove_devices(active, io)
     appliance.clear()
     mounts = Mounts.of_this_machine()
     paths = {path for _, path, _ in pools} | {one.pool_path for one in (*expected, *images)}
@@ -102,6 +103,17 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         "images": [row for row in seen_images if row is not None],
         "unread": walk.unread,
     }
+
+
+def _remove_devices(active: frozenset[str], io: AgentIO) -> None:
+    """Take away what killed jobs had of thin volumes (:mod:`private_device`)."""
+    for name in private_device.left():
+        if name[len(private_device.NAME) :] not in active:
+            try:
+                private_device.remove(name)
+                io.log(f"removed the device {name}, which a job had left")
+            except HostError as error:
+                io.log(error.detail, "warning")
 
 
 @dataclass(frozen=True)

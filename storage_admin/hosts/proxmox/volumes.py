@@ -191,6 +191,9 @@ def own_id(volume_id: str) -> str:
     """The id of the same volume without the image that it stands on: what a linked clone is called once it is flat."""
     parts = split(volume_id)
     linked = _LINKED.fullmatch(parts[1]) if parts else None
+    block = _BLOCK_NAME.fullmatch(parts[1]) if parts else None
+    if parts and block and block[1]:
+        return f"{parts[0]}:{block[3]}"
     if parts is None or linked is None:
         return volume_id
     return f"{parts[0]}:{linked[3]}/{linked[4]}"

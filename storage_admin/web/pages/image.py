@@ -108,6 +108,8 @@ def _actions(request: PageRequest, image: Image) -> list[Action]:
     for kind in planning.image_kinds():
         if (kind.name in rows.KINDS and not _is_for(request, image, kind.name)) or _lacks(image, kind.name):
             continue
+        if image.is_volume and image.pool.kind not in kind.volumes:
+            continue
         if kind.role > request.actor.role and kind.name in ATTACHING:
             continue
         actions.append(Action(image.pk, kind, planning.plan_for(request.actor, kind, image, {})))

@@ -181,12 +181,14 @@ class Text:
 
 def _fields(kind: Rewriting, image: Image, options: dict[str, Any]) -> list[Field]:
     fields = []
+    # A volume's storage has but one way to do it.
+    properties = {} if image.is_volume else kind.properties
     for name, (word, words) in CHOICES.items():
-        if name in kind.properties:
-            values = kind.properties[name]["enum"]
+        if name in properties:
+            values = properties[name]["enum"]
             shown = {value: kind.method_word(value) if name == "method" else value for value in values} | words
             fields.append(Field(name, word, [(value, str(shown[value]), value == options[name]) for value in values]))
-    if "down_to" in kind.properties:
+    if "down_to" in properties:
         bases = _bases(image)
         choices = [("", gettext("no backing file"), options["down_to"] is None)]
         choices += [
@@ -194,7 +196,7 @@ def _fields(kind: Rewriting, image: Image, options: dict[str, Any]) -> list[Fiel
             for base in bases
         ]
         fields.append(Field("down_to", gettext("Flatten down to"), choices))
-    if "slot" in kind.properties:
+    if "slot" in properties:
         held = image.from_header("key_slots") or ()
         choices = [("", gettext("add a passphrase"), options["slot"] is None)]
         choices += [
@@ -202,10 +204,10 @@ def _fields(kind: Rewriting, image: Image, options: dict[str, Any]) -> list[Fiel
         ]
         fields.append(Field("slot", gettext("Change"), choices))
     for name, (word, words) in SWITCHES.items():
-        if name in kind.properties:
+        if name in properties:
             values = [(value, str(shown_as), (value == "true") == options[name]) for value, shown_as in words.items()]
             fields.append(Field(name, word, values))
-    if "target_pool" in kind.properties:
+    if "target_pool" in properties:
         pools = StoragePool.objects.filter(host=image.host_id).exclude(pk=image.pool_id).order_by("name", "id")
         choices = [("", gettext("{pool} (current pool)").format(pool=image.pool.name), options["target_pool"] is None)]
         choices += [(str(pool.pk), f"{pool.name}: {pool.path}", pool.pk == options["target_pool"]) for pool in pools]
@@ -249,7 +251,7 @@ def _context(
         "error": shown.error or refused,
         "fields": fields,
         "texts": texts,
-        "has_undo": "undo_hours" in kind.properties,
+        "has_undo": "undo_hours" in kind.properties and not image.is_volume,
         "undo_hours": form.get("undo_hours", shown.options.get("undo_hours")),
         "planned": plan_digest(*confirmed(plan, shown.options)),
         "shown": shown_as(request, plan),
