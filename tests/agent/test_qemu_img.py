@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from storage_admin.agent.protocol import HostError
-from storage_admin.agent.qemu import versions
+from storage_admin.agent.qemu import node
 from tests.agent.recording import RecordingIO
 
 
@@ -27,12 +27,12 @@ def install(tool: Path, says: str) -> None:
 def test_the_version_is_asked_once_and_again_after_an_upgrade(tool: Path) -> None:
     io = RecordingIO()
     install(tool, "qemu-img version 5.0.1 (Debian)")
-    assert [versions.version(io), versions.version(io)] == [(5, 0), (5, 0)]
-    assert not versions.supports_zstd(io)  # so old a one is not asked
+    assert [node.version(io), node.version(io)] == [(5, 0), (5, 0)]
+    assert not node.supports_zstd(io)  # so old a one is not asked
     assert len(io.all("command")) == 1
     install(tool, "qemu-img version 10.2.0")
-    assert versions.version(io) == (10, 2)
-    assert [versions.supports_zstd(io), versions.supports_zstd(io)] == [True, True]
+    assert node.version(io) == (10, 2)
+    assert [node.supports_zstd(io), node.supports_zstd(io)] == [True, True]
     assert len(io.all("command")) == 3
 
 
@@ -40,4 +40,4 @@ def test_a_qemu_img_that_does_not_say_its_version_is_an_error_each_time(tool: Pa
     install(tool, "hello")
     for _ in range(2):
         with pytest.raises(HostError, match="does not say its version"):
-            versions.version(RecordingIO())
+            node.version(RecordingIO())

@@ -10,7 +10,7 @@ from typing import Any
 from storage_admin.agent.bench.qemu_bench import Guest
 from storage_admin.agent.bench.step import Bench, Fields, Setting, Step
 from storage_admin.agent.protocol import INVALID, RefusedError
-from storage_admin.agent.qemu import versions
+from storage_admin.agent.qemu import node
 
 TOOLS = ("qemu-img",)
 _FILE = "new.qcow2"
@@ -46,7 +46,7 @@ class CreationStep(Step):
 
     def unsupported(self, bench: Bench) -> str | None:
         """An old qemu-img knows no extended L2 entries."""
-        if self.extended_l2 and versions.version(bench.io) < _EXTENDED_SINCE:
+        if self.extended_l2 and node.version(bench.io) < _EXTENDED_SINCE:
             return "extended L2 entries need qemu-img 5.2 or newer on this host: left out"
         return None
 

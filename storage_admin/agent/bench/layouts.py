@@ -15,7 +15,7 @@ from storage_admin.agent.bench.qemu_bench import Guest
 from storage_admin.agent.bench.step import Bench, Fields, Setting, Step
 from storage_admin.agent.host import space
 from storage_admin.agent.protocol import INVALID, RefusedError
-from storage_admin.agent.qemu import versions
+from storage_admin.agent.qemu import node
 
 TOOLS = ("qemu-img",)
 LAYOUTS = ("raw", "qcow2", "raw+qcow2", "qcow2+qcow2", "chain", "zlib", "zstd")
@@ -50,7 +50,7 @@ class LayoutStep(Step):
 
     def unsupported(self, bench: Bench) -> str | None:
         """zstd is younger than zlib."""
-        if self.layout == "zstd" and not versions.supports_zstd(bench.io):
+        if self.layout == "zstd" and not node.supports_zstd(bench.io):
             return "qemu-img on this host cannot compress with zstd: left out"
         return None
 

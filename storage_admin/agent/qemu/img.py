@@ -18,7 +18,7 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.programs.confined import Files
 from storage_admin.agent.protocol import HostError, display
-from storage_admin.agent.qemu import versions
+from storage_admin.agent.qemu import node
 from storage_admin.agent.qemu.keys import Keys, deriving
 from storage_admin.agent.qemu.node import SLOW_QUERY, Effort, Node, answered, fail, formats, text
 
@@ -127,7 +127,7 @@ def _create(io: AgentIO, image: Node, target: Conversion, effort: Effort) -> too
 def _options(io: AgentIO, target: Conversion) -> str:
     """Creation options with those of the filesystem: on XFS, qemu-img rounds what a file takes up to 1 MiB."""
     mount = Mounts.of_this_machine().of_descriptor(target.folder)
-    if mount is None or mount.filesystem != "xfs" or versions.version(io) < (5, 2):
+    if mount is None or mount.filesystem != "xfs" or node.version(io) < (5, 2):
         return target.options
     return ",".join(filter(None, [target.options, "extent_size_hint=0"]))
 

@@ -18,7 +18,7 @@ from typing import Callable
 from storage_admin.agent.formats import vpc
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
-from storage_admin.agent.qemu import img, versions
+from storage_admin.agent.qemu import img, node
 from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite import vmdk_descriptor
 from storage_admin.agent.rewrite.base import Recipe, Rewrite
@@ -269,7 +269,7 @@ class Compress(Copy):
             return "zlib"
         if compat == "0.10":
             raise RefusedError(INVALID, "zstd requires an image of compat 1.1; choose zlib or auto")
-        if versions.supports_zstd(work.io):
+        if node.supports_zstd(work.io):
             return "zstd"
         if self.asked == "zstd":
             raise RefusedError("tool_missing", "this host's qemu-img cannot compress with zstd; choose zlib or auto")

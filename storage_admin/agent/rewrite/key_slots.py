@@ -16,9 +16,9 @@ from typing import Any
 from storage_admin.agent.formats import luks, qcow2
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.protocol import HostError, RefusedError
-from storage_admin.agent.qemu import keys, versions
+from storage_admin.agent.qemu import keys
 from storage_admin.agent.qemu.keys import Keys
-from storage_admin.agent.qemu.node import Node
+from storage_admin.agent.qemu.node import Node, version
 from storage_admin.agent.rewrite.base import Rewrite
 from storage_admin.agent.rewrite.file_copies import FileCopy, changed
 
@@ -59,7 +59,7 @@ class KeySlots(FileCopy):
         image, facts = work.chain.image, work.chain.image.facts
         if facts.key_slots is None:
             raise RefusedError("unsupported_subformat", f"{image.shown} has no LUKS header of version 1")
-        if versions.version(work.io) < _SINCE:
+        if version(work.io) < _SINCE:
             raise RefusedError("tool_missing", "key slots are changed by qemu-img 5.1 or newer")
         node = work.chain.node()
         if not keys.opens(work.io, node, self._passphrase):
