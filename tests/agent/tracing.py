@@ -27,10 +27,11 @@ _LOOKS = f'execve("{sys.executable}", ["{sys.executable}", "-I", "-S", "-c", '
 #: A scan asks whether a libvirtd answers on this host.
 _TO_LIBVIRT = re.compile(r'sa_family=AF_UNIX, sun_path="(?:/var)?/run/libvirt/')
 #: What any process may open: the system's libraries and tables, and this program.
-_EXPORTS = "/var/lib/nfs/etab"
 _SYSTEM = (
     *("/proc", "/sys", "/usr", "/lib", "/lib64", "/bin", "/etc/ld.so", "/etc/ssl", "/dev/null", "/dev/loop"),
     *("/dev/urandom", "/dev/disk/by-uuid", "/etc/machine-id", "/etc/locale.alias"),
+    # What this machine exports, as root's tools have written it down.
+    "/var/lib/nfs/etab",
     # Which hypervisors are here is a question of every scan.
     *("/etc/libvirt", "/run/libvirt", "/etc/pve"),
     # Where agents tell each other what they have yet to write.
@@ -91,7 +92,7 @@ class Trace:
     def outside(self, *allowed: Path) -> set[bytes]:
         """What was opened, or tried to be, that neither the system nor these folders hold.
 
-        The folders on the way to these are passed one by one, and root's lists of folders and of exports are read.
+        The folders on the way to these are passed one by one, and root's list of folders is read.
         """
         more = _OF_APPLIANCE if self.appliance else ()
         own = (
@@ -101,7 +102,6 @@ class Trace:
             sys.prefix,
             sys.base_prefix,
             image_folders.file_path(),
-            _EXPORTS,
             *map(str, allowed),
         )
         roots = [os.fsencode(root) for root in own]
