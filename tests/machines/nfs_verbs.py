@@ -9,7 +9,7 @@ from tests.agent.harness import NO_RESERVE
 from tests.machines.nfs import EXPORTED, MOUNTED, SIZE, Export
 
 #: So slow that the data of an image takes seconds; else a server would be back before anything was missed.
-SLOW = {"bandwidth_bytes_sec": 32 << 10}
+SLOW = {"bandwidth_bytes_sec": 8 << 10}
 #: Of those that copy: they are met while they do, or when they wait for leave to put the result in its place.
 COPYING = ("reclaim", "convert", "flatten", "export", "unpack", "create")
 VERBS = (*COPYING, "set_aside", "restore_aside", "delete_aside", "undo", "discard_undo", "grow", "receive")
