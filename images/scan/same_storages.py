@@ -10,6 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from django.db.models import QuerySet
+
 from images.models import Image
 from storage_admin.hosts.models import Host, StoragePool
 
@@ -38,10 +40,9 @@ def settle(host: Host, told: Collection[int]) -> None:
         told: ids of the pools that the agent has just told of; their keys are those that it gave them.
     """
     everywhere = list(StoragePool.objects.filter(network=True).exclude(mount={}).order_by("pk"))
-    files: dict[int, _Listed] = {}
     doubts: list[tuple[StoragePool, list[tuple[StoragePool, Relation]]]] = []
     for pool in (one for one in everywhere if one.host_id == host.pk and one.pk in told):
-        others = [(one, found) for one in everywhere if one.pk != pool.pk and (found := relation(pool, one, files))]
+        others = [(one, found) for one in everywhere if one.pk != pool.pk and (found := relation(pool, one))]
         same = [(one, found) for one, found in others if found.is_proven]
         apart = {one.shared_key for one in everywhere if one.pk not in {pool.pk, *(other.pk for other, _ in same)}}
         outer = min(same, key=lambda pair: (-len(pair[1].theirs), bool(pair[1].ours), pair[0].pk), default=None)
@@ -61,12 +62,8 @@ def settle(host: Host, told: Collection[int]) -> None:
         pool.save(update_fields=["shared_key", "fs_key", "may_be"])
 
 
-def relation(pool: StoragePool, other: StoragePool, listed: dict[int, "_Listed"]) -> Relation | None:
-    """What two pools are to each other, by the last scans of both; ``None`` where nothing speaks for one storage.
-
-    Args:
-        listed: the images of pools that were read already; gets those that are read.
-    """
+def relation(pool: StoragePool, other: StoragePool) -> Relation | None:
+    """What two pools are to each other, by the last scans of both; ``None`` where nothing speaks for one storage."""
     mine, theirs = pool.mount, other.mount
     if pool.is_exported and other.is_exported and pool.host_id != other.host_id:
         return None  # each is on disks of its own
@@ -78,10 +75,7 @@ def relation(pool: StoragePool, other: StoragePool, listed: dict[int, "_Listed"]
         return Relation(True, *named)
     if one_server and one_folder and mine["fsid"] is not None and mine["fsid"] == theirs["fsid"]:
         return Relation(True)
-    for one in (pool, other):
-        if one.pk not in listed:
-            listed[one.pk] = _files(one)
-    found = _in_both(listed[pool.pk], listed[other.pk])
+    found = _in_both(pool, other)
     if found.count:
         since = max(at.timestamp() * 1e9 if at else float("inf") for at in (pool.known_since, other.known_since))
         is_proven = may_be_one and bool((one_server and found.unchanged) or found.newest_ns > since)
@@ -90,11 +84,7 @@ def relation(pool: StoragePool, other: StoragePool, listed: dict[int, "_Listed"]
         return Relation(False, *named)
     sizes = [one.capacity_bytes or 0 for one in (pool, other)]
     alike = one_folder and abs(sizes[0] - sizes[1]) <= _ROUNDED_BYTES
-    return Relation(False) if alike and not (listed[pool.pk] and listed[other.pk]) else None
-
-
-#: Of images by number and name: the path within the pool, size, and times.
-_Listed = dict[tuple[str, str], tuple[Any, ...]]
+    return Relation(False) if alike and not (_images(pool).exists() and _images(other).exists()) else None
 
 
 @dataclass(frozen=True)
@@ -113,7 +103,8 @@ class _Files:
     newest_ns: int = 0
 
 
-def _in_both(here: _Listed, there: _Listed) -> _Files:
+def _in_both(pool: StoragePool, other: StoragePool) -> _Files:
+    here, there = _listed(pool, other), _listed(other, pool)
     places: dict[tuple[str, str], list[tuple[bool, int]]] = {}
     for key in here.keys() & there.keys():
         (path, *stamp), (their_path, *their_stamp) = here[key], there[key]
@@ -127,8 +118,13 @@ def _in_both(here: _Listed, there: _Listed) -> _Files:
     return _Files(place, len(places[place]), len(unchanged), max(unchanged, default=0))
 
 
-def _files(pool: StoragePool) -> _Listed:
-    rows = Image.every.filter(pool=pool, missing_since=None).order_by()
+def _images(pool: StoragePool) -> QuerySet[Image]:
+    return Image.every.filter(pool=pool, missing_since=None).order_by()
+
+
+def _listed(pool: StoragePool, other: StoragePool) -> dict[tuple[str, str], tuple[Any, ...]]:
+    """Of the images whose numbers are in another pool, too, by number and name: path in the pool, size, and times."""
+    rows = _images(pool).filter(inode__in=_images(other).values("inode"))
     columns = ("inode", "name", "path", "file_size", "mtime_ns", "ctime_ns")
     start = len(pool.path.rstrip("/")) + 1
     return {(inode, name): (path[start:], *rest) for inode, name, path, *rest in rows.values_list(*columns)}

@@ -30,6 +30,8 @@ _TO_LIBVIRT = re.compile(r'sa_family=AF_UNIX, sun_path="(?:/var)?/run/libvirt/')
 _SYSTEM = (
     *("/proc", "/sys", "/usr", "/lib", "/lib64", "/bin", "/etc/ld.so", "/etc/ssl", "/dev/null", "/dev/loop"),
     *("/dev/urandom", "/dev/disk/by-uuid", "/etc/machine-id", "/etc/locale.alias"),
+    # What this machine exports, as root's tools have written it down.
+    "/var/lib/nfs/etab",
     # Which hypervisors are here is a question of every scan.
     *("/etc/libvirt", "/run/libvirt", "/etc/pve"),
     # Where agents tell each other what they have yet to write.
@@ -93,7 +95,15 @@ class Trace:
         The folders on the way to these are passed one by one, and root's list of folders is read.
         """
         more = _OF_APPLIANCE if self.appliance else ()
-        own = (*_SYSTEM, *more, str(ROOT), sys.prefix, sys.base_prefix, image_folders.file_path(), *map(str, allowed))
+        own = (
+            *_SYSTEM,
+            *more,
+            str(ROOT),
+            sys.prefix,
+            sys.base_prefix,
+            image_folders.file_path(),
+            *map(str, allowed),
+        )
         roots = [os.fsencode(root) for root in own]
         passed = {os.fsencode(folder) for one in allowed for folder in one.parents}
         return {path for path in self.opened - passed if not any(_is_beneath(path, root) for root in roots)}

@@ -16,8 +16,9 @@ from typing import Any
 
 #: What may be done to an agent, each at a port of its own: nothing; it is killed when no file has the image's name, on
 #: the way there or back; it waits for a stranger before its last look, before a door, or before it looks who came late;
-#: it is killed before it has connected a device, or right after that; its kernel has no Landlock.
-HOWS = ("", "die", "die back", "last look", "door", "late", "die taken", "die connected", "no landlock")
+#: it is killed before it has connected a device, or right after that; its kernel has no Landlock;
+#: it holds locks for no minute after a file has lost its name.
+HOWS = ("", "die", "die back", "last look", "door", "late", "die taken", "die connected", "no landlock", "soon")
 FIRST_PORT = 7000
 #: Where a stranger listens: this and the number of the job that is to wait for him.
 _STRANGERS, _SERVER = 20_000, "10.9.0.1"
@@ -57,7 +58,7 @@ def _change(how: str) -> None:
     from storage_admin.agent import main  # noqa: PLC0415
     from storage_admin.agent.host import cgroups, nbd  # noqa: PLC0415
     from storage_admin.agent.programs import confined  # noqa: PLC0415
-    from storage_admin.agent.swap import exchange, moment, swap  # noqa: PLC0415
+    from storage_admin.agent.swap import exchange, fence, moment, swap  # noqa: PLC0415
 
     def die(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -65,13 +66,15 @@ def _change(how: str) -> None:
     def taken(*_: Any) -> None:
         raise FileExistsError  # as if somebody had made a file of that name just then
 
+    set_to: dict[str, tuple[Any, str, Any]] = {
+        "soon": (fence, "NAMES_KEPT", 1.0), "no landlock": (confined, "means", lambda: confined.NAMESPACES),
+        "die connected": (cgroups, "set_free", die),
+    }  # fmt: skip
     if how == "die taken":
         place = nbd.take
         setattr(nbd, "take", lambda note: die(place(note)))  # noqa: B010
-    elif how == "no landlock":
-        setattr(confined, "means", lambda: confined.NAMESPACES)  # noqa: B010
-    elif how == "die connected":
-        setattr(cgroups, "set_free", die)  # noqa: B010
+    elif how in set_to:
+        setattr(*set_to[how])
     elif how.startswith("die"):
         setattr(exchange, "link", taken if "back" in how else die)  # noqa: B010 (for type checkers it is another one)
         setattr(exchange, "give" if "back" in how else "link", die)

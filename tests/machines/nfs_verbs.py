@@ -9,7 +9,7 @@ from tests.agent.harness import NO_RESERVE
 from tests.machines.nfs import EXPORTED, MOUNTED, SIZE, Export
 
 #: So slow that the data of an image takes seconds; else a server would be back before anything was missed.
-SLOW = {"bandwidth_bytes_sec": 64 << 10}
+SLOW = {"bandwidth_bytes_sec": 8 << 10}
 #: Of those that copy: they are met while they do, or when they wait for leave to put the result in its place.
 COPYING = ("reclaim", "convert", "flatten", "export", "unpack", "create")
 VERBS = (*COPYING, "set_aside", "restore_aside", "delete_aside", "undo", "discard_undo", "grow", "receive")
@@ -74,12 +74,16 @@ class Work:
             case "set_aside":
                 return aside_args(export, path)
             case "restore_aside" | "delete_aside":
-                export.ask("set_aside", aside_args(export, path), self.name)
+                self._before("set_aside", aside_args(export, path))
                 inode = {} if self.verb == "restore_aside" else {"inode": self._inode("aside"), "pools": []}
                 return place(path) | {"aside_job": self.name} | inode
             case _:
-                export.ask("reclaim", export.reclaim(path, undo_hours=24), self.name)
+                self._before("reclaim", export.reclaim(path, undo_hours=24))
                 return place(path) | {"undo_job": self.name, **({} if self.verb == "undo" else {"force": True})}
+
+    def _before(self, verb: str, args: dict[str, Any]) -> None:
+        answer = self.export.ask(verb, args, self.name, how="soon")
+        assert "code" not in answer, answer
 
     def _inode(self, what: str) -> int:
         return int(self.export.client.run(f"stat -c %i {MOUNTED}/.sa-{self.name}.{what}"))
@@ -91,7 +95,7 @@ class Work:
             AssertionError: it does not.
         """
         run, there, succeeded = self.export.server.run, f"{EXPORTED}/{self.name}", "code" not in answer
-        aside = f"{EXPORTED}/.sa-{self.name}.aside"
+        aside = f"{EXPORTED}/.sa-{self.job if self.verb == 'set_aside' else self.name}.aside"
         if self.verb.endswith("aside"):
             found = run(f"ls {there} {aside} 2>/dev/null || true").split()
             gone = self.verb == "delete_aside" and (succeeded or not found)

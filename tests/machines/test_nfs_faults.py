@@ -26,7 +26,8 @@ _numbers = itertools.count(1)
 OPTIONS = "rw,sync,no_root_squash,no_subtree_check"
 CLIENTS = "10.9.0.0/24"
 
-PIECE = b"\0" * (64 << 10)
+OVER = {protocol.RESULT, protocol.ERROR}
+PIECE = b"u" * (64 << 10)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,14 @@ class TakenBack(Fault):
 
     def heal(self) -> None:
         self.server.run("exportfs -ra")
+        self.forget_locks()
+
+    def forget_locks(self) -> None:
+        """Over 3 nobody could give a lock back meanwhile, and the server keeps it for good (measured: lockd says
+        "unlock status 7", and each recovery "busy"): only its start takes them away.
+        """
+        if self.export.version == "3":
+            self.server.run("systemctl restart nfs-server")
 
 
 class MadeAnew(TakenBack):
@@ -85,6 +94,7 @@ class MadeAnew(TakenBack):
 
     def heal(self) -> None:
         self.server.run("exportfs -ua; exportfs -f; exportfs -ra")
+        self.forget_locks()
         for machine in (self.export.server, self.export.client):
             machine.run(
                 f"umount -l {MOUNTED}; mount -t nfs -o vers={self.export.version},hard 10.9.0.1:{EXPORTED} {MOUNTED}"
@@ -109,13 +119,16 @@ def test_a_fault_of_the_server_in_the_middle_of_each_verb_loses_nothing(export: 
             works = [Work(export, verb, str(next(_numbers)), str(next(_numbers))) for verb in VERBS]
             with ThreadPoolExecutor(len(works)) as pool:
                 asked = list(pool.map(Work.args, works))
-            in_the_middle = {verb for verb in COPYING if trial.rng.random() < 0.5}
+            # Who waits for leave has written all that takes room.
+            in_the_middle = {verb for verb in COPYING if fault is Full or trial.rng.random() < 0.5}
             agents = list[Pinged]()
             for work, args in zip(works, asked, strict=True):
-                agents.append(stack.enter_context(export.agent()))
+                agents.append(stack.enter_context(export.agent(how="soon")))
                 agents[-1].request(work.verb, args, work.job)
             with ThreadPoolExecutor(len(works)) as pool:
                 list(pool.map(_wait, agents, (work.verb in in_the_middle for work in works)))
+            early = [work.verb for work, agent in zip(works, agents, strict=True) if agent.events[-1]["event"] in OVER]
+            print("over before:", early)
             happens = fault(export)
             happens.strike()
             try:

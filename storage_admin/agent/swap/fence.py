@@ -164,6 +164,13 @@ class Fence:
             raise
         return self
 
+    @property
+    def closes_late(self) -> bool:
+        """Whether a name that an open file loses lives on under another one until it is closed, which moves the time of
+        change once more (``.nfs…``): on a mount of NFS, where two names cannot be exchanged.
+        """
+        return self._mount is not None and self._mount.filesystem in _KEEPS_NAMES
+
     def outlast_names(self, went: int, io: AgentIO) -> None:
         """Hold the locks until no other machine finds the old file by the name that it had.
 

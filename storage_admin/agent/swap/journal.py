@@ -276,6 +276,7 @@ class Story:
         done: the new file under the image's name; ``None`` before that.
         copy: the original as undo copy, where the agent that swapped could still write it down, and no undo has moved
             its names since: what differs from it is somebody else's doing.
+        late: the times of change in ``done`` and ``copy`` tell nothing: their files' last names went later (NFS).
         undo_job: the undo that has begun, if any.
         undone: the new file as it was when that undo began.
         old_name: that the image had before, where the job gave it another one; else ``None``.
@@ -294,6 +295,7 @@ class Story:
     ready: Stamp | None = None
     done: Stamp | None = None
     copy: Stamp | None = None
+    late: bool = False
     undo_job: str | None = None
     undone: Stamp | None = None
     old_name: bytes | None = None
@@ -314,9 +316,15 @@ class Story:
     def is_touched(self, copy: Stamp) -> bool:
         """Whether somebody changed the undo copy in any way: its time of change tells, also where others were set back.
 
-        It does so of a new owner, mode or name, too; and nothing where :attr:`copy` is not known.
+        It does so of a new owner, mode or name, too; and nothing where :attr:`copy` is not known, or :attr:`late`.
         """
-        return self.copy is not None and copy.ctime_ns != self.copy.ctime_ns
+        return self.copy is not None and not self.late and copy.ctime_ns != self.copy.ctime_ns
+
+    def is_written_to(self, new: Stamp) -> bool:
+        """Whether somebody changed the new file since it got its name: content, or anything else of it."""
+        if self.done is None or (new.file_size, new.mtime_ns) != (self.done.file_size, self.done.mtime_ns):
+            return True
+        return not self.late and new.ctime_ns != self.done.ctime_ns
 
     @property
     def name_before(self) -> bytes:
@@ -356,6 +364,7 @@ class Story:
                 copy = Stamp.parse(record["undo"]) if "undo" in record else None
                 keep = bool(first["undo_hours"]) if copy is not None else story.keep_undo
                 story = replace(story, done=Stamp.parse(record.get("new")), copy=copy, keep_undo=keep, exchanging=False)
+                story = replace(story, late=record.get("late") is True)
             elif record["step"] == UNDO:
                 undone = Stamp.parse(record["new"]) if "new" in record else None
                 story = replace(story, undo_job=str(record.get("job")), undone=undone, exchanging=False)

@@ -247,7 +247,8 @@ class NewFile(ABC):
                 raise RefusedError(
                     "immutable", "the image or its folder is protected (chattr +i), so it cannot be replaced"
                 ) from error
-            self._journal.append(journal.DONE, new=done.came, undo=done.went)
+            late = {"late": True} if fence.closes_late else {}
+            self._journal.append(journal.DONE, new=done.came, undo=done.went, **late)
             settled = settle(self._journal)
             if settled.undo_waits:
                 fence.outlast_names(self.original, io)

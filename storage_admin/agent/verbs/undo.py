@@ -290,7 +290,7 @@ def _refuse(place: _Place, story: Story, new: int, old: int, *, force: bool) -> 
     named = settle.stat_in(place.folder, place.name)
     if done is None or here.inode != done.inode or named is None or named.inode != done.inode:
         raise RefusedError("stale_plan", "the image was replaced again since the job; undo the later job first")
-    if not force and _content(here) != _content(done):
+    if not force and story.is_written_to(here):
         raise RefusedError(
             "undo_written_to",
             "the image was written to since the job, and these writes would be lost. Force the undo to accept that",
