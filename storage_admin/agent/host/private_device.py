@@ -80,13 +80,13 @@ def left() -> list[str]:
     return [name for name in found if name.startswith(NAME)]
 
 
-def remove(name: str) -> None:
-    """Take such a device away; who passes by is waited for.
+def remove(name: str, patience: float = _PASSING) -> None:
+    """Take such a device away; who passes by is waited for, for so many seconds.
 
     Raises:
         HostError: somebody has it open.
     """
-    deadline = time.monotonic() + _PASSING
+    deadline = time.monotonic() + patience
     while True:
         try:
             _ask(_REMOVE, name, event=_NO_UDEV)

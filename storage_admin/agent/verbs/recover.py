@@ -110,10 +110,10 @@ def _remove_devices(active: frozenset[str], io: AgentIO) -> None:
     for name in private_device.left():
         if name[len(private_device.NAME) :] not in active:
             try:
-                private_device.remove(name)
+                private_device.remove(name, 0.0)  # an agent that only looks has it open
                 io.log(f"removed the device {name}, which a job had left")
             except HostError as error:
-                io.log(error.detail, "warning")
+                io.log(error.detail)
 
 
 @dataclass(frozen=True)
