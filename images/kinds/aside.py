@@ -20,7 +20,7 @@ from images.scan import known
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.errors import InvalidError
-from storage_admin.hosts.models import Host
+from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
@@ -32,7 +32,7 @@ class AsideKind(ImageKind):
 
     role = Role.ADMIN
     rewrites = True
-    volumes = frozenset({"lvm", "lvmthin"})
+    volumes = frozenset(StoragePool.VOLUMES)
     #: Whether it frees what the image takes.
     deletes = False
     #: What the agent is asked to do with a volume.

@@ -58,6 +58,9 @@ def test_a_volumes_page_has_the_jobs_that_its_pool_can_do_and_no_others(kind: st
     image = volume(kind)
     page = client_as(role=Role.ADMIN.label.lower()).get(reverse("image", args=[image.pk]))
     assert {action.kind.name for action in page.context["actions"]} == offered
+    Image.objects.filter(pk=image.pk).update(orphan=True)
+    page = client_as(role=Role.ADMIN.label.lower()).get(reverse("image", args=[image.pk]))
+    assert {action.kind.name for action in page.context["actions"]} == offered | {"set_aside"}
 
 
 @pytest.mark.parametrize("kind", ["lvmthin", "rbd"])

@@ -120,9 +120,9 @@ def test_a_name_that_is_taken_meanwhile_is_not_given_back(site: Host, row: Row) 
     assert f".sa-{job.uid}.aside" in listed(site)
 
 
-#: A tool of LVM that ends its caller right before, or right after, its work.
+#: A tool of LVM that ends its caller right before, or right after, its work. LVM goes by the name that it is called by.
 DIES = (
-    "mv /usr/sbin/{tool} /usr/sbin/{tool}.real; printf '#!/bin/sh\\n{before}/usr/sbin/{tool}.real \"$@\"\\n{after}' "
+    "mv /usr/sbin/{tool} /usr/sbin/{tool}.real; printf '#!/bin/sh\\n{before}/usr/sbin/lvm {tool} \"$@\"\\n{after}' "
     ">/usr/sbin/{tool}; chmod +x /usr/sbin/{tool}"
 )
 OPTIONS: dict[str, dict[str, Any]] = {
