@@ -177,3 +177,26 @@ def test_files_outside_the_pools_are_not_told(tmp_path: Path) -> None:
     with opened_by_qemu(tmp_path / "outside.qcow2"):
         assert scanned(tmp_path / "pool").one("seen")["busy"] == []
         assert scanned(tmp_path / "pool", probe_b64=[encoded(tmp_path)]).one("seen")["busy"] == []
+
+
+def test_one_of_ours_that_ends_while_processes_are_looked_through_uses_no_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (image := tmp_path / "a.raw").touch()
+    status = image.stat()
+    children = [subprocess.Popen(["sleep", "60"])]
+
+    def opened(*_: object) -> Iterator[tuple[int, int, int]]:
+        """Each look finds one of ours that samples the image, and is gone by its end; the next one is there by then."""
+        children.append(subprocess.Popen(["sleep", "60"]))
+        yield status.st_dev, status.st_ino, children[-2].pid
+        children[-2].kill()
+        children[-2].wait()
+
+    monkeypatch.setattr(in_use, "_descriptors", opened)
+    try:
+        assert in_use.holds({status.st_dev: {status.st_ino}}) == in_use.Holds((), True)
+    finally:
+        children[-1].kill()
+        children[-1].wait()
+    assert len(children) == 3, "the first look does not know it, the second one does"

@@ -194,17 +194,19 @@ def _strangers(
 ) -> tuple[list[tuple[int, int, int]], bool]:
     """Device, inode and process of each opening of the files by a stranger, and whether all could be looked into.
 
-    Who is one of ours is known only of those that still run. Where one has ended meanwhile, as tools do that sample an
-    image, all is looked at again; in the end it counts as a stranger.
+    Who is one of ours is known only of those that still run, before a look or after it. Where another one has ended
+    meanwhile, as tools do that sample an image, all is looked at again; in the end it counts as a stranger.
     """
+    before = set[int]()
     for _ in range(LOOKS):
         incomplete: list[int] = []
         opened = [one for one in _descriptors(incomplete, others, check) if one[1] in files.get(one[0], ())]
         # Asked only where it matters: it takes as long as all the rest.
-        own = _own_processes() if opened or incomplete else set()
+        own = before | _own_processes() if opened or incomplete else before
         strangers = [one for one in opened if one[2] not in own]
         if all(os.path.exists(f"/proc/{pid}") for *_, pid in strangers):
             break
+        before = own
     return strangers, own.issuperset(incomplete)
 
 
