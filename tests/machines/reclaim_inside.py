@@ -42,7 +42,7 @@ def reclaim(name: str, job: str) -> str:
     from storage_admin.agent.verbs import reclaim_volume  # noqa: PLC0415
 
     group_id, own_id = tool(f"lvs --noheadings -o vg_uuid,lv_uuid vg/{name}").split()
-    args = {"group": "vg", "group_id": group_id, "name": name, "id": own_id, "idle_io": False}
+    args = {"backend": "lvm", "group": "vg", "group_id": group_id, "name": name, "id": own_id, "idle_io": False}
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
