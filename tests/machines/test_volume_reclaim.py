@@ -96,7 +96,7 @@ def test_zeros_go_back_to_the_pool_as_was_foretold_and_every_byte_stays(site: Ho
 
 def args(site: Host, name: str = NAME) -> dict[str, object]:
     told = site.run(f"lvs --noheadings -o vg_uuid,lv_uuid vg/{name}").split()
-    return {"group": "vg", "group_id": told[0], "name": name, "id": told[1], "idle_io": False}
+    return {"backend": "lvm", "group": "vg", "group_id": told[0], "name": name, "id": told[1], "idle_io": False}
 
 
 def test_only_volumes_whose_pool_zeroes_and_that_nobody_needs_now_give_back(site: Host, row: Row) -> None:
