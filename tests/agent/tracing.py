@@ -5,7 +5,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -21,6 +21,7 @@ _STRING = r'"((?:[^"\\]|\\.)*)"'
 _OPEN = re.compile(rf"(?:open|creat|openat2?)\((?:(AT_FDCWD|\d+)(?:<((?:[^>\\]|\\.)*)>)?, )?{_STRING}")
 _OPENED = re.compile(r"= \d+<((?:[^>\\]|\\.)*)>$")
 _EXEC = re.compile(rf"execve\({_STRING}.* = 0$")
+_UNFINISHED, _RESUMED = "<unfinished ...>", re.compile(r"\s*<\.\.\. \w+ resumed>(.*)")
 #: Where anybody has mounted what may not answer, another process of ours looks at the pool first, with no words of its
 #: own: see ``agent/host/special_mounts.py``. Mounts of tests that run beside this one count.
 _LOOKS = f'execve("{sys.executable}", ["{sys.executable}", "-I", "-S", "-c", '
@@ -77,7 +78,7 @@ class Trace:
         lines = path.read_text(errors="surrogateescape").splitlines()
         # What a Python opens to get going is over when the first request comes in.
         begins = next(number for number, line in enumerate(lines) if "/proc/self/clear_refs" in line)
-        for line in lines[begins:]:
+        for line in _whole(lines[begins:]):
             if "connect(" in line:
                 if not _TO_LIBVIRT.search(line) and not (appliance and _TO_APPLIANCE.search(line)):
                     connected.append(line)
@@ -107,6 +108,20 @@ class Trace:
         roots = [os.fsencode(root) for root in own]
         passed = {os.fsencode(folder) for one in allowed for folder in one.parents}
         return {path for path in self.opened - passed if not any(_is_beneath(path, root) for root in roots)}
+
+
+def _whole(lines: Sequence[str]) -> Iterator[str]:
+    """The calls, each in one line: strace cuts a call in two that another process's comes in between."""
+    begun: dict[str, str] = {}  # by the process
+    for line in lines:
+        pid, _, said = line.partition(" ")
+        if line.endswith(_UNFINISHED):
+            begun[pid] = line.removesuffix(_UNFINISHED).rstrip()
+        elif (rest := _RESUMED.match(said)) is not None:
+            yield begun.pop(pid, "") + rest[1]
+        else:
+            yield line
+    yield from begun.values()
 
 
 def _opened(line: str) -> Iterator[bytes]:
