@@ -119,7 +119,7 @@ class SetAside(AsideKind):
         image = find(job.target_id)
         self.refuse(against.setting_aside(image))
         if image.volume:
-            return ids_of_volume(image)
+            return image.volume_place
         asked = facts(image)
         del asked["format"]
         return asked | {"children_known": True, "pools": looked_through(image.host)}
@@ -265,7 +265,7 @@ def where(image: Image) -> dict[str, Any]:
     if image.aside_job is None:
         raise RefusedError("aside_missing", gettext("{image} is no longer set aside.").format(image=image.name))
     if image.volume:
-        return ids_of_volume(image) | {"aside_job": image.aside_job.uid}
+        return image.volume_place | {"aside_job": image.aside_job.uid}
     return {
         "path_b64": b64(bytes(image.path_bytes)),
         "pool_path_b64": b64(bytes(image.pool.path_bytes)),
@@ -276,11 +276,6 @@ def where(image: Image) -> dict[str, Any]:
 def where_volume(image: Image) -> dict[str, Any]:
     """A volume that is set aside, as a recovery asks for it."""
     return where(image) | {"inode": image.inode, "path_b64": b64(bytes(image.path_bytes))}
-
-
-def ids_of_volume(image: Image) -> dict[str, str]:
-    """What the agent knows a volume by."""
-    return {name: image.volume[name] for name in ("backend", "group", "group_id", "name", "id")}
 
 
 #: Of volumes: where they are, what renames one, and what deletes it.

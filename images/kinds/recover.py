@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
 from images.kinds import commit, recover_without_journal
-from images.kinds.aside import ids_of_volume, where_volume
+from images.kinds.aside import where_volume
 from images.kinds.convert import Convert
 from images.kinds.undo import state_after_removal, undone_for_good
 from images.models import Image
@@ -69,7 +69,7 @@ class Recover(HostKind):
             "jobs_recorded": [*(kept | lost).values_list("uid", flat=True), *(one["job"] for one in aside)],
             "undo_copies": [*_where(kept), *aside],
             "volumes": [where_volume(image) for image in _aside(job.host_id) if image.volume],
-            "volumes_cut_off": [ids_of_volume(image) for image in _cut_off(job.host_id) if image.volume],
+            "volumes_cut_off": [image.volume_place for image in _cut_off(job.host_id) if image.volume],
             "images": [*recover_without_journal.where(job.host_id), *recover_without_journal.where_undone(job.host_id)],
             **commit.owed(job.host_id),
         }

@@ -290,6 +290,11 @@ class Image(PartialRows):
         return {"backend": "lvm"} | known if known else {}
 
     @property
+    def volume_place(self) -> dict[str, str]:
+        """That, as the agent's verbs take it."""
+        return {name: self.volume.get(name, "") for name in ("backend", "group", "group_id", "name", "id")}
+
+    @property
     def offered_bytes(self) -> int | None:
         """What can be reclaimed now: nothing in a state in which no job rewrites it; ``None`` until it was analyzed."""
         return self.reclaimable_bytes if self.state == Image.State.OK else 0

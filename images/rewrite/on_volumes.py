@@ -93,7 +93,7 @@ def place(image: Image) -> dict[str, Any]:
         return {"pool": pool, "name_b64": b64(name), "size": image.virtual_size}
     if image.pool.kind == StoragePool.Kind.ZFS:
         return {"dataset": dataset(image.path), "origin": dataset(image.backing_path)}
-    return {name: image.volume.get(name, "") for name in ("backend", "group", "group_id", "name", "id")}
+    return image.volume_place
 
 
 def dataset(path: str) -> str:

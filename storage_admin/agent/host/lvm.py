@@ -23,9 +23,10 @@ _VOLUMES = (
     "lv_name,vg_name,lv_layout,lv_role,lv_parent,lv_size,data_percent,metadata_percent,lv_metadata_size,origin,"
     "origin_size,pool_lv,lv_device_open,lv_health_status,lv_uuid,lv_tags"
 )
-#: A volume that a job works on for the moment, and the tag with its own name (swap/volumes.py).
+#: A volume that a job works on for the moment (swap/volumes.py), and the tag of one that has another name: the job,
+#: whether it was active and whether events of udev activate it, and its own name.
 _AT_WORK = re.compile(r"\.sa-([0-9a-zA-Z]{1,64})\.work")
-_OWN_NAME = re.compile(r"sa-([0-9a-zA-Z]{1,64})\.[ai][yn]\.(.+)")
+TAG = re.compile(r"sa-([0-9a-zA-Z]{1,64})\.([ai][yn])\.(.+)")
 #: For ten thousand volumes and the parts of each.
 _LIMITS = tools.Limits(output_bytes=32 << 20)
 #: From so many percent on dmeventd extends a thin pool, and by so many (lvmthin(7)).
@@ -201,8 +202,8 @@ def _volume(line: Mapping[str, str], parts: Mapping[tuple[str, str], Sequence[Ma
 def _own_name(line: Mapping[str, str]) -> str:
     """What a volume is called, also while a job gives it another name."""
     name, work = line["lv_name"], _AT_WORK.fullmatch(line["lv_name"])
-    tags = filter(None, map(_OWN_NAME.fullmatch, line.get("lv_tags", "").split(",")))
-    return next((tag[2] for tag in tags if work and tag[1] == work[1] and NAME.match(tag[2])), name)
+    tags = filter(None, map(TAG.fullmatch, line.get("lv_tags", "").split(",")))
+    return next((tag[3] for tag in tags if work and tag[1] == work[1] and NAME.match(tag[3])), name)
 
 
 def dm_name(group: str, name: str) -> str:

@@ -108,7 +108,9 @@ def room(pools: Collection[str], io: AgentIO, etc_pve: str = "/etc/pve") -> dict
     found: dict[str, dict[str, int]] = {}
     accesses = {one.access for one in named(etc_pve)} if pools else set[Access]()
     for access in sorted(accesses, key=lambda one: one.options):
-        cluster = _cluster(access, io, _A_LOOK) if len(found) < len(pools) else _silent("")
+        if len(found) == len(pools):
+            break
+        cluster = _cluster(access, io, _A_LOOK)
         for name, pool in cluster["pools"].items():
             if f"{cluster['fsid']}/{name}" in pools:
                 capacity = pool["stored"] + pool["available"]

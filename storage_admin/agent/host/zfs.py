@@ -165,10 +165,7 @@ def disks(pool: str, io: AgentIO) -> list[str]:
     Raises:
         RefusedError, HostError: as of :func:`ask`.
     """
-    done = tools.run_to_end(["zpool", "list", "-vHP", pool], io)
-    if done.exit_code:
-        raise HostError(f"zpool ended with {done.words()}")
-    fields = (line.strip().split("\t")[0] for line in done.stdout.decode("utf-8", "backslashreplace").splitlines())
+    fields = (line.strip().split("\t")[0] for line in _lines(["zpool", "list", "-vHP", pool], io, to_end=True))
     return [path for path in fields if path.startswith("/")]
 
 

@@ -5,14 +5,14 @@ LVM replaces the metadata of a group as a whole, so each command is done or not.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from storage_admin.agent.host import far_disks, lvm
+from storage_admin.agent.host import lvm
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
+from storage_admin.agent.swap import volumes
 from storage_admin.agent.swap.volumes import SECONDS, Journal, Place, Volume, change
 
 is_atomic = True
@@ -21,8 +21,6 @@ _COLUMNS = (
 )
 _GROUPS = "vg_name,vg_uuid,vg_shared,vg_clustered,vg_lock_type,vg_systemid,vg_tags,vg_exported,vg_partial"
 _DISKS = "pv_name,vg_name,vg_uuid"
-#: The second part says whether it was active, and whether events of udev activate it.
-_TAG = re.compile(r"sa-([0-9a-zA-Z]{1,64})\.([ai][yn])\.(.+)")
 #: How oVirt marks the groups of its storage domains, which only its own master changes.
 _OVIRT = ("RHAT_", "MDT_")
 
@@ -59,7 +57,7 @@ def there(places: Sequence[Place], io: AgentIO) -> list[LogicalVolume]:  # noqa:
 
 
 def _volume(line: dict[str, str]) -> LogicalVolume:
-    tags = [found for found in map(_TAG.fullmatch, line["lv_tags"].split(",")) if found]
+    tags = [found for found in map(lvm.TAG.fullmatch, line["lv_tags"].split(",")) if found]
     pool = line["pool_lv"].strip("[]")
     taken = lvm.share(line["lv_size"], line["data_percent"]) if pool else int(line["lv_size"])
     return LogicalVolume(
@@ -92,13 +90,7 @@ def refuse_shared(place: Place, io: AgentIO) -> None:
     disks = [
         one["pv_name"] for one in lvm.ask("pvs", "pv", _DISKS, io, to_end=True) if one["vg_uuid"] == line["vg_uuid"]
     ]
-    reasons |= {f"another host may see {disk} ({way})": way for disk in disks if (way := far_disks.way_to(disk))}
-    for why, stands in reasons.items():
-        if stands:
-            raise RefusedError(
-                "shared_pool",
-                f"the volume group {group} cannot be changed from this host: {why}. Change it where it is managed",
-            )
+    volumes.refuse_unless_alone(f"the volume group {group}", reasons, disks)
 
 
 def refuse_used(one: LogicalVolume, io: AgentIO) -> None:  # noqa: ARG001 (the volume says it all)

@@ -7,11 +7,11 @@ journal: what stands on the volume itself says which job set it aside, how it wa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from storage_admin.agent.host import locking, space
+from storage_admin.agent.host import far_disks, locking, space
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError
@@ -150,6 +150,23 @@ class Backend(Protocol[V]):
 
     def remove(self, one: V, journal: Journal, io: AgentIO, lock: int) -> int | None:
         """Delete it. Gives the bytes that its pool has less in use than before; ``None`` where nobody tells."""
+
+
+def refuse_unless_alone(what: str, reasons: Mapping[str, object], disks: Sequence[str]) -> None:
+    """Let only what is this machine's alone be changed.
+
+    Args:
+        what: that would be changed, as sentences name it.
+        reasons: why it cannot be, each with whether that holds.
+        disks: that it lies on.
+
+    Raises:
+        RefusedError: ``shared_pool``.
+    """
+    far = {f"another host may see {disk} ({way})": way for disk in disks if (way := far_disks.way_to(disk))}
+    if why := next((why for why, holds in {**reasons, **far}.items() if holds), ""):
+        told = f"{what} cannot be changed from this host: {why}. Change it where it is managed"
+        raise RefusedError("shared_pool", told)
 
 
 def aside_name(job: str) -> str:

@@ -13,11 +13,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from storage_admin.agent.host import devices, far_disks, zfs
+from storage_admin.agent.host import devices, zfs
 from storage_admin.agent.host.mounts import parse
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, display
+from storage_admin.agent.swap import volumes
 from storage_admin.agent.swap.volumes import SECONDS, Journal, Place, Volume, change
 
 is_atomic = True
@@ -108,14 +109,7 @@ def refuse_shared(place: Place, io: AgentIO) -> None:
         "it is imported read-only": told["readonly"] != "off",
         f"its health is {told['health'][:20]}": told["health"] not in zfs.READABLE,
     }
-    disks = zfs.disks(pool, io)
-    reasons |= {f"another host may see {disk} ({way})": True for disk in disks if (way := far_disks.way_to(disk))}
-    for why, stands in reasons.items():
-        if stands:
-            raise RefusedError(
-                "shared_pool",
-                f"the ZFS pool {pool} cannot be changed from this host: {why}. Change it where it is managed",
-            )
+    volumes.refuse_unless_alone(f"the ZFS pool {pool}", reasons, zfs.disks(pool, io))
 
 
 def _pool(pool: str, properties: str, io: AgentIO) -> dict[str, str]:
