@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 #: pytest's exit code where it found no test.
 NOTHING_COLLECTED = 5
 _LOOKS = 0.1
+#: Characters of the line that a failed test gets.
+_LINE = 300
 #: What somebody has set in the shell must not reach the tests.
 FOREIGN = (
     NIGHTLY,
@@ -77,13 +79,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a stage ended. ``note`` says why where the numbers alone do not."""
+    """How a stage ended. ``note`` says why where the numbers alone do not, ``bad`` which tests failed and how."""
 
     name: str
     passed: int
     failed: int
     seconds: float
     note: str = ""
+    bad: tuple[str, ...] = ()
 
 
 def run(stages: Sequence[Stage]) -> list[Outcome]:
@@ -181,16 +184,16 @@ class _Running:
         else:
             cases = list(ET.parse(self._report).getroot().iter("testcase"))
             skipped = sum(case.find("skipped") is not None for case in cases)
-            bad = sum(not _good(case) for case in cases)
-            note = f"{skipped} skipped" if skipped else ""
+            told = tuple(line for case in cases if (line := _bad(case)))
+            note, bad = (f"{skipped} skipped" if skipped else ""), len(told)
             if code != 0 and not bad:
                 bad, note = 1, f"pytest ended with exit code {code}"
-            self._end(sum(_good(case) for case in cases) + len(self._before), bad, note)
+            self._end(len(cases) - len(told) + len(self._before), bad, note, told)
 
-    def _end(self, good: int, bad: int, note: str = "") -> None:
+    def _end(self, good: int, bad: int, note: str = "", told: tuple[str, ...] = ()) -> None:
         if self._before:
             note = f"{note} {len(self._before)} of them passed before, in {sum(self._before.values()):.0f} s".lstrip()
-        self._outcome = Outcome(self._stage.name, good, bad, time.monotonic() - self._started, note)
+        self._outcome = Outcome(self._stage.name, good, bad, time.monotonic() - self._started, note, told)
         self._stack.close()
 
     @staticmethod
@@ -207,8 +210,13 @@ class _Running:
         process.wait()
 
 
-def _good(case: ET.Element) -> bool:
-    return all(case.find(kind) is None for kind in ("failure", "error", "skipped"))
+def _bad(case: ET.Element) -> str:
+    """Of a test that did not pass, its name and the first line of what was said; empty for one that passed."""
+    for kind in ("failure", "error", "skipped"):
+        if (ended := case.find(kind)) is not None:
+            said = ended.get("message", "").partition("\n")[0]
+            return f"{case.get('classname')}::{case.get('name')}: {said}"[:_LINE]
+    return ""
 
 
 @contextlib.contextmanager

@@ -23,6 +23,8 @@ WORKERS = 3
 WAITING = 5
 #: Only the night sees these.
 NIGHT = "not (night or machines)"
+#: So many failed tests of a stage are named at the end.
+_NAMED = 20
 #: What runs beside each other, so that no core waits: what waits for guests beside most tests and types, and browsers
 #: beside PostgreSQL.
 GUESTS, BROWSERS = "guests", "browsers"
@@ -183,8 +185,13 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         numbers = f"{outcome.passed:>7}  {outcome.failed:>7}  {outcome.seconds:>8.1f}"
         print(f"{outcome.name:<{width}}  {numbers}  {outcome.note}".rstrip())
+    print()
+    # Here as well as far above: who reads the end of a log alone has to know where to look.
+    for outcome in outcomes:
+        for line in outcome.bad[:_NAMED]:
+            print(f"{outcome.name}: {line}")
     passed, failed = (sum(getattr(outcome, name) for outcome in outcomes) for name in ("passed", "failed"))
-    print(f"\n{passed} passed, {failed} failed", flush=True)
+    print(f"{passed} passed, {failed} failed", flush=True)
 
 
 if __name__ == "__main__":

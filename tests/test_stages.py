@@ -53,6 +53,17 @@ def test_counts_what_pytest_reports(tmp_path: Path, source: str, expected: tuple
     assert outcome.note == note
 
 
+def test_says_at_the_end_which_tests_failed_and_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = "def test_a(): pass\ndef test_b(): assert 1 == 2, 'not\\nyet'\n"
+    monkeypatch.setattr(stages, "TIERS", {"test": (pytest_stage(tmp_path, source), Stage("fine", ("true",)))})
+    assert stages.main([]) == 1
+    *_, line, total = capfd.readouterr().out.splitlines()
+    assert line == "it: test_it::test_b: AssertionError: not"
+    assert total == "2 passed, 1 failed"
+
+
 @pytest.mark.parametrize(("code", "expected"), [(0, (1, 0)), (1, (0, 1)), (7, (0, 1))])
 def test_a_tool_counts_as_one(code: int, expected: tuple[int, int]) -> None:
     assert counts(run_one(Stage("tool", (sys.executable, "-c", f"raise SystemExit({code})")))) == expected
