@@ -20,6 +20,7 @@ JOB_KINDS = [
     "images.kinds.upload.Upload",
     "images.kinds.from_device.FromDevice",
     "images.kinds.to_device.ToDevice",
+    "images.kinds.move.Move",
     "images.kinds.grow.Grow",
     "images.kinds.shrink.Shrink",
     "images.kinds.sparsify.Sparsify",

@@ -12,6 +12,7 @@ from django.utils.translation import ngettext
 from images.kinds import commit, recover_without_journal
 from images.kinds.aside import where_volume
 from images.kinds.convert import Convert
+from images.kinds.move import Move
 from images.kinds.undo import state_after_removal, undone_for_good
 from images.models import Image
 from images.orphans import recovery, rows
@@ -19,7 +20,6 @@ from images.rewrite import record as rewriting
 from images.rewrite import refusals, repointing
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import b64, unb64
-from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import claims, kinds, services
 from storage_admin.jobs.claims import tell_end
 from storage_admin.jobs.kinds import HostKind
@@ -70,6 +70,7 @@ class Recover(HostKind):
             "undo_copies": [*_where(kept), *aside],
             "volumes": [where_volume(image) for image in _aside(job.host_id) if image.volume],
             "volumes_cut_off": [image.volume_place for image in _cut_off(job.host_id) if image.volume],
+            "volumes_made": recover_without_journal.volumes(job.host_id),
             "images": [*recover_without_journal.where(job.host_id), *recover_without_journal.where_undone(job.host_id)],
             **commit.owed(job.host_id),
         }
@@ -255,7 +256,8 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
         _replaced(image, found)
     pool = image.pool if image is not None else None
     if not _in_its_place(lost):
-        rewriting.write_line_beside(lost, StoragePool.objects.filter(pk=found["pool"]).first(), made)
+        where = recover_without_journal.made_at(lost)
+        rewriting.write_line_beside(lost, where[0] if where is not None else None, made)
     elif waits:
         rewriting.keep_undo(lost, found["undo_bytes"], timedelta(hours=float(lost.options.get("undo_hours", 24))))
         rewriting.write_held_line(lost, pool, before, made, given)
@@ -270,7 +272,7 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
 def _in_its_place(job: Job) -> bool:
     """Whether what the job makes takes its image's place; a conversion may leave it, and a new image has none."""
     kind = kinds.get(job.kind)
-    return job.target_kind == "image" and (not isinstance(kind, Convert) or kind.replaces("", job.options))
+    return job.target_kind == "image" and (not isinstance(kind, Convert | Move) or kind.replaces("", job.options))
 
 
 def _replaced(image: Image, found: dict[str, Any]) -> None:

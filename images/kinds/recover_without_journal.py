@@ -10,6 +10,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from images.kinds.create import Create
+from images.kinds.move import made as to_make
 from images.models import Image
 from images.rewrite import moving, record
 from images.rewrite.kind import Rewriting
@@ -23,14 +24,20 @@ def where(host_id: int) -> list[dict[str, str]]:
     """The files that these jobs may have made or changed: what a recovery has to look at."""
     found = []
     for job in _cut_off(host_id):
-        made = _made_at(job)
-        if (
-            made is not None
-            and made[0].kind not in StoragePool.VOLUMES
-            and ("ready" in job.kept or job.before_bytes is not None)
-        ):
+        made = made_at(job)
+        if made is not None and not made[0].is_of_volumes and ("ready" in job.kept or job.before_bytes is not None):
             pool, path = made
             found.append({"job": job.uid, "path_b64": b64(path), "pool_path_b64": b64(bytes(pool.path_bytes))})
+    return found
+
+
+def volumes(host_id: int) -> list[dict[str, str]]:
+    """The volumes that these jobs may have made, in the same way."""
+    found = []
+    for job in _cut_off(host_id):
+        made = made_at(job)
+        if made is not None and made[0].is_of_volumes and "ready" in job.kept and "made_inode" in job.kept["ready"]:
+            found.append({"job": job.uid, "id": job.kept["ready"]["made_inode"], **to_make(*made)})
     return found
 
 
@@ -70,7 +77,7 @@ def swapped(recovery: Job, found: dict[str, Any]) -> tuple[Job, dict[str, Any]] 
     """
     job = _one(recovery, found)
     ready = job.kept.get("ready") if job is not None else None
-    made = _made_at(job) if job is not None else None
+    made = made_at(job) if job is not None else None
     if job is None or ready is None or made is None or ready["made_inode"] != found["inode"]:
         return None
     pool, path = made
@@ -99,7 +106,8 @@ def _cut_off(host_id: int) -> QuerySet[Job]:
     return _cut_off_at(host_id, "image", "pool")
 
 
-def _made_at(job: Job) -> tuple[StoragePool, bytes] | None:
+def made_at(job: Job) -> tuple[StoragePool, bytes] | None:
+    """The pool and the path of what a job makes; ``None`` where nobody knows that, or it makes nothing."""
     kind = kinds.get(job.kind)
     return kind.made_at(job) if isinstance(kind, Rewriting | Create) else None
 

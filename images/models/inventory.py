@@ -281,7 +281,7 @@ class Image(PartialRows):
     @property
     def is_volume(self) -> bool:
         """Whether it is a volume of LVM, ZFS or Ceph, and no file."""
-        return self.pool.kind in StoragePool.VOLUMES
+        return self.pool.is_of_volumes
 
     @property
     def volume(self) -> dict[str, str]:

@@ -23,6 +23,8 @@ class OnVolumes(Rewriting):
 
     #: What the agent is asked, by the kinds of pools of :attr:`volumes`.
     volume_verbs: ClassVar[dict[str, str]] = {}
+    #: The options that there are for volumes, too: else their storage has but one way to do it.
+    volume_options: ClassVar[frozenset[str]] = frozenset()
     #: Why it does not work on volumes of other pools, by their kinds, where there is more to say.
     no_volumes: ClassVar[dict[str, Translatable]] = {}
     #: What holds while it works on a volume, by the method of its plan.

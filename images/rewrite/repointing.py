@@ -40,12 +40,15 @@ NEXT_START = " (next start)"
 
 @dataclass(frozen=True)
 class Move:
-    """What becomes of an image: its path before and after, the format of the new file, whether guests follow."""
+    """What becomes of an image: its path before and after, the format of the new file, whether guests follow, and
+    whether the image stays where it is.
+    """
 
     before: bytes
     after: bytes
     format: str
     repoint: bool
+    stays: bool = False
 
 
 def refusals(image: Image, move: Move) -> list[Refusal]:
@@ -99,7 +102,12 @@ def _named(sentence: str) -> Refusal:
 
 
 def _new_path(named: bytes, move: Move) -> bytes | None:
-    """What a definition is to name; ``None`` where it names the image by a link of another name or folder."""
+    """What a definition is to name; ``None`` where it names the image by a link of another name or folder.
+
+    A volume goes by several names in any case.
+    """
+    if move.stays:
+        return move.after
     folder, __, name = named.rpartition(b"/")
     if move.after.rpartition(b"/")[0] != move.before.rpartition(b"/")[0]:
         return move.after if named == move.before else None
@@ -171,7 +179,7 @@ def lead_to_the_new_one(job: Job, image: Image, move: Move) -> None:
     if kept.get("new_path_b64") != b64(move.after):  # else the database went away in the middle of it
         kept = {
             "path_b64": b64(move.before), "new_path_b64": b64(move.after), "admin_format": image.admin_format,
-            "format": move.format, "guests": look(image, move),
+            "format": move.format, "guests": look(image, move), "stays": move.stays,
         }  # fmt: skip
     guests = kept["guests"]
     if not job.ours().update(kept=kept, repoint_due=bool(guests)):
@@ -246,10 +254,13 @@ def agree(job: Job) -> None:
         _agree_by_id(job)
         return
     forward = bytes(image.path_bytes) == unb64(job.kept["new_path_b64"])
+    if job.kept.get("stays"):
+        forward = job.state == Job.State.SUCCEEDED
     for guest in job.kept.get("guests", []):
         try:
             if _define(job, guest, forward=forward, check=False):
-                claims.log(job, f"guest {guest['name']}: its definition names {image.path} again")
+                path = display(unb64(job.kept["new_path_b64"])) if forward else image.path
+                claims.log(job, f"guest {guest['name']}: its definition names {path} again")
         except HostError as error:
             _say_once(job, f"the definition of guest {guest['name']} could not be changed yet: {error.detail}")
             return

@@ -31,19 +31,24 @@ def for_look(image: Image) -> list[Refusal]:
 
 def seen_elsewhere(image: Image) -> list[Refusal]:
     """Whether another host has a volume's storage: nobody knows what that one does there."""
-    if not image.volume or not _others_with(image).exists():
+    return elsewhere(image.pool, image.name) if image.volume else []
+
+
+def elsewhere(pool: StoragePool, what: str) -> list[Refusal]:
+    """Whether another host has a pool's storage; ``what`` of it is to be changed, or made there."""
+    if not _others_with(pool).exists():
         return []
     told = _("Another host has the storage of {image}, too. Change the volume where its storage is managed.")
-    return [Refusal("shared_pool", told.format(image=image.name))]
+    return [Refusal("shared_pool", told.format(image=what))]
 
 
-def _others_with(image: Image) -> QuerySet[StoragePool]:
+def _others_with(pool: StoragePool) -> QuerySet[StoragePool]:
     """Other hosts' pools that are the same volume group or Ceph pool, or lie in the same ZFS pool."""
-    key = image.pool.shared_key
+    key = pool.shared_key
     same = Q(shared_key=key)
-    if image.pool.kind == StoragePool.Kind.ZFS:
+    if pool.kind == StoragePool.Kind.ZFS:
         same = Q(shared_key__startswith=f"{' '.join(key.split(' ')[:2])} ")  # without the name of the dataset
-    others = StoragePool.objects.filter(same).exclude(host=image.host_id)
-    if image.pool.kind == StoragePool.Kind.RBD and image.host.cluster:
-        others = others.exclude(host__cluster=image.host.cluster)  # its guests are known on each of its nodes
+    others = StoragePool.objects.filter(same).exclude(host=pool.host_id)
+    if pool.kind == StoragePool.Kind.RBD and pool.host.cluster:
+        others = others.exclude(host__cluster=pool.host.cluster)  # its guests are known on each of its nodes
     return others

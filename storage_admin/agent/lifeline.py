@@ -53,7 +53,7 @@ class AgentIO(Protocol):
     def check(self) -> None:
         """Raise StoppedError where the controller cancelled, went away or fell silent."""
 
-    def wait_for_go(self, generation: int, **made: int) -> None:
+    def wait_for_go(self, generation: int, **made: int | str) -> None:
         """Say ``ready`` and return when the controller says ``go`` for this generation, else raise StoppedError.
 
         What ``made`` says of the files, the controller keeps: it can tell by that whether it came to the swap.
@@ -136,7 +136,7 @@ class Lifeline:
             if self._buffer and time.monotonic() - self._flushed > BUFFER_SECONDS:
                 self._flush()
 
-    def wait_for_go(self, generation: int, **made: int) -> None:
+    def wait_for_go(self, generation: int, **made: int | str) -> None:
         """Ask for the one permission that cannot be taken back.
 
         Args:

@@ -181,6 +181,9 @@ VERBS = {
     "sparsify_rbd": ("rbd_image", "sparsify"),
     "flatten_rbd": ("rbd_image", "flatten"),
     "promote": ("promote", "run"),
+    "file_to_volume": ("move", "file_to_volume"),
+    "volume_to_volume": ("move", "volume_to_volume"),
+    "volume_to_file": ("move", "volume_to_file"),
 }
 
 

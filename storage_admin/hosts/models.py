@@ -261,6 +261,11 @@ class StoragePool(PartialRows):
         return (self.volume_facts or {}).get("metadata_percent")
 
     @property
+    def is_of_volumes(self) -> bool:
+        """Whether its images are volumes, and no files."""
+        return self.kind in self.VOLUMES
+
+    @property
     def is_own_place(self) -> bool:
         """Whether neither an admin nor a hypervisor has named it: its volumes were found, and it goes when they do."""
         return self.source in {self.Source.LVM, self.Source.ZFS, self.Source.RBD}

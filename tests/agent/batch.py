@@ -48,7 +48,7 @@ class Controller(RecordingIO):
     def progress(self, stage: str, done: int, total: int | None, message: str = "") -> None:
         """Thousands of them say nothing to a test."""
 
-    def wait_for_go(self, generation: int, **made: int) -> None:
+    def wait_for_go(self, generation: int, **made: int | str) -> None:
         self.check()
 
 

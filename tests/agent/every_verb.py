@@ -34,6 +34,7 @@ REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
     "create an overlay": ("create", {}),
     "export": ("export", {"packing": "ova"}),
     "to_device": ("to_device", {"device_b64": b64(b"/dev/null")}),  # which is none
+    "file_to_volume": ("file_to_volume", {"volume": {"group": "none", "group_id": "none", "name": "n", "pool": ""}}),
     "bitmaps": ("bitmaps", {"names": ["stale"]}),
     "add a passphrase": ("keys", {"secrets": {"passphrase": "a", "new_passphrase": "b"}, "iter_time": 20}),
     "empty a key slot": ("keys", {"secrets": {"passphrase": "a"}, "slot": 0}),
@@ -69,6 +70,8 @@ _VOLUMES = (
     "sparsify_rbd",
     "flatten_rbd",
     "promote",
+    "volume_to_volume",
+    "volume_to_file",
 )
 NO_IMAGES = frozenset((*_MADE, *_NEW, *_ATTACHES, *_VOLUMES, "space"))
 #: Verbs that change an image's name and take nothing from its content.

@@ -43,7 +43,7 @@ class RecordingIO:
         if self._on_check is not None:
             self._on_check()
 
-    def wait_for_go(self, generation: int, **made: int) -> None:
+    def wait_for_go(self, generation: int, **made: int | str) -> None:
         raise AssertionError("this verb replaces nothing")
 
     def take_data(self) -> bytes:

@@ -275,7 +275,7 @@ def test_a_scan_neither_lists_nor_forgets_it(image: Path) -> None:
 class GoIO(RecordingIO):
     """A controller that says ``go``."""
 
-    def wait_for_go(self, generation: int, **made: int) -> None:
+    def wait_for_go(self, generation: int, **made: int | str) -> None:
         """At once."""
 
 

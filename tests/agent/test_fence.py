@@ -199,7 +199,7 @@ def test_nothing_is_made_in_a_folder_that_took_the_place_of_the_files_own(
 class Going(RecordingIO):
     """A controller that says ``go``."""
 
-    def wait_for_go(self, generation: int, **made: int) -> None:
+    def wait_for_go(self, generation: int, **made: int | str) -> None:
         pass
 
 

@@ -27,7 +27,15 @@ NAMES = 1000
 #: Of these, how many go through each way to ask a rewriting verb.
 SHARE = 10
 #: Ways that have nothing to do on such an image: it has no bitmap, no key slot, names its base; no device, appliance.
-NOTHING_TO_DO = APPLIANCE | {"bitmaps", "add a passphrase", "empty a key slot", "shrink", "relink", "to_device"}
+NOTHING_TO_DO = APPLIANCE | {
+    "bitmaps",
+    "add a passphrase",
+    "empty a key slot",
+    "shrink",
+    "relink",
+    "to_device",
+    "file_to_volume",
+}
 
 
 def test_a_scan_tells_every_name_as_it_is(tmp_path: Path) -> None:

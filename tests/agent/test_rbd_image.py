@@ -25,7 +25,7 @@ esac
 class Going(RecordingIO):
     """A controller that says go."""
 
-    def wait_for_go(self, generation: int, **made: int) -> None:
+    def wait_for_go(self, generation: int, **made: int | str) -> None:
         self.emit("go")
 
 

@@ -41,7 +41,7 @@ class Pool(RecordingIO):
     def change(self, **changes: Any) -> None:
         self.state["images"]["1a"] |= changes
 
-    def wait_for_go(self, generation: int, **made: int) -> None:
+    def wait_for_go(self, generation: int, **made: int | str) -> None:
         self.change(**self.meanwhile)
 
     def names(self) -> tuple[list[str], list[str], list[str]]:

@@ -47,7 +47,7 @@ def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
 class GoIO(RecordingIO):
     """A controller that says ``go``."""
 
-    def wait_for_go(self, generation: int, **made: int) -> None:
+    def wait_for_go(self, generation: int, **made: int | str) -> None:
         """At once."""
 
 

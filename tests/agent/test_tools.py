@@ -43,7 +43,7 @@ class Recorder:
         if self.looks < 0:
             raise StoppedError("cancelled", "cancelled")
 
-    def wait_for_go(self, generation: int, **made: int) -> None:
+    def wait_for_go(self, generation: int, **made: int | str) -> None:
         raise AssertionError(generation)
 
     def take_data(self) -> bytes:

@@ -1,16 +1,21 @@
-"""A stand-in for LVM's tools whose volume groups are lines of a file: they can be renamed, tagged and removed.
+"""A stand-in for LVM's tools whose volume groups are lines of a file: they can be made, renamed, tagged and removed.
 
-What it answers is as `tests/machines` holds the real ones to; a program of each tool's name, which leads here, is put
+A volume that is active may have a device: a loop device on a file of its own, where its line says ``file``. What it
+answers is as `tests/machines` holds the real ones to; a program of each tool's name, which leads here, is put
 in front of the path (:func:`install`).
 """
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-TOOLS = ("lvs", "vgs", "pvs", "lvchange", "lvrename", "lvremove", "dmsetup")
+TOOLS = ("lvs", "vgs", "pvs", "lvchange", "lvrename", "lvremove", "lvcreate", "dmsetup")
 #: What the tools tell of a thick volume of a group that is this machine's alone, as of one that is not active.
 VOLUME = {
     "lv_layout": "linear", "lv_role": "public", "lv_parent": "", "lv_size": "25165824", "data_percent": "",
@@ -24,6 +29,10 @@ GROUP = {
 }  # fmt: skip
 
 
+#: Bytes that LVM gives at a time.
+EXTENT = 4 << 20
+
+
 class Lvm:
     """The machine's groups, volumes and disks, in a folder; ``thin`` is what the kernel tells of thin pools."""
 
@@ -34,7 +43,8 @@ class Lvm:
         """Puts the tools into the folder, with that state.
 
         Args:
-            lines: ``vg``, ``lv`` and ``pv``, each a list of lines; ``thin``: of ``dmsetup status``.
+            lines: ``vg``, ``lv`` and ``pv``, each a list of lines; ``thin``: of ``dmsetup status``; ``dies``: a tool,
+                after whose call whoever called it is killed, but for the first ``spared`` of them.
         """
         self._file.parent.mkdir(exist_ok=True)
         self.write(lines)
@@ -43,12 +53,21 @@ class Lvm:
             program.write_text(f'#!/bin/sh\nexec {sys.executable} -I {__file__} {tool} {self._file} "$@"\n')
             program.chmod(0o755)
 
+    @property
+    def folder(self) -> Path:
+        return self._file.parent
+
     def read(self) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(self._file.read_text())
         return state
 
     def write(self, state: dict[str, Any]) -> None:
         self._file.write_text(json.dumps(state))
+
+    def let_go(self) -> None:
+        """Takes all devices away."""
+        for line in self.read()["lv"]:
+            _activate(line, active=False)
 
     def volumes(self) -> dict[str, dict[str, str]]:
         """The lines of the volumes, by their names."""
@@ -62,16 +81,29 @@ def _run(tool: str, state: Lvm, words: list[str]) -> int:
         print(json.dumps({"report": [{kind: told[kind]}]}))
     elif tool == "dmsetup":
         print(told["thin"])
+    elif tool == "lvcreate":
+        _create(told, words, state)
     elif tool == "lvrename":
         group, before, after = words[-3:]
         if any(one["lv_name"] == after for one in told["lv"]):
             return 5
-        _one(told, f"{group}/{before}")["lv_name"] = after
+        line = _one(told, f"{group}/{before}")
+        line["lv_name"] = after
+        if "file" in line and line["lv_active"]:
+            _link(line).parent.joinpath(before).rename(_link(line))
     elif tool == "lvremove":
-        told["lv"].remove(_one(told, words[-1]))
+        line = _one(told, words[-1])
+        _activate(line, active=False)
+        told["lv"].remove(line)
     else:
         _change(_one(told, words[-1]), words)
     state.write(told)
+    if told.get("dies") == tool and told.get("spared", 0):
+        state.write(told | {"spared": told["spared"] - 1})
+    elif told.get("dies") == tool:
+        state.write(told | {"dies": ""})
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(0.5)
     return 0
 
 
@@ -87,7 +119,41 @@ def _change(line: dict[str, str], words: list[str]) -> None:
     if "--setautoactivation" in given:
         line["lv_autoactivation"] = "enabled" if given["--setautoactivation"] == "y" else ""
     if "-an" in words or "-ay" in words:
-        line["lv_active"] = "active" if "-ay" in words else ""
+        _activate(line, active="-ay" in words)
+
+
+def _create(told: dict[str, Any], words: list[str], state: Lvm) -> None:
+    """A thick volume or a thin one, of whole extents of 4 MiB, with a device."""
+    given = dict(pairwise(words))
+    size = -(-int(given.get("-L", given.get("-V", "")).rstrip("b")) // EXTENT) * EXTENT
+    own = f"id-{len(told['lv'])}-{time.monotonic_ns()}"
+    line = VOLUME | {"lv_name": given["-n"], "vg_name": words[-1], "lv_uuid": own, "lv_size": str(size)}
+    if "--thinpool" in given:
+        line |= {"pool_lv": given["--thinpool"], "lv_layout": "thin,sparse", "data_percent": "10.00"}
+    file = state.folder / own
+    # What a thick volume gets is what somebody has left there.
+    file.write_bytes(b"" if "--thinpool" in given else b"old" * (size // 3 + 1))
+    os.truncate(file, size)
+    told["lv"].append(line | {"file": str(file)})
+    _change(told["lv"][-1], [*words, "-ay"])
+
+
+def _link(line: dict[str, str]) -> Path:
+    return Path("/dev", line["vg_name"], line["lv_name"])
+
+
+def _activate(line: dict[str, str], *, active: bool) -> None:
+    link = _link(line)
+    if "file" in line and active and not line["lv_active"]:
+        told = subprocess.run(["losetup", "--find", "--show", line["file"]], check=True, capture_output=True, text=True)
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(told.stdout.strip())
+    elif "file" in line and not active and line["lv_active"]:
+        # Unlike a device of LVM, this one is used again.
+        subprocess.run(["blockdev", "--setrw", link.readlink()], check=True)
+        subprocess.run(["losetup", "--detach", link.readlink()], check=True)
+        link.unlink()
+    line["lv_active"] = "active" if active else ""
 
 
 if __name__ == "__main__":

@@ -52,7 +52,12 @@ def codes(kind: str, image: Image, **options: Any) -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "offered"),
-    [("lvm", set()), ("lvmthin", {"reclaim", "analyze"}), ("rbd", {"reclaim", "flatten"}), ("zfs", {"flatten"})],
+    [
+        ("lvm", set()),
+        ("lvmthin", {"reclaim", "analyze"}),
+        ("rbd", {"reclaim", "flatten"}),
+        ("zfs", {"flatten"}),
+    ],
 )
 def test_a_volumes_page_has_the_jobs_that_its_pool_can_do_and_no_others(kind: str, offered: set[str]) -> None:
     image = volume(kind)
@@ -61,6 +66,20 @@ def test_a_volumes_page_has_the_jobs_that_its_pool_can_do_and_no_others(kind: st
     Image.objects.filter(pk=image.pk).update(orphan=True)
     page = client_as(role=Role.ADMIN.label.lower()).get(reverse("image", args=[image.pk]))
     assert {action.kind.name for action in page.context["actions"]} == offered | {"set_aside"}
+
+
+def test_a_move_is_offered_where_there_is_a_pool_to_move_to_and_proxmox_does_not_move_it_itself() -> None:
+    def offered(image: Image) -> bool:
+        page = client_as(role=Role.OPERATOR.label.lower()).get(reverse("image", args=[image.pk]))
+        return "move" in {action.kind.name for action in page.context["actions"]}
+
+    image = ImageFactory.create()
+    assert not offered(image)
+    group = StoragePoolFactory.create(host=image.host, kind="lvm", path="/dev/vg", path_bytes=b"")
+    one = ImageFactory.create(host=image.host, pool=group, header=IDS)
+    assert (offered(image), offered(one)) == (True, True)
+    Host.objects.filter(pk=image.host_id).update(kind="proxmox")
+    assert (offered(image), offered(one)) == (False, False)
 
 
 @pytest.mark.parametrize("kind", ["lvmthin", "rbd"])

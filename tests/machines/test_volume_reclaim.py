@@ -137,8 +137,8 @@ CALLS = 6
 
 
 def inside(site: Host, *argv: object) -> list[Any]:
-    """What a program of ``reclaim_inside.py`` says, line by line."""
-    site.machine.run("cat >/root/inside.py", (Path(__file__).parent / "reclaim_inside.py").read_bytes())
+    """What a program of ``volume_inside.py`` says, line by line."""
+    site.machine.run("cat >/root/inside.py", (Path(__file__).parent / "volume_inside.py").read_bytes())
     command = site.machine.command(" ".join(["python3 /root/inside.py", *map(str, argv)]))
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout[-500:], done.stderr)

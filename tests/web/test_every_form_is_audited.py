@@ -97,7 +97,18 @@ _ONES_OWN = "As an admin's form for others (user_sign_out, user_session_end): on
 #: What is not among them, and why.
 NOT_HERE = {
     **dict.fromkeys(
-        ("reclaim", "flatten", "convert", "export", "to_device", "check", "set_aside", "restore_aside", "delete_aside"),
+        (
+            "reclaim",
+            "flatten",
+            "convert",
+            "export",
+            "to_device",
+            "move",
+            "check",
+            "set_aside",
+            "restore_aside",
+            "delete_aside",
+        ),
         _A_JOB,
     ),
     **dict.fromkeys(("job_undo", "job_discard_undo", "pool_leftover", "move_disk", "resize", "trim", *_LIVE), _A_JOB),

@@ -48,7 +48,7 @@ def test_only_a_copy_that_is_compared_as_a_whole_is_promised_to_be_identical() -
             assert kind.promise("in_place", options)
     assert found == {("shrink", None), ("relink", None), ("commit", None), ("sparsify", None), ("check", "none"),
                      ("check", "all"), ("convert", None), ("export", None),
-                     ("to_device", None)}  # fmt: skip
+                     ("to_device", None), ("move", None)}  # fmt: skip
 
 
 def test_only_options_that_say_something_are_shown() -> None:

@@ -67,6 +67,8 @@ PAGES = [
     Page("post", "export", OPERATOR, 409, first=VIEWER),
     Page("get", "to_device", VIEWER),
     Page("post", "to_device", ADMIN, 409, first=VIEWER),
+    Page("get", "move", VIEWER),
+    Page("post", "move", OPERATOR, 409, first=VIEWER),
     Page("get", "grow", VIEWER),
     Page("post", "grow", OPERATOR, 409, first=VIEWER),
     Page("get", "shrink", VIEWER),

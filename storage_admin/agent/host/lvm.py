@@ -24,9 +24,9 @@ _VOLUMES = (
     "origin_size,pool_lv,lv_device_open,lv_health_status,lv_uuid,lv_tags"
 )
 #: A volume that a job works on for the moment (swap/volumes.py), and the tag of one that has another name: the job,
-#: whether it was active and whether events of udev activate it, and its own name.
+#: whether it was active (``m``: the job makes it) and whether events of udev activate it, and its own name.
 _AT_WORK = re.compile(r"\.sa-([0-9a-zA-Z]{1,64})\.work")
-TAG = re.compile(r"sa-([0-9a-zA-Z]{1,64})\.([ai][yn])\.(.+)")
+TAG = re.compile(r"sa-([0-9a-zA-Z]{1,64})\.([aim][yn])\.(.+)")
 #: For ten thousand volumes and the parts of each.
 _LIMITS = tools.Limits(output_bytes=32 << 20)
 #: From so many percent on dmeventd extends a thin pool, and by so many (lvmthin(7)).

@@ -272,11 +272,21 @@ def _answers(
     lines = [[_raw(word) for word in (*command, "--format=json")] for command in commands]
     shown = None if len(commands) < 2 else [*commands[0], f"(and {len(commands) - 1} more)"]
     done = tools.run_all(lines, io, at_once=_AT_ONCE, limits=limits, shown=shown)
-    for one in done:
-        if one.exit_code and must:
-            raise HostError(f"{commands[0][0]} ended with {one.words()}")
-    texts = [b"{}" if one.exit_code else one.stdout for one in done]
-    return [json.loads(text.decode("utf-8", "surrogateescape"), strict=False) for text in texts]
+    return [{} if one.exit_code and not must else answer_of(one, commands[0][0]) for one in done]
+
+
+def answer_of(done: tools.Finished, tool: str) -> Any:
+    """What a tool of Ceph has said in JSON; of no metadata it says nothing at all.
+
+    Raises:
+        HostError: it failed, or says what is not understood.
+    """
+    if done.exit_code:
+        raise HostError(f"{tool} ended with {done.words()}")
+    try:
+        return json.loads(done.stdout.decode("utf-8", "surrogateescape") or "{}", strict=False)
+    except ValueError as error:
+        raise HostError(f"the answer of {tool} is not understood: {error}") from error
 
 
 def _raw(text: str) -> bytes:

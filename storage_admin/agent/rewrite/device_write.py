@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from storage_admin.agent.host import errors
 from storage_admin.agent.host.devices import Device
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.programs.confined import Files
 from storage_admin.agent.protocol import HostError, RefusedError, Request, display
 from storage_admin.agent.qemu import img
-from storage_admin.agent.qemu.node import DeviceNode
+from storage_admin.agent.qemu.node import DeviceNode, Node
 from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite.base import WATCH_INTERVAL, Wish
 from storage_admin.agent.rewrite.chain import PROCESS_INTERVAL, Chain
@@ -24,6 +25,100 @@ from storage_admin.agent.rewrite.copying import refuse_two_sizes
 #: So much of a device's ends has to be readable.
 _ENDS = 1 << 20
 _CARRIED = frozenset({"has_internal_snapshots", "hard_linked", "immutable"})
+
+
+@dataclass
+class Source:
+    """What is written onto a device.
+
+    Args:
+        size: of what a guest reads of it, in bytes.
+        bandwidth: bytes a second, at most.
+        look, look_again: raise where a guest has come: often, while it is read; and more thoroughly, at the end.
+    """
+
+    node: Node
+    size: int
+    bandwidth: int | None
+    look: Callable[[], None]
+    look_again: Callable[[], None]
+    idle_io: bool
+    _looked: float = 0.0
+
+    @classmethod
+    def of_image(cls, chain: Chain, wish: Wish) -> Source:
+        """An image with its chain."""
+
+        def look_again() -> None:
+            chain.refuse_in_use()
+            chain.refuse_stale()
+
+        size = chain.image.facts.virtual_size
+        return cls(chain.node(), size, wish.bandwidth, chain.refuse_changes, look_again, wish.idle_io)
+
+    def watch(self) -> None:
+        """A guest that starts wins."""
+        if time.monotonic() - self._looked > WATCH_INTERVAL:
+            self._looked = time.monotonic()
+            self.look()
+
+
+def refuse_unfit(chain: Chain, wish: Wish, io: AgentIO) -> None:
+    """Let only an image be written onto a device that is whole, that nobody uses, and that is as it was planned."""
+    shown, size = chain.image.shown, chain.image.facts.virtual_size
+    links.refuse_unsafe(chain, children_known=wish.children_known, carried=_CARRIED)
+    refuse_two_sizes(chain.image)
+    chain.refuse_in_use()
+    if size != wish.virtual_size:
+        raise RefusedError("stale_plan", f"{shown} was resized since it was scanned; scan the host and try again")
+    if chain.image.planned.format in img.CHECKED:
+        effort = img.Effort(wish.idle_io, None, lambda share: io.progress("checking", round(share * size), size))
+        report = img.check(io, chain.node(), effort)
+        if not report.sound:
+            raise RefusedError("dirty_or_corrupt", f"{shown} has {report.corruptions} corruptions; check it first")
+
+
+def write(source: Source, device: Device, io: AgentIO, *, zeroed: bool, watch: Callable[[], None]) -> None:
+    """Write all of it, and compare what comes back from the device.
+
+    Args:
+        zeroed: whether the device reads as zeros.
+        watch: called while a tool works; raises to stop.
+
+    Raises:
+        RefusedError: a guest came, or the device is full.
+        HostError: it could not be written, or is not equal.
+    """
+    target, size = DeviceNode(device.fd, "raw", device.path, None, source.size), source.size
+    looked = 0.0
+
+    def look() -> None:
+        nonlocal looked
+        source.watch()
+        watch()
+        if time.monotonic() - looked > PROCESS_INTERVAL:
+            looked = time.monotonic()
+            device.refuse_used()
+
+    def effort(stage: str) -> img.Effort:
+        return img.Effort(source.idle_io, look, lambda share: io.progress(stage, round(share * size), size))
+
+    def look_again() -> None:
+        source.look_again()
+        device.refuse_used()
+
+    done = img.fill(io, source.node, target, effort("copying"), zeroed=zeroed, bandwidth=source.bandwidth)
+    if done.exit_code:
+        look_again()
+        raise errors.of_tool(done.stderr) or HostError(f"qemu-img convert failed, {done.words()}")
+    io.progress("syncing", 0, None, "writing it to the device")
+    os.fsync(device.fd)
+    # What is compared comes from the device, not from memory.
+    os.posix_fadvise(device.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    if not img.compare(io, source.node, target, size, effort("verifying")):
+        look_again()
+        raise HostError("the device differs from what was to be written")
+    look_again()
 
 
 @dataclass
@@ -44,58 +139,29 @@ class DeviceWrite:
     device: Device
     overwrite: bool
     owners: Sequence[tuple[bytes, str]]
-    _looked: float = 0.0
-    _looked_at_device: float = 0.0
 
     def run(self) -> dict[str, Any]:
         """All steps; returns and raises as the verb."""
-        started, size = time.monotonic(), self.chain.image.facts.virtual_size
+        started, source = time.monotonic(), Source.of_image(self.chain, self.wish)
         self.io.progress("checking", 0, None, "checking the image and the device")
-        self._refuse(size)
-        target = DeviceNode(self.device.fd, "raw", self.device.path, None, size)
-        self.io.wait_for_go(self.request.generation)
-        self._look_again()
-        done = img.fill(
-            self.io, self.chain.node(), target, self._effort("copying", size), zeroed=False,
-            bandwidth=self.wish.bandwidth,
-        )  # fmt: skip
-        if done.exit_code:
-            self._look_again()
-            raise HostError(f"qemu-img convert failed, {done.words()}")
-        self.io.progress("syncing", 0, None, "writing it to the device")
-        os.fsync(self.device.fd)
-        # What is compared comes from the device, not from memory.
-        os.posix_fadvise(self.device.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        if not img.compare(self.io, self.chain.node(), target, size, self._effort("verifying", size)):
-            self._look_again()
-            raise HostError("the device differs from the image")
-        self._look_again()
-        return {
-            "virtual_size": size,
-            "device_bytes": self.device.size,
-            "seconds": round(time.monotonic() - started, 3),
-        }
-
-    def _refuse(self, size: int) -> None:
-        shown = self.chain.image.shown
-        links.refuse_unsafe(self.chain, children_known=self.wish.children_known, carried=_CARRIED)
         self.device.refuse_owned(self.owners)
-        refuse_two_sizes(self.chain.image)
-        self.chain.refuse_in_use()
-        if size != self.wish.virtual_size:
-            raise RefusedError("stale_plan", f"{shown} was resized since it was scanned; scan the host and try again")
-        if self.device.size < size:
-            raise RefusedError(
-                "not_enough_space", f"{shown} has {size} bytes, {display(self.device.path)} {self.device.size}"
-            )
-        if self.chain.image.planned.format in img.CHECKED:
-            report = img.check(self.io, self.chain.node(), self._effort("checking", size))
-            if not report.sound:
-                raise RefusedError("dirty_or_corrupt", f"{shown} has {report.corruptions} corruptions; check it first")
+        if self.device.size < source.size:
+            shown = f"{self.chain.image.shown} has {source.size} bytes"
+            raise RefusedError("not_enough_space", f"{shown}, {display(self.device.path)} {self.device.size}")
+        refuse_unfit(self.chain, self.wish, self.io)
         if not self.overwrite and (held := self._held()):
             raise RefusedError(
                 "target_exists", f"{display(self.device.path)} holds {held}; choose another device, or overwrite it"
             )
+        self.io.wait_for_go(self.request.generation)
+        source.look_again()
+        self.device.refuse_used()
+        write(source, self.device, self.io, zeroed=False, watch=lambda: None)
+        return {
+            "virtual_size": source.size,
+            "device_bytes": self.device.size,
+            "seconds": round(time.monotonic() - started, 3),
+        }
 
     def _held(self) -> str:
         """What is on the device, in a few words, as ``blkid`` knows it; empty where it knows nothing of that."""
@@ -117,23 +183,3 @@ class DeviceWrite:
         if done.exit_code:
             return f"something that cannot be told apart (blkid: {done.words()})"
         return "something that blkid knows"
-
-    def _effort(self, stage: str, size: int) -> img.Effort:
-        return img.Effort(
-            self.wish.idle_io, self._watch, lambda share: self.io.progress(stage, round(share * size), size)
-        )
-
-    def _watch(self) -> None:
-        """A guest that starts wins, be it one with the image or with the device."""
-        if time.monotonic() - self._looked > WATCH_INTERVAL:
-            self._looked = time.monotonic()
-            self.chain.refuse_changes()
-        if time.monotonic() - self._looked_at_device > PROCESS_INTERVAL:
-            self._looked_at_device = time.monotonic()
-            self.device.refuse_used()
-
-    def _look_again(self) -> None:
-        """The image is as it was planned, and nobody else has the device."""
-        self.chain.refuse_in_use()
-        self.chain.refuse_stale()
-        self.device.refuse_used()

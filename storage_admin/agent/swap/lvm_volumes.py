@@ -62,7 +62,7 @@ def _volume(line: dict[str, str]) -> LogicalVolume:
     taken = lvm.share(line["lv_size"], line["data_percent"]) if pool else int(line["lv_size"])
     return LogicalVolume(
         line["vg_name"], line["lv_name"], line["lv_uuid"], taken or 0,
-        Journal(tags[0][0], *tags[0].groups()) if len(tags) == 1 else None, False, pool,
+        Journal(tags[0][0], *tags[0].groups(), makes=tags[0][2][0] == "m") if len(tags) == 1 else None, False, pool,
         line["lv_active"] not in ("", "unknown"), line["lv_device_open"] == "open",
         frozenset(line["lv_role"].split(",")), line["lv_attr"],
     )  # fmt: skip
@@ -107,19 +107,21 @@ def refuse_used(one: LogicalVolume, io: AgentIO) -> None:  # noqa: ARG001 (the v
 
 def write_journal(one: LogicalVolume, job: str, io: AgentIO, lock: int) -> str:
     """A tag. From then on no event of udev activates the volume."""
-    activates = _activates(one, io)
+    activates = autoactivation(io).get(one.id) == "enabled"
     made = f"sa-{job}.{'a' if one.active else 'i'}{'y' if activates else 'n'}.{one.name}"
     change(["lvchange", "--addtag", made, *(["--setautoactivation", "n"] if activates else []), one.path], io, lock)
     return made
 
 
-def _activates(one: LogicalVolume, io: AgentIO) -> bool:
-    """Whether the host activates it by itself, where LVM can be told not to (2.03.12 and later)."""
+def autoactivation(io: AgentIO) -> dict[str, str]:
+    """By their ids, whether the host activates volumes by itself (``enabled``); none before LVM 2.03.12, which knows no
+    such thing.
+    """
     try:
         lines = lvm.ask("lvs", "lv", "lv_uuid,lv_autoactivation", io, to_end=True)
     except HostError:
-        return False
-    return any(line["lv_uuid"] == one.id and line["lv_autoactivation"] == "enabled" for line in lines)
+        return {}
+    return {line["lv_uuid"]: line["lv_autoactivation"] for line in lines}
 
 
 def hide(one: LogicalVolume, io: AgentIO, lock: int) -> None:
@@ -144,8 +146,8 @@ def tidy(one: LogicalVolume, name: str, io: AgentIO, lock: int) -> None:
 
 
 def give_back(one: LogicalVolume, journal: Journal, io: AgentIO, lock: int) -> None:
-    """Active if it was; then the tag goes, with what came with it."""
-    if journal.before[0] == "a" and not one.active:
+    """Active if it was, or is to be; then the tag goes, with what came with it."""
+    if journal.before[0] in "am" and not one.active:
         change(["lvchange", "-ay", "-K", one.path], io, lock)
     more = ["--setautoactivation", "y"] if journal.before[1] == "y" else []
     change(["lvchange", "--deltag", journal.text, *more, one.path], io, lock)

@@ -6,7 +6,6 @@ in the pool's directory. A client that dies between them leaves both names with 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -91,14 +90,7 @@ def _json(command: Sequence[str], io: AgentIO) -> Any:
 def _ask(command: Sequence[str], io: AgentIO) -> Any:
     """An answer; ``None`` where Ceph has no such image."""
     done = tools.run_to_end([*command, "--format=json"], io)
-    if done.exit_code == _MISSING:
-        return None
-    if done.exit_code:
-        raise HostError(f"{command[0]} ended with {done.words()}")
-    try:  # of no metadata it says nothing at all
-        return json.loads(done.stdout.decode("utf-8", "surrogateescape") or "{}", strict=False)
-    except ValueError as error:
-        raise HostError(f"the answer of {command[0]} is not understood: {error}") from error
+    return None if done.exit_code == _MISSING else rbd.answer_of(done, command[0])
 
 
 def there(places: Sequence[Place], io: AgentIO) -> list[RbdImage]:

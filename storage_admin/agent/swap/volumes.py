@@ -7,8 +7,9 @@ journal: what stands on the volume itself says which job set it aside, how it wa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from storage_admin.agent.host import far_disks, locking, space
@@ -19,6 +20,9 @@ from storage_admin.agent.swap.journal import file_name
 
 #: A command that changes a volume waits for others that hold its lock.
 SECONDS = 120.0
+#: Seconds for which another job that changes volumes of a group is waited for: by a job, and by a recovery.
+PATIENCE, MOMENT = 600.0, 5.0
+_LOOK_INTERVAL = 0.2
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,14 @@ class Journal:
     Args:
         text: as the backend keeps it.
         before: how the volume was found before, in letters of the backend's own.
+        makes: the job makes the volume, whose own name is the one that it will have.
     """
 
     text: str
     job: str
     before: str
     own_name: str
+    makes: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,11 @@ class Volume:
     def is_at_work(self) -> bool:
         """Whether it has the name that its journal's job gave it for as long as it works on it."""
         return self.journal is not None and self.name == work_name(self.journal.job)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether its journal's job makes it, and it is not complete."""
+        return self.journal is not None and self.journal.makes and self.name == new_name(self.journal.job)
 
     @property
     def is_aside(self) -> bool:
@@ -175,13 +186,21 @@ def aside_name(job: str) -> str:
 
 
 def work_name(job: str) -> str:
-    """What a volume is called while a job changes it."""
+    """What a volume is called while a job changes or copies it."""
     return file_name(job, "work").decode()
 
 
+def new_name(job: str) -> str:
+    """What a volume is called that a job makes, until it is complete."""
+    return file_name(job, "new").decode()
+
+
 @contextlib.contextmanager
-def alone(backend: Backend[Any], group: str) -> Iterator[int]:
+def alone(backend: Backend[Any], group: str, check: Callable[[], None] | None = None) -> Iterator[int]:
     """No other agent of this host changes volumes there meanwhile, nor settles what it finds.
+
+    Args:
+        check: others are waited for, for :data:`PATIENCE`, while this raises nothing; without it, for a :data:`MOMENT`.
 
     Yields:
         A descriptor for the commands that change something: where this process is killed, the last of them still holds
@@ -190,8 +209,19 @@ def alone(backend: Backend[Any], group: str) -> Iterator[int]:
     Raises:
         RefusedError: ``busy``.
     """
-    name = backend.lock_name(group)
-    with locking.alone(space.FOLDER, f"group-{name}.lock", f"another job changes volumes of {name}; try again") as lock:
+    name, deadline = backend.lock_name(group), time.monotonic() + (MOMENT if check is None else PATIENCE)
+    busy = f"another job changes volumes of {name}; try again"
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                lock = stack.enter_context(locking.alone(space.FOLDER, f"group-{name}.lock", busy))
+                break
+            except RefusedError:
+                if time.monotonic() > deadline:
+                    raise
+            if check is not None:
+                check()
+            time.sleep(_LOOK_INTERVAL)
         yield lock
 
 
@@ -210,11 +240,35 @@ def find(backend: Backend[V], place: Place, name: str, io: AgentIO) -> V:
     return found[0]
 
 
+def unused(backend: Backend[V], place: Place, io: AgentIO) -> V:
+    """The volume of that place, which nobody uses and no other job has marked.
+
+    Raises:
+        RefusedError: as :func:`find` and :meth:`Backend.refuse_used`; ``busy``.
+        HostError: the backend does not answer.
+    """
+    one = find(backend, place, place.name, io)
+    if one.journal is not None:
+        raise RefusedError("busy", f"{one.path} is marked by another job ({one.journal.text}); recover the host first")
+    backend.refuse_used(one, io)
+    return one
+
+
 def give_name(backend: Backend[V], place: Place, one: V, name: str, io: AgentIO, lock: int) -> None:
     """Rename a volume; a name that is taken is refused (``target_exists``)."""
     if backend.is_taken(place, name, io):
         raise RefusedError("target_exists", f"there is a volume {one.group}/{name} already")
     backend.rename(one, name, io, lock)
+
+
+def put_back(backend: Backend[Any], place: Place, text: str, io: AgentIO, lock: int) -> None:
+    """The volume has its name again, its device where it had one, and no journal."""
+    for one in backend.there([place], io):
+        journal = one.journal
+        if one.id == place.id and journal is not None and journal.text == text:
+            if one.is_aside or one.is_at_work:
+                give_name(backend, place, one, journal.own_name, io, lock)
+            backend.give_back(find(backend, place, journal.own_name, io), journal, io, lock)
 
 
 def change(argv: Sequence[str], io: AgentIO, lock: int, seconds: float = SECONDS) -> None:

@@ -43,25 +43,18 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
     """
     started = time.monotonic()
     backend, place = _parse(Arguments(request.args, WHERE))
-    with volumes.alone(backend, place.group) as lock:
+    with volumes.alone(backend, place.group, io.check) as lock:
         taken = _set_aside(backend, place, request, io, lock)
     return {"held_bytes": taken, "seconds": round(time.monotonic() - started, 3)}
 
 
 def _set_aside(backend: Backend[Any], place: Place, request: Request, io: AgentIO, lock: int) -> int:
     backend.refuse_shared(place, io)
-
-    def look() -> Volume:
-        one: Volume = volumes.find(backend, place, place.name, io)
-        if one.journal is not None:
-            raise RefusedError("busy", f"{one.path} is marked by another job ({one.journal.text}); recover the host")
-        backend.refuse_used(one, io)
-        return one
-
-    look()
+    volumes.unused(backend, place, io)
     io.progress("swapping", 0, None, "waiting for the go-ahead")
     io.wait_for_go(request.generation)
-    one, name = look(), volumes.aside_name(request.job)
+    one: Volume = volumes.unused(backend, place, io)
+    name = volumes.aside_name(request.job)
     journal = backend.write_journal(one, request.job, io, lock)
     try:
         backend.hide(one, io, lock)
@@ -70,7 +63,7 @@ def _set_aside(backend: Backend[Any], place: Place, request: Request, io: AgentI
         backend.refuse_used(now, io)
         backend.hide(now, io, lock)
     except (RefusedError, HostError):
-        put_back(backend, place, journal, io, lock)
+        volumes.put_back(backend, place, journal, io, lock)
         raise
     return one.taken
 
@@ -140,23 +133,13 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
 def _waiting(request: Request, io: AgentIO) -> Iterator[tuple[Backend[Any], Place, Volume, Journal, int]]:
     args = Arguments(request.args, WHERE | {"aside_job"})
     (backend, place), job = _parse(args), args.take("aside_job", str)
-    with volumes.alone(backend, place.group) as lock:
+    with volumes.alone(backend, place.group, io.check) as lock:
         backend.refuse_shared(place, io)
         found = [one for one in backend.there([place], io) if (one.group, one.id) == (place.group, place.id)]
         journal = found[0].journal if len(found) == 1 and found[0].is_aside else None
         if journal is None or (journal.job, journal.own_name) != (job, place.name):
             raise RefusedError("aside_missing", f"the volume {place.group}/{place.name} is no longer set aside")
         yield backend, place, found[0], journal, lock
-
-
-def put_back(backend: Backend[Any], place: Place, text: str, io: AgentIO, lock: int) -> None:
-    """The volume has its name again, its device where it had one, and no journal."""
-    for one in backend.there([place], io):
-        journal = one.journal
-        if one.id == place.id and journal is not None and journal.text == text:
-            if one.is_aside or one.is_at_work:
-                volumes.give_name(backend, place, one, journal.own_name, io, lock)
-            backend.give_back(volumes.find(backend, place, journal.own_name, io), journal, io, lock)
 
 
 @dataclass(frozen=True)
@@ -187,7 +170,9 @@ def recover(args: Arguments, active: frozenset[str], io: AgentIO) -> list[dict[s
     for name, backend in BACKENDS.items():
         here = {job: one for job, one in wanted.items() if one.place.backend == name}
         told += _recover(backend, here, [one for one in cut_off if one.backend == name], active, io)
-    return told
+    # Of a job that has made its volume, the one that it had copied has its name again as well.
+    done = {row["job"] for row in told if row["outcome"] == settle.FINISHED}
+    return [row for row in told if row["job"] not in done or row["outcome"] != settle.REVERTED]
 
 
 def _recover(
@@ -255,28 +240,43 @@ def _settle_alone(
         if not one.is_going:
             backend.tidy(one, journal.own_name, io, lock)
         return _row(journal.job, settle.KEPT, path, taken=one.taken)
+    if one.is_at_work or one.is_new:
+        backend.hide(one, io, lock)
+    if one.is_new:
+        backend.remove(one, journal, io, lock)
+        return _row(journal.job, settle.REVERTED, path)
     if one.is_at_work:
-        put_back(backend, Place("lvm", one.group, "", journal.own_name, one.id), journal.text, io, lock)
+        place = Place("lvm", one.group, "", journal.own_name, one.id)
+        volumes.put_back(backend, place, journal.text, io, lock)
         return _row(journal.job, settle.REVERTED, path, taken=one.taken)
     if one.name != journal.own_name:
         detail = f"{one.path} is marked by a job ({journal.text}), but has another name"
         return _row(journal.job, settle.FAILED, path, detail=detail)
     backend.give_back(one, journal, io, lock)
+    if journal.makes:
+        return _row(journal.job, settle.FINISHED, path, made=one.taken, inode=one.id)
     if wanted is None:
         return _row(journal.job, settle.REVERTED, path, taken=one.taken)
     return _row(journal.job, settle.LOST, path, taken=one.taken, inode=wanted.inode)
 
 
 def _row(
-    job: str, outcome: str, path: str, *, detail: str = "", taken: int = 0, inode: str | None = None
+    job: str,
+    outcome: str,
+    path: str,
+    *,
+    detail: str = "",
+    taken: int = 0,
+    made: int | None = None,
+    inode: str | None = None,
 ) -> dict[str, Any]:
     """As the verb ``recover`` tells it of a file."""
     unknown = (
-        "pool", "dev", "original", "before_bytes", "after_bytes", "made_bytes", "undone_bytes", "discarded_bytes",
-        "undo_of",
+        "pool", "dev", "original", "before_bytes", "undone_bytes", "discarded_bytes", "undo_of",
     )  # fmt: skip
     return {
         **dict.fromkeys(unknown), "job": job, "outcome": outcome, "path_b64": path, "undo_bytes": taken,
+        "after_bytes": made, "made_bytes": made,
         "undo_waits": outcome == settle.KEPT, "inode": inode, "goes_shared": 0, "made_shared": 0, "undone_shared": 0,
         "put_back": False, "surely_back": False, "detail": detail,
     }  # fmt: skip

@@ -7,7 +7,6 @@ calls having it open, on whichever host.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -167,18 +166,8 @@ def _ceph(image: _Image, *words: str) -> Any:
 
 
 def _answer(argv: list[bytes], io: AgentIO) -> Any:
-    """What a tool of Ceph says.
-
-    Raises:
-        HostError: it fails, or says what is not understood.
-    """
-    done = tools.run([*argv, b"--format=json"], io, limits=rbd.LIMITS)
-    if done.exit_code:
-        raise HostError(f"{display(argv[0])} ended with {done.words()}")
-    try:
-        return json.loads(done.stdout.decode("utf-8", "surrogateescape"), strict=False)
-    except ValueError as error:
-        raise HostError(f"the answer of {display(argv[0])} is not understood: {error}") from error
+    """What a tool of Ceph says; raises HostError."""
+    return rbd.answer_of(tools.run([*argv, b"--format=json"], io, limits=rbd.LIMITS), display(argv[0]))
 
 
 def _encoded(*words: str) -> list[bytes]:

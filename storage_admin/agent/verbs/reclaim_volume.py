@@ -8,10 +8,8 @@ device of the job's own. The volume has its name again however that ends.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,11 +21,9 @@ from storage_admin.agent.protocol import OCCUPIED, Arguments, HostError, Refused
 from storage_admin.agent.swap import lvm_volumes, thin_volumes, volumes
 from storage_admin.agent.swap.thin_volumes import ThinVolume
 from storage_admin.agent.swap.volumes import Place
-from storage_admin.agent.verbs.aside_volume import WHERE, put_back
+from storage_admin.agent.verbs.aside_volume import WHERE
 from storage_admin.agent.verbs.reclaim import LOOK_INTERVAL, Pace
 
-#: Seconds for which another job that changes volumes of the group is waited for.
-PATIENCE = 600.0
 #: Seconds between two times that it is told what was freed.
 TELLS = 5.0
 
@@ -129,7 +125,7 @@ class _Work:
 
     def _mapped(self, one: ThinVolume) -> list[Range]:
         """What it has of its pool, once nobody else looks through the pool's metadata."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + volumes.PATIENCE
         while True:
             try:
                 return one.mapped(self.io)
@@ -146,7 +142,7 @@ class _Work:
             Bytes that the volume has before and after, and what its pool has less in use.
         """
         self._begin(sum(end - begin for begin, end in zeros), "discarding")
-        with self._alone() as lock:
+        with volumes.alone(lvm_volumes, self.place.group, self.io.check) as lock:
             one, name = self._seen(), volumes.work_name(self.request.job)
             tag = lvm_volumes.write_journal(one.volume, self.request.job, self.io, lock)
             try:
@@ -157,7 +153,7 @@ class _Work:
                     raise RefusedError("image_in_use", f"the volume {one.volume.path} was activated at this moment")
                 return self._discard(one, zeros)
             finally:
-                put_back(lvm_volumes, self.place, tag, self.io, lock)
+                volumes.put_back(lvm_volumes, self.place, tag, self.io, lock)
 
     def _discard(self, one: ThinVolume, zeros: list[Range]) -> tuple[int, int, int]:
         device = private_device.NAME + self.request.job
@@ -187,21 +183,6 @@ class _Work:
                 tell()
                 raise
             return tell()
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[int]:
-        deadline = time.monotonic() + PATIENCE
-        with contextlib.ExitStack() as stack:
-            while True:
-                try:
-                    lock = stack.enter_context(volumes.alone(lvm_volumes, self.place.group))
-                    break
-                except RefusedError:
-                    if time.monotonic() > deadline:
-                        raise
-                self.io.check()
-                time.sleep(LOOK_INTERVAL)
-            yield lock
 
     def _begin(self, total: int, stage: str = "reading") -> None:
         self._read, self._total, self._stage = 0, total, stage

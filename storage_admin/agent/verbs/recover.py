@@ -17,7 +17,7 @@ from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedE
 from storage_admin.agent.rewrite import committing
 from storage_admin.agent.swap import settle
 from storage_admin.agent.swap.journal import Journal, JournalError, file_name, is_commit, parse_name
-from storage_admin.agent.verbs import aside_volume
+from storage_admin.agent.verbs import aside_volume, move
 
 #: How deep folders are looked into; as deep as a scan goes.
 MAX_DEPTH = 8
@@ -47,7 +47,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
             ``path_b64`` of the image, ``pool_path_b64``), ``images`` (of jobs that were cut off, described in
             the same way: they are looked at), ``merges`` (jobs whose merge of an overlay is to be done again),
             ``merges_over`` (those of which the journal may go), ``volumes`` (logical ones that are set aside:
-            :func:`aside_volume.recover`).
+            :func:`aside_volume.recover`), ``volumes_made`` (that jobs which were cut off may have made: each
+            ``job``, ``group``, ``name`` and ``id``).
         io: the controller.
 
     Returns:
@@ -69,6 +70,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         "merges_over",
         "volumes",
         "volumes_cut_off",
+        "volumes_made",
     }
     args = Arguments(request.args, frozenset(known))
     merges = Merges(frozenset(args.get("merges", list, [])), frozenset(args.get("merges_over", list, [])))
@@ -100,7 +102,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     seen_images = [_look_at(one, io) for one in images if one.pool_path not in away]
     return {
         "recovered": recovered,
-        "images": [row for row in seen_images if row is not None],
+        "images": [*(row for row in seen_images if row is not None), *move.made_by(args, io)],
         "unread": walk.unread,
     }
 

@@ -101,10 +101,11 @@ def _lead_to(disk: ET.Element, path: str, form: str) -> None:
     source, driver = disk.find("source"), disk.find("driver")
     if source is None:
         raise ContradictedError(f"its disk {_target(disk)} has no source")
-    disk.set("type", "file")
-    for name in ("pool", "volume", "mode", "dev"):
+    kind, named = ("block", "dev") if path.startswith("/dev/") else ("file", "file")
+    disk.set("type", kind)
+    for name in ("pool", "volume", "mode", "dev", "file"):
         source.attrib.pop(name, None)
-    source.set("file", path)
+    source.set(named, path)
     if driver is None:
         driver = ET.Element("driver", {"name": "qemu"})
         disk.insert(0, driver)

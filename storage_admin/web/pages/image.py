@@ -13,6 +13,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from images import backups, selectors
 from images.kinds.inside import last_look
+from images.kinds.move import Move
 from images.kinds.relink import is_lost
 from images.models import Image
 from images.orphans import rows
@@ -96,7 +97,8 @@ def image_of(request: PageRequest, image_id: int) -> Image:
     Raises:
         NotFoundError: there is none, or not for who asks.
     """
-    row = selectors.images_for(request.actor).defer(None).select_related("backing").filter(pk=image_id).first()
+    rows = selectors.images_for(request.actor).defer(None).select_related("backing")
+    row = rows.annotate(beside_volumes=Move.beside_volumes).filter(pk=image_id).first()
     if row is None:
         raise NotFoundError(_("There is no image {image}.").format(image=image_id))
     return row
@@ -131,6 +133,8 @@ def _is_for(request: PageRequest, image: Image, kind: str) -> bool:
 
 def _lacks(image: Image, kind: str) -> bool:
     """Whether the image has nothing of what the kind is for, so that it is not worth a word."""
+    if kind == Move.name:
+        return not Move.is_of_use(image, beside_volumes=getattr(image, "beside_volumes", False))
     lacks = {
         "bitmaps": not image.bitmaps,
         "keys": not image.encrypted,

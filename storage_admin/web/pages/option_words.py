@@ -58,7 +58,7 @@ SWITCHES: dict[str, tuple[Translatable, dict[str, Translatable]]] = {
     ),
     "repoint_guest": (
         _("libvirt guests that use it"),
-        {"false": _("leave unchanged"), "true": _("switch to the new file")},
+        {"false": _("leave unchanged"), "true": _("switch to the copy")},
     ),
 }
 SPARING = {"": _("host default"), "true": _("yes"), "false": _("no")}
@@ -75,7 +75,7 @@ TEXTS = (
     ("device", _("Device"), _("Path on this host, such as /dev/vg/volume.")),
     ("size_gib", _("New size (GiB)"), _("As the guest sees it.")),
     ("wait_hours", _("Maximum wait (hours)"), _("Applies when waiting for a guest. Default: 24.")),
-    ("target_name", _("New file name"), _("Default: the image's name with another extension.")),
+    ("target_name", _("New name"), _("Default: the image's name, with the extension of its format.")),
     ("part_mib", _("Size of a part (MiB)"), _("Leave it empty for one file.")),
     ("cpus", _("Processors"), _("Of the guest that an OVA describes. Default: 1.")),
     ("memory_mib", _("Memory (MiB)"), _("Of the guest that an OVA describes. Default: 2048.")),

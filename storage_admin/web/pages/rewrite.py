@@ -15,6 +15,7 @@ from django.utils import timezone
 from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods
 
+from images.kinds.move import Move
 from images.kinds.relink import candidates
 from images.models import Image
 from images.rewrite.kind import Rewriting
@@ -181,8 +182,9 @@ class Text:
 
 def _fields(kind: Rewriting, image: Image, options: dict[str, Any]) -> list[Field]:
     fields = []
-    # A volume's storage has but one way to do it.
-    properties = {} if image.is_volume else kind.properties
+    properties = kind.properties
+    if image.is_volume:
+        properties = {name: kind.properties[name] for name in getattr(kind, "volume_options", ())}
     for name, (word, words) in CHOICES.items():
         if name in properties:
             values = properties[name]["enum"]
@@ -208,9 +210,16 @@ def _fields(kind: Rewriting, image: Image, options: dict[str, Any]) -> list[Fiel
             values = [(value, str(shown_as), (value == "true") == options[name]) for value, shown_as in words.items()]
             fields.append(Field(name, word, values))
     if "target_pool" in properties:
-        pools = StoragePool.objects.filter(host=image.host_id).exclude(pk=image.pool_id).order_by("name", "id")
-        choices = [("", gettext("{pool} (current pool)").format(pool=image.pool.name), options["target_pool"] is None)]
-        choices += [(str(pool.pk), f"{pool.name}: {pool.path}", pool.pk == options["target_pool"]) for pool in pools]
+        if isinstance(kind, Move):
+            pools, none = kind.target_pools(image), gettext("Choose a pool")
+        else:
+            pools = StoragePool.objects.filter(host=image.host_id).exclude(pk=image.pool_id)
+            none = gettext("{pool} (current pool)").format(pool=image.pool.name)
+        choices = [("", none, options["target_pool"] is None)]
+        choices += [
+            (str(pool.pk), f"{pool.name}: {pool.path}", pool.pk == options["target_pool"])
+            for pool in pools.order_by("name", "id")
+        ]
         fields.append(Field("target_pool", gettext("Target pool"), choices))
     sparing = {None: "", True: "true", False: "false"}[options["idle_io"]]
     choices = [(value, str(word), value == sparing) for value, word in SPARING.items()]
@@ -230,6 +239,13 @@ def _bases(image: Image) -> list[Image]:
 def _until(options: dict[str, Any]) -> datetime | None:
     hours = options.get("undo_hours")
     return timezone.now() + timedelta(hours=float(hours)) if hours else None
+
+
+def _space_in(image: Image, plan: Plan | None) -> StoragePool | None:
+    """The pool that the job takes its scratch space of."""
+    if plan is None or plan.scratch_pool in {None, image.pool_id}:
+        return image.pool
+    return StoragePool.objects.filter(pk=plan.scratch_pool).first()
 
 
 def _context(
@@ -253,6 +269,7 @@ def _context(
         "texts": texts,
         "has_undo": "undo_hours" in kind.properties and not image.is_volume,
         "undo_hours": form.get("undo_hours", shown.options.get("undo_hours")),
+        "space_in": _space_in(image, plan),
         "planned": plan_digest(*confirmed(plan, shown.options)),
         "shown": shown_as(request, plan),
         "bandwidth_mib": bandwidth_mib,

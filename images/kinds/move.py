@@ -1,0 +1,295 @@
+"""The job kind ``move``: a disk goes onto a new logical volume, or from one into a file, and its guests follow."""
+
+import os
+from typing import Any, ClassVar
+
+from django.db.models import Exists, OuterRef, QuerySet
+from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext_lazy as _
+
+from images.kinds.convert import Convert, target_of, wrong_target
+from images.kinds.stages import WRITTEN
+from images.models import Image
+from images.rewrite import forecasts, guest_locks, readers, record, refusals, repointing, volume_refusals
+from images.rewrite.kind import REWRITE_OPTIONS, Choice
+from images.rewrite.neighbours import ancestors, find, locks_on
+from images.rewrite.on_volumes import OnVolumes
+from images.scan.volume_places import lvm_name
+from storage_admin.agent.host.lvm import NAME
+from storage_admin.agent.protocol import INVALID, b64
+from storage_admin.agent.rewrite.conversion import OPTIONS
+from storage_admin.errors import NotFoundError, of_fields
+from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.names import display, path_key
+from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import Refusal
+
+LVM = (StoragePool.Kind.LVM, StoragePool.Kind.LVMTHIN)
+_PROXMOX = _(
+    "A volume of Proxmox VE carries its guest and its format in its name. Use Move disk on the page of the guest, "
+    "which has Proxmox VE move it."
+)
+
+
+class Move(OnVolumes):
+    """Copies a disk to where it is to be, and has its guests use the copy; the original stays, and is used no more."""
+
+    name = "move"
+    title = _("Move")
+    description = _(
+        "Copies the disk of a guest that is shut down onto a new logical volume, thick or thin, or from a volume into "
+        "a file, and compares both. Its guests then use the copy. The original stays as it is."
+    )
+    verb = "file_to_volume"
+    volumes = frozenset(LVM)
+    volume_verbs = dict.fromkeys(LVM, "volume_to_volume")
+    volume_options: ClassVar[frozenset[str]] = frozenset({"target_pool", "format", "repoint_guest"})
+    stages = {"checking": (0, 2), "creating": (2, 70), "copying": (2, 70)} | WRITTEN
+    properties = {
+        "target_pool": {
+            "type": ["integer", "null"],
+            "default": None,
+            "description": _("Id of a pool on the same host. Required."),
+        },
+        "target_name": Convert.properties["target_name"]
+        | {"description": _("Name of the new volume or file; null for the name of the disk.")},
+        "format": {
+            "enum": list(OPTIONS),
+            "default": "qcow2",
+            "description": _("The format of a new file. What is on a volume is raw."),
+        },
+        "repoint_guest": {
+            "type": "boolean",
+            "default": True,
+            "description": _("Update the definitions of the libvirt guests that use the disk. Else it is only copied."),
+        },
+        **{name: REWRITE_OPTIONS[name] for name in REWRITE_OPTIONS if name != "undo_hours"},
+    }
+    methods = {"to_volume": _("Move to a volume"), "to_file": _("Move to a file")}
+    no_undo = _("the original stays as it is")
+    guarantee = _(
+        "The original is only read. The copy gets its name only when it is complete and verified to be identical. A "
+        "guest cannot start from a volume while it is copied."
+    )
+    unchanged = _("stays unchanged")
+    unsuccessful = {
+        "": Unsuccessful(
+            gettext_noop("The original is unchanged. The copy is complete, or there is none."),
+            gettext_noop("The original is unchanged, and its guests use it. This job made no copy."),
+        )
+    }
+
+    def clean(self, options: Any) -> dict[str, Any]:
+        cleaned = super().clean(options)
+        if why := wrong_target(cleaned["target_name"], ""):
+            raise of_fields({"target_name": why})
+        return cleaned
+
+    def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (never)
+        return False
+
+    #: In a query of images: whether there is a pool of logical volumes beside the image's own.
+    beside_volumes = Exists(
+        StoragePool.objects.filter(host=OuterRef("host"), kind__in=LVM).exclude(pk=OuterRef("pool"))
+    )
+
+    @staticmethod
+    def is_of_use(image: Image, *, beside_volumes: bool) -> bool:
+        """Whether there is anywhere to move an image to."""
+        return not _is_of_proxmox(image) and (image.is_volume or beside_volumes)
+
+    @staticmethod
+    def target_pools(image: Image) -> QuerySet[StoragePool]:
+        """The pools that a disk can be moved to."""
+        kinds = [*LVM, *(refusals.FOLDERS if image.is_volume else ())]
+        return StoragePool.objects.filter(host=image.host_id, kind__in=kinds).exclude(pk=image.pool_id)
+
+    def verb_for(self, job: Job) -> str:
+        pool, __ = place(find(job.target_id), job.options)
+        return super().verb_for(job) if pool.is_of_volumes else "volume_to_file"
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
+        image = find(target.id)
+        read = [lock for base in ancestors(image) for lock in locks_on(base, exclusive=False)]
+        __, path = place(image, options)
+        itself = locks_on(image, exclusive=image.is_volume or options["repoint_guest"])
+        return [*itself, *read, Lock(f"path:{image.host_id}:{path_key(path)}", exclusive=True)]
+
+    def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
+        # What is only read keeps what a copy does not carry.
+        kept = {"has_internal_snapshots", "hard_linked", "immutable"}
+        found = self.against_volume(image) if image.is_volume else refusals.for_rewrite(image)
+        found = [one for one in found if one.code not in kept]
+        if _is_of_proxmox(image):
+            found.append(Refusal("unsupported_pool", str(_PROXMOX)))
+        try:
+            pool, path = place(image, options)
+        except NotFoundError as error:
+            return [*found, Refusal(INVALID, error.detail)]
+        if pool.is_of_volumes:
+            found += [*refusals.for_pool(pool, LVM), *volume_refusals.elsewhere(pool, pool.name)]
+            if not NAME.match(os.fsdecode(path).rpartition("/")[2]):
+                told = gettext("LVM takes letters, digits and + _ . - in a name. Choose a name (target_name).")
+                found.append(Refusal(INVALID, told))
+            if Image.objects.filter(host=image.host_id, path_key=path_key(path), missing_since=None).exists():
+                found.append(refusals.target_exists(path))
+        elif not image.is_volume:
+            told = gettext("{image} is a file, and {pool} a folder. Convert it there instead.")
+            found.append(Refusal("unsupported_pool", told.format(image=image.name, pool=pool.name)))
+        else:
+            found += refusals.for_new_file(pool, path)
+            if options["format"] not in repointing.DRIVERS and options["repoint_guest"]:
+                told = gettext("libvirt has no driver for {form}, so its guests could not use the image.")
+                found.append(Refusal(INVALID, told.format(form=options["format"])))
+        move = _move(image, options)
+        return [*found, *(repointing.refusals(image, move) if move.repoint else ())]
+
+    def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
+        try:
+            pool, path = place(image, options)
+        except NotFoundError:
+            return Choice("to_volume", str(self.description), scratch=0)
+        size, whole = image.virtual_size or 0, sum(one.occupied_bytes for one in (image, *below))
+        taken = size if pool.kind == StoragePool.Kind.LVM else min(size, whole) or size
+        foreign, allowed = readers.for_taken(image, below)
+        told = gettext(
+            "What a guest reads of {image}, {size:,} bytes, is written to {path} and compared with it. The original "
+            "stays and still takes its space: set it aside once the guests have run with the copy."
+        )
+        guests = sorted({disk.guest.name for disk in image.disks}) if options["repoint_guest"] else []
+        warnings = [gettext("{name} uses the copy from then on.").format(name=name) for name in guests]
+        if image.is_volume:
+            warnings.append(gettext("While it is copied, the volume has another name, so that no guest can start."))
+        if guests:
+            told_back = gettext("What guests write to the copy is not in the original.")
+            warnings.append(told_back)
+        return Choice(
+            "to_volume" if pool.is_of_volumes else "to_file",
+            told.format(image=image.name, size=size, path=display(path)),
+            _commands(image, pool, path, options),
+            low=0 if pool.kind != StoragePool.Kind.LVM else taken,
+            high=size + (size >> 6) + (4 << 20),
+            took=forecasts.seconds(image, self.name, 2 * size, options["bandwidth_bytes_sec"]),
+            scratch=taken,
+            refusals=foreign,
+            by_hand=allowed,
+            warnings=warnings,
+            below={image.pk: gettext("read, not changed")},
+            space_in=pool,
+        )
+
+    def prepare(self, job: Job) -> None:
+        super().prepare(job)
+        image = find(job.target_id)
+        move = _move(image, job.options)
+        if move.repoint:
+            repointing.look(image, move)
+
+    def before_swap(self, job: Job) -> None:
+        image = find(job.target_id)
+        move = _move(image, job.options)
+        if move.repoint:
+            repointing.lead_to_the_new_one(job, image, move)
+
+    def request(self, job: Job) -> dict[str, Any]:
+        image = find(job.target_id)
+        asked = super().request(job)
+        return asked | self.asked(image, [], job) | record.limits(job) if image.is_volume else asked
+
+    def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
+        pool, path = place(image, job.options)
+        if pool.is_of_volumes:
+            return {"volume": made(pool, path)}
+        pool_path = b64(bytes(pool.path_bytes))
+        target = {"pool_path_b64": pool_path, "path_b64": b64(path), "format": job.options["format"]}
+        return {"target": target | {"options": {}}}
+
+    def made_at(self, job: Job) -> tuple[StoragePool, bytes] | None:
+        image = self.written(job)
+        try:
+            return place(image, job.options) if image is not None else None
+        except NotFoundError:
+            return None
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        image = find(job.target_id)
+        pool, path = place(image, job.options)
+        record.write_line_beside(job, pool, result["after_bytes"])
+        return {
+            "before_bytes": image.occupied_bytes, "after_bytes": result["after_bytes"], "held_bytes": 0,
+            "freed_bytes": 0, "freed_at": None, "method": job.plan.get("method"), "path": display(path),
+            "pool": pool.pk, "seconds": result["seconds"], "swapped": False,
+        }  # fmt: skip
+
+    def ended(self, job: Job) -> None:
+        guest_locks.give_back(job)
+        repointing.agree(job)
+        super().ended(job)
+
+
+def place(image: Image, options: dict[str, Any]) -> tuple[StoragePool, bytes]:
+    """The pool and the path of the copy.
+
+    Raises:
+        NotFoundError: no pool was chosen, or there is no such pool on the host.
+    """
+    if options["target_pool"] is None:
+        raise NotFoundError(gettext("Choose the pool to move to (target_pool)."))
+    pool = StoragePool.objects.filter(pk=options["target_pool"], host=image.host_id).first()
+    if pool is None or not pool.is_of_volumes:
+        return target_of(image, options | {"replace": False})
+    name = options["target_name"] or _stem(image)
+    path = f"/dev/{group_of(pool)}/{name}".encode()
+    same = options["target_name"] is None and path == bytes(image.path_bytes)
+    return pool, path + b"-copy" if same else path
+
+
+def _is_of_proxmox(image: Image) -> bool:
+    return image.host.runs_proxmox or image.pool.source == StoragePool.Source.PROXMOX
+
+
+def group_of(pool: StoragePool) -> str:
+    """The volume group of a pool of LVM."""
+    return lvm_name(pool).partition("/")[0]
+
+
+def made(pool: StoragePool, path: bytes) -> dict[str, str]:
+    """A volume that is to be made, as the agent's verbs take it."""
+    group, __, thin = lvm_name(pool).partition("/")
+    group_id = pool.shared_key.removeprefix("lvm ").partition("/")[0]
+    return {"group": group, "group_id": group_id, "name": os.fsdecode(path).rpartition("/")[2], "pool": thin}
+
+
+def _stem(image: Image) -> str:
+    stem, dot, extension = image.name.rpartition(".")
+    return stem if dot and extension in {*OPTIONS, "img", "vhd"} else image.name
+
+
+def _move(image: Image, options: dict[str, Any]) -> repointing.Move:
+    pool, path = place(image, options)
+    form = "raw" if pool.is_of_volumes else options["format"]
+    return repointing.Move(bytes(image.path_bytes), path, form, options["repoint_guest"], stays=True)
+
+
+def _commands(image: Image, pool: StoragePool, path: bytes, options: dict[str, Any]) -> list[list[str]]:
+    """What it amounts to, as an admin would type it."""
+    form, target = ("raw" if pool.is_of_volumes else options["format"]), display(path)
+    commands, source = list[list[str]](), image.path
+    if image.is_volume:
+        group, source = image.volume.get("group", ""), f"/dev/{image.volume.get('group', '')}/.sa-JOB.work"
+        commands += [["lvchange", "-an", image.path], ["lvrename", group, image.name, ".sa-JOB.work"]]
+    if pool.is_of_volumes:
+        group, __, thin = lvm_name(pool).partition("/")
+        size = f"{image.virtual_size or 0}b"
+        kind = ["-V", size, "--thinpool", thin] if thin else ["-L", size]
+        commands.append(["lvcreate", *kind, "-n", ".sa-JOB.new", group])
+        written = f"/dev/{group}/.sa-JOB.new"
+        name = [["lvrename", group, ".sa-JOB.new", target.rpartition("/")[2]]]
+    else:
+        written, name = target, []
+    source_form = image.declared_format or "raw"
+    commands.append(["qemu-img", "convert", "-p", "-W", "-f", source_form, "-O", form, source, written])
+    commands.append(["qemu-img", "compare", "-p", "-f", source_form, "-F", form, source, written])
+    back = [["lvrename", image.volume.get("group", ""), ".sa-JOB.work", image.name]] if image.is_volume else []
+    return [*commands, *name, *back]

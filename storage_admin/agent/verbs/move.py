@@ -1,0 +1,155 @@
+"""Copy a disk that its guests go on with elsewhere: onto a new logical volume, or from one into a new file.
+
+The copy is compared with what it was made from before it gets its name. What it was made from stays as it is: a file is
+watched, and a volume has no name in that time, so that no guest can start from it (docs/safety.md, section 2.7).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from storage_admin.agent.host.devices import Device
+from storage_admin.agent.host.errors import host_errors
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.protocol import Arguments, Request
+from storage_admin.agent.qemu import img
+from storage_admin.agent.qemu.node import DeviceNode
+from storage_admin.agent.rewrite import base, creation
+from storage_admin.agent.rewrite.base import COMMON, opened
+from storage_admin.agent.rewrite.conversion import Target
+from storage_admin.agent.rewrite.device_copy import DeviceCopy
+from storage_admin.agent.rewrite.device_write import Source, refuse_unfit, write
+from storage_admin.agent.swap import lvm_volumes
+from storage_admin.agent.swap.hidden import hidden
+from storage_admin.agent.swap.new_volumes import NewVolume, Wanted, made
+from storage_admin.agent.swap.volumes import Place
+from storage_admin.agent.verbs.aside_volume import WHERE
+
+
+def file_to_volume(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Write what a guest reads of an image onto a new logical volume.
+
+    Args:
+        request: its ``args`` are :data:`base.COMMON` and ``volume``: ``group``, ``group_id``, ``name``, and ``pool``: a
+            thin pool, or empty for a thick volume.
+        io: the controller.
+
+    Returns:
+        ``virtual_size`` (of what was copied), ``volume_size``, ``after_bytes`` (what the volume takes of its group or
+        pool), ``id`` and ``seconds``; sizes in bytes.
+
+    Raises:
+        RefusedError: as any rewrite, and as of :func:`new_volumes.made`.
+        HostError, StoppedError: there is no such volume, and the image is as it was; as ``interrupted``, a recovery
+            sees to that.
+    """
+    started, args = time.monotonic(), Arguments(request.args, COMMON | {"volume"})
+    wish, wanted = base.Wish.parse(request.args, args), Wanted.parse(args)
+    with opened(wish) as chain:
+        size = chain.image.facts.virtual_size
+        source = Source.of_image(chain, wish)
+        io.progress("checking", 0, None, "checking the image and the volume group")
+        refuse_unfit(chain, wish, io)
+        needed = min(size, img.measure(io, source.node, "cluster_size=65536"))
+        with made(wanted, size, needed, request, io) as new:
+            taken = _write(new, source, io)
+        new.finish()
+    return _result(new, size, taken, started)
+
+
+def volume_to_volume(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Write a logical volume onto a new one, thick or thin.
+
+    Args:
+        request: ``args``: ``backend``, ``group``, ``group_id``, ``name`` and ``id`` of the volume, as the plan has
+            them; ``volume`` as of :func:`file_to_volume`; ``bandwidth_bytes_sec``, ``idle_io``, ``reserve``.
+        io: the controller.
+
+    Returns:
+        As :func:`file_to_volume`.
+
+    Raises:
+        RefusedError: as of :func:`hidden.hidden` and :func:`new_volumes.made`.
+        HostError, StoppedError: as of :func:`file_to_volume`.
+    """
+    started, args = time.monotonic(), Arguments(request.args, WHERE | {*_SPEED, "volume"})
+    place, wanted = Place.parse(args), Wanted.parse(args)
+    lvm_volumes.check(place)
+    bandwidth, idle = args.size("bandwidth_bytes_sec"), args.get("idle_io", bool, True)
+    io.progress("checking", 0, None, "checking both volume groups")
+    with host_errors(), hidden(place, request, io) as device:
+        node, size = DeviceNode(device.fd, "raw", device.path), device.size
+        source = Source(node, size, bandwidth, device.refuse_used, device.refuse_used, idle)
+        with made(wanted, size, size, request, io) as new:
+            taken = _write(new, source, io)
+    new.finish()
+    return _result(new, size, taken, started)
+
+
+def volume_to_file(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Read a logical volume into an image of a name that no file has.
+
+    Args:
+        request: ``args``: the volume as of :func:`volume_to_volume`; else as of :mod:`from_device`.
+        io: the controller.
+
+    Returns:
+        As of :mod:`from_device`.
+
+    Raises:
+        RefusedError, HostError, StoppedError: nothing is left of the new file; of the volume as of
+            :func:`file_to_volume`.
+    """
+    left_out = {"virtual_size", "base", "chain", "secrets", "iter_time"}
+    args = Arguments(request.args, WHERE | (creation.Wish.ARGS - left_out))
+    place, target, wish = Place.parse(args), Target.parse(args.take("target", dict)), creation.Wish.parse(args)
+    lvm_volumes.check(place)
+    with host_errors(), hidden(place, request, io) as device:
+        return DeviceCopy(request, io, target, wish, None, device=device).run()
+
+
+def made_by(args: Arguments, io: AgentIO) -> list[dict[str, Any]]:
+    """Which of a recovery's ``volumes_made`` are there under the names that they were to have: as ``images``."""
+    asked = args.get("volumes_made", list, [])
+    there = {one.id: one for one in lvm_volumes.there([], io)} if asked else {}
+    return [
+        {"job": one["job"], "bytes": there[one["id"]].taken, "dev": None, "inode": one["id"]}
+        for one in asked
+        if one["id"] in there and (there[one["id"]].group, there[one["id"]].name) == (one["group"], one["name"])
+    ]
+
+
+_SPEED = ("bandwidth_bytes_sec", "idle_io", "reserve", "others_bytes")
+
+
+def _write(new: NewVolume, source: Source, io: AgentIO) -> int:
+    """Writes onto the new volume and compares; gives the bytes that it takes, once it has its name."""
+    device = Device.open(new.path, to_write=True)
+    try:
+        write(source, device, io, zeroed=new.zeroed, watch=new.watch)
+        if not new.zeroed:
+            _clear_tail(device, source.size)
+    finally:
+        device.close()
+    io.progress("swapping", 0, None, "waiting for the go-ahead")
+    return new.publish(source.look_again)
+
+
+def _clear_tail(device: Device, size: int) -> None:
+    """What lies behind the end of the disk was somebody else's: LVM gives whole extents, and does not clear them."""
+    block, at = bytes(1 << 20), size
+    while at < device.size:
+        at += os.pwrite(device.fd, block[: device.size - at], at)
+    os.fsync(device.fd)
+
+
+def _result(new: NewVolume, size: int, taken: int, started: float) -> dict[str, Any]:
+    return {
+        "virtual_size": size,
+        "volume_size": new.size,
+        "after_bytes": taken,
+        "id": new.one.id,
+        "seconds": round(time.monotonic() - started, 3),
+    }

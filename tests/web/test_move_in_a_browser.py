@@ -1,0 +1,57 @@
+"""A disk is moved onto a thin volume from its page."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+from pytest_django.live_server_helper import LiveServer
+
+from storage_admin.hosts.libvirt import reader
+from tests.harness.lvm import Lvm
+from tests.images.test_move import group, lvm, thin
+from tests.web.test_in_a_browser import axe, chromium, complaints_of, signed_in
+from tests.web.test_volumes_in_a_browser import done
+from tests.working import create, image_at, scan, this_machine
+
+__all__ = ["chromium", "lvm"]
+
+pytestmark = [
+    pytest.mark.browser, pytest.mark.qemu, pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("quiet", "no_reserve"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def page(chromium: Browser, live_server: LiveServer) -> Iterator[Page]:
+    """A tab of an admin, in whose console nothing may stand at the end."""
+    context = signed_in(chromium, live_server, base_url=live_server.url)
+    opened = context.new_page()
+    said = complaints_of(opened)
+    yield opened
+    assert said == []
+    context.close()
+
+
+def test_a_disk_is_moved_onto_a_thin_volume(
+    lvm: Lvm, page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "read", lambda host: None)
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    disk = create(pool / "disk.qcow2", "9M")
+    scan(this_machine(pool))
+    page.goto(f"/images/{image_at(disk).pk}/move/")
+    page.locator("#plan").wait_for()
+    assert axe(page) == []
+    page.locator("[name=target_pool]").select_option(str(thin().pk))
+    page.get_by_text(f"/dev/{group(lvm)}/disk").first.wait_for()
+    assert axe(page) == []
+    available = thin().available_bytes
+    assert available is not None
+    assert f"{available / (1 << 20):g} MiB free in {thin().name}" in page.locator("#plan").inner_text()
+    page.get_by_role("button", name="Move to a volume disk.qcow2").click()
+    job = done(page)
+    assert (job.result or {})["path"] == f"/dev/{group(lvm)}/disk"
+    assert lvm.volumes()["disk"]["pool_lv"] == "data"
+    assert axe(page) == []
