@@ -15,7 +15,7 @@ from images.rewrite.kind import REWRITE_OPTIONS, Choice
 from images.rewrite.neighbours import ancestors, find, locks_on
 from images.rewrite.on_volumes import OnVolumes
 from images.scan.volume_places import lvm_name
-from storage_admin.agent.host.lvm import NAME
+from storage_admin.agent.host.lvm import can_be_named
 from storage_admin.agent.protocol import INVALID, b64
 from storage_admin.agent.rewrite.conversion import OPTIONS
 from storage_admin.errors import NotFoundError, of_fields
@@ -129,8 +129,11 @@ class Move(OnVolumes):
             return [*found, Refusal(INVALID, error.detail)]
         if pool.is_of_volumes:
             found += [*refusals.for_pool(pool, LVM), *volume_refusals.elsewhere(pool, pool.name)]
-            if not NAME.match(os.fsdecode(path).rpartition("/")[2]):
-                told = gettext("LVM takes letters, digits and + _ . - in a name. Choose a name (target_name).")
+            if not can_be_named(os.fsdecode(path).rpartition("/")[2]):
+                told = gettext(
+                    "LVM takes letters, digits and + _ . - in a name, and keeps some names for itself. Choose a name "
+                    "(target_name)."
+                )
                 found.append(Refusal(INVALID, told))
             if Image.objects.filter(host=image.host_id, path_key=path_key(path), missing_since=None).exists():
                 found.append(refusals.target_exists(path))
@@ -159,6 +162,11 @@ class Move(OnVolumes):
         )
         guests = sorted({disk.guest.name for disk in image.disks}) if options["repoint_guest"] else []
         warnings = [gettext("{name} uses the copy from then on.").format(name=name) for name in guests]
+        if image.snapshots:
+            told_kept = gettext(
+                "The {count} internal snapshots of the image are not copied. They stay in the original."
+            )
+            warnings.append(told_kept.format(count=len(image.snapshots)))
         if image.is_volume:
             warnings.append(gettext("While it is copied, the volume has another name, so that no guest can start."))
         if guests:

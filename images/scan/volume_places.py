@@ -139,7 +139,7 @@ def _lvm_places(event: Event, _: Collection[str]) -> dict[str, Place]:
     for one in event["volumes"]:
         place = found.get(f"{one['group']}/{one['pool']}" if one["pool"] else one["group"])
         if place is not None and is_ours(one["name"]):
-            place.asides += 1
+            place.asides += one["name"].endswith(".aside")  # one that a job makes is none yet
         elif place is not None:
             ids = _ids("lvm", one["group"], groups[one["group"]], one["name"], one["id"])
             place.volumes.append(_lvm_volume(one, (one["group"], one["origin"]) in beside, ids))

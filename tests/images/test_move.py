@@ -203,6 +203,7 @@ def test_what_stands_against_it_is_said_before(lvm: Lvm, disk: Path, domains: Do
     assert code(folder) == "unsupported_pool"
     assert code(thick(), target_name="a") == "target_exists"
     assert code(thick(), target_name="ä b") == "invalid"
+    assert code(thick(), target_name="disk_tmeta") == code(thin(), target_name="snapshot1") == "invalid"
     assert code(thin(), Image.objects.get(name="a"), target_name="a") == "target_exists"
     ours = thick()
     other = StoragePoolFactory.create(kind="lvm", path="/dev/other", path_bytes=b"", shared_key=ours.shared_key)

@@ -33,6 +33,10 @@ _LIMITS = tools.Limits(output_bytes=32 << 20)
 _EXTENSION = ("activation/thin_pool_autoextend_threshold", "activation/thin_pool_autoextend_percent")
 #: What LVM's tools let a name be (lvm(8)); what else stands in metadata was written by somebody who means no good.
 NAME = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9+_.][a-zA-Z0-9+_.-]{0,126}\Z", re.ASCII)
+#: What LVM keeps for itself (lvm(8)): none of its own volumes has such a name.
+_RESERVED = re.compile(
+    r"snapshot|pvmove|.*_(cdata|cmeta|w?corig|cvol|imeta|iorig|mimage|mlog|pmspare|rimage|rmeta|tdata|tmeta|vdata|vorigin)"
+)
 #: Layouts of which all parts are known by their sizes: not those of caches and VDO.
 _WHOLE = frozenset({"linear", "striped", "raid", "mirror"})
 #: A thin pool as the device mapper tells of it (the kernel's Documentation/admin-guide/device-mapper/
@@ -67,6 +71,11 @@ def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
         pool |= {"mode": state.get("mode", ""), "needs_check": state.get("needs_check", False)}
     _add_extension(told["pools"], io)
     return told
+
+
+def can_be_named(name: str) -> bool:
+    """Whether LVM takes a name for a new volume."""
+    return NAME.match(name) is not None and _RESERVED.match(name) is None
 
 
 def _add_extension(pools: Sequence[dict[str, Any]], io: AgentIO) -> None:

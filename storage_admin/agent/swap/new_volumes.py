@@ -15,7 +15,7 @@ from storage_admin.agent.host import lvm
 from storage_admin.agent.host.space import Reserve
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INTERRUPTED, INVALID, Arguments, HostError, RefusedError, Request
-from storage_admin.agent.swap import lvm_volumes, volumes
+from storage_admin.agent.swap import lvm_volumes, thin_volumes, volumes
 from storage_admin.agent.swap.lvm_volumes import LogicalVolume
 from storage_admin.agent.swap.volumes import Place, change
 
@@ -48,8 +48,8 @@ class Wanted:
         group, group_id, name = (given.take(key, str) for key in ("group", "group_id", "name"))
         wanted = cls(Place("lvm", group, group_id, name, ""), given.take("pool", str), Reserve.parse(args))
         lvm_volumes.check(wanted.place)
-        if wanted.pool and not lvm.NAME.match(wanted.pool):
-            raise RefusedError(INVALID, "that is no thin pool of LVM")
+        if (wanted.pool and not lvm.NAME.match(wanted.pool)) or not lvm.can_be_named(name):
+            raise RefusedError(INVALID, "LVM has no thin pool, or takes no new volume, of that name")
         return wanted
 
 
@@ -92,13 +92,16 @@ class NewVolume:
             Bytes that it takes of its group, or of its thin pool.
         """
         place, self.one = self.wanted.place, self._found()
-        self.io.wait_for_go(self.request.generation, before_bytes=0, made_bytes=self.one.taken, made_inode=self.one.id)
+        taken = self.one.taken
+        if self.wanted.pool:  # LVM tells hundredths of a percent
+            taken = thin_volumes.mapped_bytes(lvm.dm_name(self.one.group, self.one.name), self.io)
+        self.io.wait_for_go(self.request.generation, before_bytes=0, made_bytes=taken, made_inode=self.one.id)
         with volumes.alone(lvm_volumes, place.group, self.io.check) as lock:
             look_again()
             volumes.give_name(lvm_volumes, place, self.one, place.name, self.io, lock)
             self.is_published = True
         self.one = replace(self.one, name=place.name)
-        return self.one.taken
+        return taken
 
     def finish(self) -> None:
         """It is like any other volume from now on."""
