@@ -28,7 +28,7 @@ from storage_admin.hosts.libvirt.disks import ContradictedError
 from storage_admin.hosts.libvirt.domains import chain_of, disk_paths, keeps_names
 
 #: Milliseconds between two looks, where libvirt tells of nothing meanwhile.
-_POLL = 250
+_POLL = 500
 _PIVOTS = (libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_ACTIVE_COMMIT, libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_COPY)
 _GONE = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN)
 
