@@ -17,9 +17,7 @@ started it may come back and take it over.
 """
 
 import json
-import select
 import sys
-import time
 from typing import IO, Any
 from xml.etree import ElementTree as ET
 
@@ -29,18 +27,47 @@ from storage_admin.hosts.libvirt import helper
 from storage_admin.hosts.libvirt.disks import ContradictedError
 from storage_admin.hosts.libvirt.domains import chain_of, disk_paths, keeps_names
 
-#: Seconds between two looks: at most, and where the end is near.
-_POLL, _SOON = 0.25, 0.03
+#: Milliseconds between two looks, where libvirt tells of nothing meanwhile.
+_POLL = 500
 _PIVOTS = (libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_ACTIVE_COMMIT, libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_COPY)
 _GONE = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN)
 
 
+class _Orders:
+    """Waits for whatever is a reason to look again: an order, something that libvirt tells of the job, or time."""
+
+    def __init__(self, lines: IO[bytes], domain: Any) -> None:
+        self._lines, self._woken, self._order = lines, False, ""
+        watched = libvirt.VIR_EVENT_HANDLE_READABLE | libvirt.VIR_EVENT_HANDLE_HANGUP
+        libvirt.virEventAddHandle(lines.fileno(), watched, self._read, None)
+        libvirt.virEventAddTimeout(_POLL, self._wake, None)
+        domain.connect().domainEventRegisterAny(domain, libvirt.VIR_DOMAIN_EVENT_ID_BLOCK_JOB_2, self._wake, None)
+
+    def _wake(self, *_: Any) -> None:
+        self._woken = True
+
+    def _read(self, *_: Any) -> None:
+        line = self._lines.readline()
+        self._woken, self._order = True, json.loads(line)["do"] if line else "end"
+
+    def next(self) -> str:
+        """What is wanted; empty where it is only time to look."""
+        while not self._woken:
+            libvirt.virEventRunDefaultImpl()
+        order, self._woken, self._order = self._order, False, ""
+        if order == "end":
+            sys.exit(0)  # nobody listens any more; the job goes on
+        return order
+
+
 def main(uri: str) -> None:
     helper.prepare()
-    orders = open(0, "rb", buffering=0)  # noqa: SIM115 (unbuffered: what has come is seen by select)
-    request = json.loads(orders.readline())
+    lines = open(0, "rb", buffering=0)  # noqa: SIM115 (unbuffered: what has come is seen by libvirt's loop)
+    request = json.loads(lines.readline())
+    libvirt.virEventRegisterDefaultImpl()
     try:
         domain = libvirt.open(uri).lookupByUUIDString(request["uid"])
+        orders = _Orders(lines, domain)
         if request["start"]:
             _start(domain, request)
         _follow(domain, request["disk"], orders)
@@ -136,9 +163,9 @@ def _refuse_memories(domain: Any) -> None:
     raise ContradictedError(f"a backup of {domain.name()} is running: wait for its end")
 
 
-def _follow(domain: Any, disk: str, orders: IO[bytes]) -> None:
+def _follow(domain: Any, disk: str, orders: _Orders) -> None:
     """Tells how far the job is until there is none any more; ends this process where nobody listens any more."""
-    began, first, aborted, pivoting = time.monotonic(), None, False, False
+    aborted = False
     while True:
         try:
             info = domain.blockJobInfo(disk, libvirt.VIR_DOMAIN_BLOCK_JOB_INFO_BANDWIDTH_BYTES)
@@ -151,16 +178,11 @@ def _follow(domain: Any, disk: str, orders: IO[bytes]) -> None:
         ready = info["type"] in _PIVOTS and _is_ready(domain, disk)
         stage = "aborting" if aborted else "ready" if ready else "mirroring"
         helper.say({"stage": stage, "done": info["cur"], "total": info["end"]})
-        first = info["cur"] if first is None else first
-        rate = (info["cur"] - first) / max(time.monotonic() - began, _SOON)
-        left = (info["end"] - info["cur"]) / rate / 2 if rate > 0 else _POLL
-        # One that is ready waits for an order, which wakes it.
-        order = _order(orders, _SOON if pivoting else _POLL if ready else min(max(left, _SOON), _POLL))
+        order = orders.next()
         if order == "abort" and not aborted:
             aborted = True
             domain.blockJobAbort(disk, libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_ASYNC)
         elif ready and order == "pivot" and not aborted:
-            pivoting = True
             helper.say({"stage": "pivoting"})
             domain.blockJobAbort(disk, libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT)
 
@@ -176,16 +198,6 @@ def _is_ready(domain: Any, disk: str) -> bool:
     element = _element(ET.fromstring(domain.XMLDesc()), disk)  # noqa: S314 (libvirt wrote it)
     mirror = None if element is None else element.find("mirror")
     return mirror is not None and mirror.get("ready") == "yes"
-
-
-def _order(orders: IO[bytes], seconds: float) -> str:
-    """What is wanted; empty where nothing came within that time."""
-    if not select.select([orders], [], [], seconds)[0]:
-        return ""
-    line = orders.readline()
-    if not line:
-        sys.exit(0)  # nobody listens any more; the job goes on
-    return str(json.loads(line)["do"])
 
 
 if __name__ == "__main__":
