@@ -81,6 +81,8 @@ class Recover(HostKind):
             match found["outcome"]:
                 case "busy":
                     open_.add(found["job"])
+                    if found["detail"]:
+                        _say(found, found["detail"], "warning")
                 case "failed":
                     _say(found, found["detail"] or "it could not be recovered; check its files on the host", "error")
                     if Job.objects.filter(uid=found["job"], kind="commit").exists():
