@@ -130,10 +130,10 @@ class Export:
             agent.request(verb, args, job)
             return agent.answer()
 
-    def recover(self, machine: Machine) -> list[dict[str, Any]]:
-        """What a machine makes of what jobs have left."""
+    def recover(self, machine: Machine, *merges: str) -> list[dict[str, Any]]:
+        """What a machine makes of what jobs have left; of these, merges are done again."""
         pool = {"id": 1, "path_b64": b64(MOUNTED.encode()), "kind": "dir"}
-        answer = self.ask("recover", {"pools": [pool], "jobs_active": []}, "r1", machine)
+        answer = self.ask("recover", {"pools": [pool], "jobs_active": [], "merges": list(merges)}, "r1", machine)
         assert isinstance(answer.get("recovered"), list), answer
         return list(answer["recovered"])
 

@@ -31,7 +31,7 @@ from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import fence, journal, moment, settle, swap
 from storage_admin.agent.swap.fence import Fence
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, Story, file_name
-from storage_admin.agent.swap.outcome import stamp_now
+from storage_admin.agent.swap.outcome import names_left, stamp_now
 
 _KNOWN = frozenset({"path_b64", "pool_path_b64", "undo_job"})
 
@@ -99,7 +99,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
             "after_bytes": status.st_blocks * 512,
             "held_bytes": 0,
             # Where somebody gave the new image a second name, or wrote to it in the last moment, it lives on.
-            "freed_bytes": 0 if gone.st_nlink else max(before - shared, 0),
+            "freed_bytes": 0 if names_left(new) else max(before - shared, 0),
             "dev": status.st_dev,
             "inode": status.st_ino,
             "undo_of": place.journal.job,

@@ -1,0 +1,154 @@
+"""The server's storage fills up by others' data, or its quota is used up, half-way through each verb that writes there.
+
+Each ends with the right code, the image is whole, a recovery leaves nothing of it, and it works once there is room.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from storage_admin.agent import protocol
+from storage_admin.agent.protocol import b64
+from tests.machines.lab import Machine, machines
+from tests.machines.nfs import DATA, EXPORTED, SIZE, Export, Pinged, load_agents
+from tests.machines.nfs_verbs import COPYING, LARGE, PIECE, Work, end, recovered
+
+pytestmark = pytest.mark.machines
+
+_numbers = itertools.count(1)
+#: Of those that are slowed, a storage is full when so many bytes have reached it.
+HALF = DATA // 4
+SLOW = (*(verb for verb in COPYING if verb != "create"), "receive")
+CLIENTS = "10.9.0.0/24(rw,sync,no_root_squash,no_subtree_check,fsid={})"
+_MADE = {
+    "full": "truncate -s 64M /var/{0}.img; mkfs.ext4 -q -F /var/{0}.img; mount -o loop /var/{0}.img {1}",
+    # Quotas of ext4 do not hold for root, who writes here; those of a dataset hold for everybody.
+    "quota": "modprobe zfs; echo 1 >/sys/module/zfs/parameters/zfs_txg_timeout; truncate -s 256M /var/{0}.img; "
+    "zpool create -O mountpoint=none {0} /var/{0}.img; zfs create -o mountpoint={1} {0}/images",
+}
+_STRUCK = {
+    "full": "fallocate -l $(df -B1 --output=avail {1} | tail -n 1) {1}/filling; "
+    "cat /dev/zero >>{1}/filling 2>/dev/null || sync",
+    "quota": "zfs set quota=$(zfs get -Hp -o value used {0}/images) {0}/images",
+}
+_OVER = {"full": "rm {1}/filling; sync", "quota": "zfs set quota=none {0}/images"}
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, Machine]]:
+    with machines() as running:
+        for machine in running:
+            load_agents(machine, tmp_path_factory.mktemp("agent"))
+        yield running
+
+
+class Storage:
+    """A storage of the server's, which somebody else can fill."""
+
+    def __init__(self, how: str, version: str, both: tuple[Machine, Machine]) -> None:
+        self._how, self._name = how, f"{how}{version[0]}"
+        server = both[0]
+        server.run(self._said(_MADE))
+        server.run(f"echo '{EXPORTED} {CLIENTS.format(int(version[0]) + len(how))}' >/etc/exports; exportfs -ra")
+        self.export = Export(both, version, EXPORTED)
+        # Data that cannot be packed.
+        data = server.run(
+            f"dd if=/dev/urandom of=/root/image bs={DATA} count=1 conv=notrunc status=none; base64 /root/image"
+        )
+        both[1].run("base64 -d >/root/image", data.encode())
+
+    def _said(self, among: dict[str, str]) -> str:
+        return among[self._how].format(self._name, EXPORTED)
+
+    def fill(self, when: str = "true") -> None:
+        """Takes all the room, once a line of shell succeeds there."""
+        self.export.server.run(
+            f"cd {EXPORTED}; timeout 200 sh -c 'until {when}; do sleep 0.05; done' && {self._said(_STRUCK)}"
+        )
+
+    def make_room(self) -> None:
+        """Gives it back."""
+        self.export.server.run(self._said(_OVER))
+
+
+@pytest.fixture
+def storage(request: pytest.FixtureRequest, both: tuple[Machine, Machine]) -> Iterator[Storage]:
+    how, version = request.param
+    yield Storage(how, version, both)
+    for machine in reversed(both):
+        machine.run("umount -l /var/lib/libvirt/images")
+    both[0].run(f"exportfs -ua; exportfs -f; umount -l {EXPORTED}")
+
+
+def _begin(work: Work, agent: Pinged) -> None:
+    """Until it copies; half of what is uploaded is sent."""
+    agent.request(work.verb, work.args(), work.job)
+    while work.verb != "receive":
+        event = agent.next()
+        assert event is not None, agent.stderr()
+        assert event["event"] not in {protocol.RESULT, protocol.ERROR}, event
+        if event["event"] == protocol.PROGRESS and event.get("done"):
+            return
+    for _ in range(SIZE // 2 // len(PIECE)):
+        agent.until(protocol.MORE)
+        agent.say(protocol.DATA, b64=b64(PIECE))
+    agent.until(protocol.MORE)
+
+
+def _has(work: Work, size: int) -> str:
+    """A line of shell that succeeds once the server has so many bytes of what a verb writes."""
+    name = {"receive": f".sa-{work.job}.part", "commit": work.name}.get(work.verb, f".sa-{work.job}.new")
+    return f"[ $(stat -c %b {name} || echo 0) -ge {size // 512} ]"
+
+
+def _try(storage: Storage, verbs: tuple[str, ...], strike: Callable[[list[Work]], None]) -> None:
+    """These at once, while the storage fills up; and again when there is room."""
+    export = storage.export
+    works = [Work(export, verb, str(next(_numbers)), str(next(_numbers)), LARGE) for verb in verbs]
+    with ExitStack() as stack:
+        agents = [stack.enter_context(export.agent(how="soon")) for _ in works]
+        for work, agent in zip(works, agents, strict=True):
+            _begin(work, agent)
+        strike(works)
+        answers = [end(agent, SIZE // 2) for agent in agents]
+    for work, answer in zip(works, answers, strict=True):
+        print(export.version, work.verb, answer)
+        assert answer.get("code") == "not_enough_space", (work.verb, answer)
+    storage.make_room()
+    recovered(export, *(work.job for work in works if work.verb == "commit"))
+    for work, answer in zip(works, answers, strict=True):
+        work.check(answer)
+        if work.verb == "receive":
+            export.server.run(f"rm {EXPORTED}/.sa-{work.job}.part")
+    assert [name for name in export.named(r"[.]sa-.*") if not name.endswith(".orig")] == []
+    for work in works:
+        if work.verb == "commit":  # which the recovery has finished
+            continue
+        work.job = str(next(_numbers))
+        with export.agent(how="soon") as agent:
+            agent.request(
+                work.verb, work.args() | ({} if work.verb == "receive" else {"bandwidth_bytes_sec": None}), work.job
+            )
+            answer = end(agent)
+        assert "code" not in answer, (work.verb, answer)
+        work.check(answer)
+
+
+@pytest.mark.parametrize(
+    "storage", [("full", "3"), ("full", "4.2"), ("quota", "3"), ("quota", "4.2")], indirect=True, ids="-".join
+)
+def test_a_storage_that_fills_up_half_way_ends_each_verb_and_loses_nothing(storage: Storage) -> None:
+    client = storage.export.client
+    client.run("sysctl -q vm.dirty_writeback_centisecs=20 vm.dirty_expire_centisecs=20")
+    _try(storage, SLOW, lambda works: storage.fill(" && ".join(_has(work, HALF) for work in works)))
+    for verb in ("create", "commit"):
+        _try(storage, (verb,), lambda works: storage.fill(_has(works[0], 1 << 20)))
+
+
+@pytest.mark.parametrize("storage", [("full", "3"), ("full", "4.2")], indirect=True, ids="-".join)
+def test_a_server_that_says_only_at_the_sync_that_it_was_full_is_heard(storage: Storage) -> None:
+    client = storage.export.client
+    client.run("sysctl -q vm.dirty_writeback_centisecs=6000 vm.dirty_expire_centisecs=60000")
+    _try(storage, SLOW, lambda _: storage.fill())
