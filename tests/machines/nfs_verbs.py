@@ -15,8 +15,6 @@ SLOW = {"bandwidth_bytes_sec": 8 << 10}
 #: Of those that copy: they are met while they do, or when they wait for leave to put the result in its place.
 COPYING = ("reclaim", "convert", "flatten", "export", "unpack", "create", "from_device")
 VERBS = (*COPYING, "set_aside", "restore_aside", "delete_aside", "undo", "discard_undo", "grow", "receive")
-#: Bytes of an image with which a verb is busy for seconds, though nothing slows it.
-LARGE = 16 << 20
 PIECE = b"u" * (64 << 10)
 #: Of the names of new files.
 _ENDINGS = {
@@ -32,14 +30,14 @@ class Work:
     Args:
         name: of the image, which is the number of the job that made it what it is.
         job: the number of the verb's own job.
-        size: of what is created, in bytes.
+        large: bytes of what is created, or grows by a merge.
     """
 
     export: Export
     verb: str
     name: str
     job: str
-    size: int = SIZE
+    large: int = SIZE
 
     @property
     def path(self) -> str:
@@ -75,9 +73,9 @@ class Work:
             case "commit":
                 return plain | self._overlay(path)
             case "receive":
-                return {"target": target, "size": SIZE, "offset": 0, "reserve": NO_RESERVE}
+                return {"target": target, "size": export.size, "offset": 0, "reserve": NO_RESERVE}
             case "grow":
-                return plain | {"size": 2 * SIZE}
+                return plain | {"size": 2 * export.size}
             case "set_aside":
                 return aside_args(export, path)
             case "restore_aside" | "delete_aside":
@@ -97,19 +95,24 @@ class Work:
             return {"source": source, "target": target | {"format": "raw"}}
         if self.verb == "create":
             made = target | {"format": "raw", "options": {"preallocation": "full"}}
-            return {"target": made, "virtual_size": self.size}
+            return {"target": made, "virtual_size": self.large}
         device = self.export.client.run("losetup -f --show -r /root/image").strip()
         return {"device_b64": b64(device.encode()), "target": target | {"format": "raw"}}
 
     def _overlay(self, path: str) -> dict[str, Any]:
         """Of a merge of an overlay into the image, which has no room yet for what that holds."""
-        self.export.server.run(f"truncate -s {LARGE} {EXPORTED}/{self.name}; stat {path}")
+        self.export.server.run(f"truncate -s {self.large} {EXPORTED}/{self.name}; stat {path}")
         self.export.client.run(
             f"qemu-img create -q -f qcow2 -F raw -b {path} {path}.qcow2 && "
-            f"qemu-io -c 'write -P {PATTERN} {SIZE} {LARGE - SIZE}' {path}.qcow2"
+            f"qemu-io -c 'write -P {PATTERN} {self._added}' {path}.qcow2"
         )
         top = self.export.link(f"{path}.qcow2", "qcow2")
-        return top | {"chain": [self.export.link(path)], "virtual_size": LARGE, "pools": []}
+        return top | {"chain": [self.export.link(path)], "virtual_size": self.large, "pools": []}
+
+    @property
+    def _added(self) -> str:
+        """Place and length of what a merge adds to the image."""
+        return f"{self.export.size} {self.large - self.export.size}"
 
     def _before(self, verb: str, args: dict[str, Any]) -> None:
         answer = self.export.ask(verb, args, self.name, how="soon")
@@ -131,11 +134,14 @@ class Work:
             gone = self.verb == "delete_aside" and (succeeded or not found)
             assert len(found) == (0 if gone else 1), (self, answer, found)
             there = found[0] if found else "/root/image"
-        assert run(f"head -c {SIZE} {there} | cmp - /root/image && echo same").strip() == "same", (self, answer)
+        assert run(f"head -c {self.export.size} {there} | cmp - /root/image && echo same").strip() == "same", (
+            self,
+            answer,
+        )
         if self.verb in {"delete_aside", "undo", "discard_undo"} and succeeded:
             assert answer["freed_bytes"], (self, answer)
         if self.verb == "commit":
-            run(f"qemu-io -r -c 'read -q -P {PATTERN} {SIZE} {LARGE - SIZE}' {MOUNTED}/{self.name}.qcow2")
+            run(f"qemu-io -r -c 'read -q -P {PATTERN} {self._added}' {MOUNTED}/{self.name}.qcow2")
         if self.verb == "flatten":
             run(f"qemu-img compare -q -f qcow2 -F raw {there}.qcow2 /root/image")
         if self.verb in _ENDINGS and self.verb != "receive":
@@ -152,7 +158,7 @@ class Work:
             "convert": f"qemu-img compare -q -f qcow2 -F raw {made} /root/image",
             "export": f"gzip -dc {made} | cmp - /root/image",
             "unpack": f"cmp {made} /root/image",
-            "create": f"cmp -n {self.size} {made} /dev/zero",
+            "create": f"cmp -n {self.large} {made} /dev/zero",
             "from_device": f"cmp {made} /root/image",
         }[self.verb]
         is_there = self.export.server.run(f"test -e {made} && echo yes || true").strip() == "yes"
@@ -161,8 +167,8 @@ class Work:
             self.export.server.run(holds)
 
 
-def end(agent: Pinged, sent: int = 0) -> dict[str, Any]:
-    """What comes of a request: leave is given, and what is uploaded goes on after so many bytes."""
+def end(agent: Pinged, sent: int = 0, size: int = SIZE) -> dict[str, Any]:
+    """What comes of a request: leave is given, and what is uploaded goes on after so many bytes, up to a size."""
     event = agent.events[-1] if agent.events else agent.next()
     while event is not None:
         if event["event"] == protocol.RESULT:
@@ -172,7 +178,7 @@ def end(agent: Pinged, sent: int = 0) -> dict[str, Any]:
         if event["event"] == protocol.READY:
             agent.say(protocol.GO, generation=agent.generation)
         if event["event"] == protocol.MORE:
-            agent.say(protocol.DATA, b64=b64(PIECE if sent < SIZE else b""))
+            agent.say(protocol.DATA, b64=b64(PIECE if sent < size else b""))
             sent += len(PIECE)
         event = agent.next()
     raise AssertionError((agent.events[-5:], agent.stderr()))

@@ -5,27 +5,34 @@ Each ends with the right code, the image is whole, a recovery leaves nothing of 
 
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import b64
 from tests.machines.lab import Machine, machines
-from tests.machines.nfs import DATA, EXPORTED, SIZE, Export, Pinged, load_agents
-from tests.machines.nfs_verbs import COPYING, LARGE, PIECE, Work, end, recovered
+from tests.machines.nfs import EXPORTED, MOUNTED, Export, Pinged, load_agents
+from tests.machines.nfs_verbs import COPYING, PIECE, Work, end, recovered
 
 pytestmark = pytest.mark.machines
 
 _numbers = itertools.count(1)
-#: Of those that are slowed, a storage is full when so many bytes have reached it.
-HALF = DATA // 4
+#: Of an image, and of the data in it. qemu-img begins with 2 MiB, however slow it is to be.
+SIZE, DATA = 8 << 20, 6 << 20
+SPEED = 128 << 10
+#: Of what nothing slows.
+LARGE = 24 << 20
+#: The storage is full when so many bytes of each verb have reached it.
+SOME = 1 << 20
 SLOW = (*(verb for verb in COPYING if verb != "create"), "receive")
 CLIENTS = "10.9.0.0/24(rw,sync,no_root_squash,no_subtree_check,fsid={})"
 _MADE = {
-    "full": "truncate -s 64M /var/{0}.img; mkfs.ext4 -q -F /var/{0}.img; mount -o loop /var/{0}.img {1}",
+    "full": "truncate -s 256M /var/{0}.img; mkfs.ext4 -q -F /var/{0}.img; mount -o loop /var/{0}.img {1}",
     # Quotas of ext4 do not hold for root, who writes here; those of a dataset hold for everybody.
-    "quota": "modprobe zfs; echo 1 >/sys/module/zfs/parameters/zfs_txg_timeout; truncate -s 256M /var/{0}.img; "
+    "quota": "modprobe zfs; echo 1 >/sys/module/zfs/parameters/zfs_txg_timeout; truncate -s 512M /var/{0}.img; "
     "zpool create -O mountpoint=none {0} /var/{0}.img; zfs create -o mountpoint={1} {0}/images",
 }
 _STRUCK = {
@@ -52,7 +59,7 @@ class Storage:
         server = both[0]
         server.run(self._said(_MADE))
         server.run(f"echo '{EXPORTED} {CLIENTS.format(int(version[0]) + len(how))}' >/etc/exports; exportfs -ra")
-        self.export = Export(both, version, EXPORTED)
+        self.export = Export(both, version, EXPORTED, SIZE)
         # Data that cannot be packed.
         data = server.run(
             f"dd if=/dev/urandom of=/root/image bs={DATA} count=1 conv=notrunc status=none; base64 /root/image"
@@ -78,13 +85,12 @@ def storage(request: pytest.FixtureRequest, both: tuple[Machine, Machine]) -> It
     how, version = request.param
     yield Storage(how, version, both)
     for machine in reversed(both):
-        machine.run("umount -l /var/lib/libvirt/images")
+        machine.run(f"umount -l {MOUNTED}")
     both[0].run(f"exportfs -ua; exportfs -f; umount -l {EXPORTED}")
 
 
 def _begin(work: Work, agent: Pinged) -> None:
     """Until it copies; half of what is uploaded is sent."""
-    agent.request(work.verb, work.args(), work.job)
     while work.verb != "receive":
         event = agent.next()
         assert event is not None, agent.stderr()
@@ -97,22 +103,28 @@ def _begin(work: Work, agent: Pinged) -> None:
     agent.until(protocol.MORE)
 
 
-def _has(work: Work, size: int) -> str:
-    """A line of shell that succeeds once the server has so many bytes of what a verb writes."""
+def _at(speed: int | None, args: dict[str, Any]) -> dict[str, Any]:
+    return args | dict.fromkeys({"bandwidth_bytes_sec"} & args.keys(), speed)
+
+
+def _has(work: Work) -> str:
+    """A line of shell that succeeds once the server has some bytes of what a verb writes."""
     name = {"receive": f".sa-{work.job}.part", "commit": work.name}.get(work.verb, f".sa-{work.job}.new")
-    return f"[ $(stat -c %b {name} || echo 0) -ge {size // 512} ]"
+    return f"[ $(stat -c %b {name} || echo 0) -ge {SOME // 512} ]"
 
 
 def _try(storage: Storage, verbs: tuple[str, ...], strike: Callable[[list[Work]], None]) -> None:
     """These at once, while the storage fills up; and again when there is room."""
     export = storage.export
     works = [Work(export, verb, str(next(_numbers)), str(next(_numbers)), LARGE) for verb in verbs]
-    with ExitStack() as stack:
-        agents = [stack.enter_context(export.agent(how="soon")) for _ in works]
-        for work, agent in zip(works, agents, strict=True):
-            _begin(work, agent)
+    with ExitStack() as stack, ThreadPoolExecutor(len(works)) as pool:
+        agents = list[Pinged]()
+        for work, args in zip(works, list(pool.map(Work.args, works)), strict=True):
+            agents.append(stack.enter_context(export.agent(how="soon")))
+            agents[-1].request(work.verb, _at(SPEED, args), work.job)
+        list(pool.map(_begin, works, agents))
         strike(works)
-        answers = [end(agent, SIZE // 2) for agent in agents]
+        answers = [end(agent, SIZE // 2, SIZE) for agent in agents]
     for work, answer in zip(works, answers, strict=True):
         print(export.version, work.verb, answer)
         assert answer.get("code") == "not_enough_space", (work.verb, answer)
@@ -128,10 +140,8 @@ def _try(storage: Storage, verbs: tuple[str, ...], strike: Callable[[list[Work]]
             continue
         work.job = str(next(_numbers))
         with export.agent(how="soon") as agent:
-            agent.request(
-                work.verb, work.args() | ({} if work.verb == "receive" else {"bandwidth_bytes_sec": None}), work.job
-            )
-            answer = end(agent)
+            agent.request(work.verb, _at(None, work.args()), work.job)
+            answer = end(agent, 0, SIZE)
         assert "code" not in answer, (work.verb, answer)
         work.check(answer)
 
@@ -142,9 +152,9 @@ def _try(storage: Storage, verbs: tuple[str, ...], strike: Callable[[list[Work]]
 def test_a_storage_that_fills_up_half_way_ends_each_verb_and_loses_nothing(storage: Storage) -> None:
     client = storage.export.client
     client.run("sysctl -q vm.dirty_writeback_centisecs=20 vm.dirty_expire_centisecs=20")
-    _try(storage, SLOW, lambda works: storage.fill(" && ".join(_has(work, HALF) for work in works)))
+    _try(storage, SLOW, lambda works: storage.fill(" && ".join(_has(work) for work in works)))
     for verb in ("create", "commit"):
-        _try(storage, (verb,), lambda works: storage.fill(_has(works[0], 1 << 20)))
+        _try(storage, (verb,), lambda works: storage.fill(_has(works[0])))
 
 
 @pytest.mark.parametrize("storage", [("full", "3"), ("full", "4.2")], indirect=True, ids="-".join)
