@@ -22,7 +22,7 @@ pytestmark = pytest.mark.machines
 _numbers = itertools.count(1)
 #: Of an image, and of the data in it. qemu-img begins with 2 MiB, however slow it is to be.
 SIZE, DATA = 8 << 20, 6 << 20
-SPEED = 128 << 10
+SPEED = 64 << 10
 #: Of what nothing slows.
 LARGE = 24 << 20
 #: The storage is full when so many bytes of each verb have reached it.
