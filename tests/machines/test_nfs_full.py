@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
@@ -103,8 +102,17 @@ def _begin(work: Work, agent: Pinged) -> None:
     agent.until(protocol.MORE)
 
 
-def _at(speed: int | None, args: dict[str, Any]) -> dict[str, Any]:
-    return args | dict.fromkeys({"bandwidth_bytes_sec"} & args.keys(), speed)
+def _ask(stack: ExitStack, works: list[Work], speed: int | None) -> list[Pinged]:
+    """All at once, at so many bytes a second where that can be said; their agents."""
+    agents = list[Pinged]()
+    if not works:
+        return agents
+    with ThreadPoolExecutor(len(works)) as pool:
+        asked = list(pool.map(Work.args, works))
+    for work, args in zip(works, asked, strict=True):
+        agents.append(stack.enter_context(work.export.agent(how="soon")))
+        agents[-1].request(work.verb, args | dict.fromkeys({"bandwidth_bytes_sec"} & args.keys(), speed), work.job)
+    return agents
 
 
 def _has(work: Work) -> str:
@@ -118,10 +126,7 @@ def _try(storage: Storage, verbs: tuple[str, ...], strike: Callable[[list[Work]]
     export = storage.export
     works = [Work(export, verb, str(next(_numbers)), str(next(_numbers)), LARGE) for verb in verbs]
     with ExitStack() as stack, ThreadPoolExecutor(len(works)) as pool:
-        agents = list[Pinged]()
-        for work, args in zip(works, list(pool.map(Work.args, works)), strict=True):
-            agents.append(stack.enter_context(export.agent(how="soon")))
-            agents[-1].request(work.verb, _at(SPEED, args), work.job)
+        agents = _ask(stack, works, SPEED)
         list(pool.map(_begin, works, agents))
         strike(works)
         answers = [end(agent, SIZE // 2, SIZE) for agent in agents]
@@ -135,15 +140,14 @@ def _try(storage: Storage, verbs: tuple[str, ...], strike: Callable[[list[Work]]
         if work.verb == "receive":
             export.server.run(f"rm {EXPORTED}/.sa-{work.job}.part")
     assert [name for name in export.named(r"[.]sa-.*") if not name.endswith(".orig")] == []
-    for work in works:
-        if work.verb == "commit":  # which the recovery has finished
-            continue
+    again = [work for work in works if work.verb != "commit"]  # which the recovery has finished
+    for work in again:
         work.job = str(next(_numbers))
-        with export.agent(how="soon") as agent:
-            agent.request(work.verb, _at(None, work.args()), work.job)
+    with ExitStack() as stack:
+        for work, agent in zip(again, _ask(stack, again, None), strict=True):
             answer = end(agent, 0, SIZE)
-        assert "code" not in answer, (work.verb, answer)
-        work.check(answer)
+            assert "code" not in answer, (work.verb, answer)
+            work.check(answer)
 
 
 @pytest.mark.parametrize(
