@@ -21,13 +21,13 @@ pytestmark = pytest.mark.machines
 _numbers = itertools.count(1)
 #: Of an image, and of the data in it. qemu-img begins with 2 MiB, however slow it is to be.
 SIZE, DATA = 8 << 20, 6 << 20
-SPEED = 64 << 10
+SPEED = 24 << 10
 #: Of what nothing slows.
 LARGE = 24 << 20
 #: The storage is full when so many bytes of each verb have reached it.
-SOME = 1 << 20
+SOME = 512 << 10
 SLOW = tuple(verb for verb in COPYING if verb != "create")
-CLIENTS = "10.9.0.0/24(rw,sync,no_root_squash,no_subtree_check,fsid={})"
+OPTIONS = "rw,sync,no_subtree_check"
 _MADE = {
     "full": "truncate -s 256M /var/{0}.img; mkfs.ext4 -q -F /var/{0}.img; mount -o loop /var/{0}.img {1}",
     # Quotas of ext4 do not hold for root, who writes here; those of a dataset hold for everybody.
@@ -54,10 +54,11 @@ class Storage:
     """A storage of the server's, which somebody else can fill."""
 
     def __init__(self, how: str, version: str, both: tuple[Machine, Machine]) -> None:
-        self._how, self._name = how, f"{how}{version[0]}"
+        self._how, self._name = how, f"{how}{next(_numbers)}"
         server = both[0]
         server.run(self._said(_MADE))
-        server.run(f"echo '{EXPORTED} {CLIENTS.format(int(version[0]) + len(how))}' >/etc/exports; exportfs -ra")
+        number = int(version[0]) + len(how)
+        server.run(f"exportfs -o no_root_squash,{OPTIONS},fsid={number} 10.9.0.0/24:{EXPORTED}")
         self.export = Export(both, version, EXPORTED, SIZE)
         # Data that cannot be packed.
         data = server.run(
@@ -167,3 +168,18 @@ def test_a_server_that_says_only_at_the_sync_that_it_was_full_is_heard(storage: 
     client.run("sysctl -q vm.dirty_writeback_centisecs=6000 vm.dirty_expire_centisecs=60000")
     _try(storage, SLOW, lambda _: storage.fill())
     _try(storage, ("receive",), lambda _: storage.fill())
+
+
+@pytest.mark.parametrize("storage", [("full", "3"), ("full", "4.2")], indirect=True, ids="-".join)
+def test_a_server_that_gives_to_another_user_what_root_makes_is_refused_before_anything_is_made(
+    storage: Storage,
+) -> None:
+    export = storage.export
+    export.server.run(
+        f"exportfs -o all_squash,anonuid=1000,{OPTIONS},fsid=9 10.9.0.0/24:{EXPORTED}; chown 1000 {EXPORTED}"
+    )
+    for number, verb in enumerate((*COPYING, "set_aside")):
+        work = Work(export, verb, f"{number}8", f"{number}9")
+        answer = export.ask(verb, work.args(), work.job, how="soon")
+        assert answer.get("code") == "immutable", (verb, answer)
+        assert export.left(work.job) == []
