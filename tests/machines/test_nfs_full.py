@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,6 @@ LARGE = 24 << 20
 #: The storage is full when so many bytes of each verb have reached it.
 SOME = 512 << 10
 SLOW = tuple(verb for verb in COPYING if verb != "create")
-OPTIONS = "rw,sync,no_subtree_check"
 _MADE = {
     "full": "truncate -s 256M /var/{0}.img; mkfs.ext4 -q -F /var/{0}.img; mount -o loop /var/{0}.img {1}",
     # Quotas of ext4 do not hold for root, who writes here; those of a dataset hold for everybody.
@@ -57,14 +57,19 @@ class Storage:
         self._how, self._name = how, f"{how}{next(_numbers)}"
         server = both[0]
         server.run(self._said(_MADE))
-        number = int(version[0]) + len(how)
-        server.run(f"exportfs -o no_root_squash,{OPTIONS},fsid={number} 10.9.0.0/24:{EXPORTED}")
+        self._server, self._number = server, next(_numbers)
+        self.share("no_root_squash")
         self.export = Export(both, version, EXPORTED, SIZE)
         # Data that cannot be packed.
         data = server.run(
             f"dd if=/dev/urandom of=/root/image bs={DATA} count=1 conv=notrunc status=none; base64 /root/image"
         )
         both[1].run("base64 -d >/root/image", data.encode())
+
+    def share(self, option: str) -> None:
+        """Exports it, with that option, and nothing else."""
+        line = f"{EXPORTED} 10.9.0.0/24(rw,sync,no_subtree_check,fsid={self._number},{option})"
+        self._server.run(f"echo '{line}' >/etc/exports; exportfs -ra")
 
     def _said(self, among: dict[str, str]) -> str:
         return among[self._how].format(self._name, EXPORTED)
@@ -103,13 +108,9 @@ def _begin(work: Work, agent: Pinged) -> None:
     agent.until(protocol.MORE)
 
 
-def _ask(stack: ExitStack, works: list[Work], speed: int | None) -> list[Pinged]:
+def _ask(stack: ExitStack, works: list[Work], asked: list[dict[str, Any]], speed: int | None) -> list[Pinged]:
     """All at once, at so many bytes a second where that can be said; their agents."""
     agents = list[Pinged]()
-    if not works:
-        return agents
-    with ThreadPoolExecutor(len(works)) as pool:
-        asked = list(pool.map(Work.args, works))
     for work, args in zip(works, asked, strict=True):
         agents.append(stack.enter_context(work.export.agent(how="soon")))
         agents[-1].request(work.verb, args | dict.fromkeys({"bandwidth_bytes_sec"} & args.keys(), speed), work.job)
@@ -127,7 +128,8 @@ def _try(storage: Storage, verbs: tuple[str, ...], strike: Callable[[list[Work]]
     export = storage.export
     works = [Work(export, verb, str(next(_numbers)), str(next(_numbers)), LARGE) for verb in verbs]
     with ExitStack() as stack, ThreadPoolExecutor(len(works)) as pool:
-        agents = _ask(stack, works, SPEED)
+        asked = list(pool.map(Work.args, works))
+        agents = _ask(stack, works, asked, SPEED)
         list(pool.map(_begin, works, agents))
         strike(works)
         answers = [end(agent, SIZE // 2, SIZE) for agent in agents]
@@ -141,11 +143,12 @@ def _try(storage: Storage, verbs: tuple[str, ...], strike: Callable[[list[Work]]
         if work.verb == "receive":
             export.server.run(f"rm {EXPORTED}/.sa-{work.job}.part")
     assert [name for name in export.named(r"[.]sa-.*") if not name.endswith(".orig")] == []
-    again = [work for work in works if work.verb != "commit"]  # which the recovery has finished
-    for work in again:
+    if verbs == ("commit",):  # which the recovery has finished
+        return
+    for work in works:
         work.job = str(next(_numbers))
     with ExitStack() as stack:
-        for work, agent in zip(again, _ask(stack, again, None), strict=True):
+        for work, agent in zip(works, _ask(stack, works, asked, None), strict=True):
             answer = end(agent, 0, SIZE)
             assert "code" not in answer, (work.verb, answer)
             work.check(answer)
@@ -175,9 +178,8 @@ def test_a_server_that_gives_to_another_user_what_root_makes_is_refused_before_a
     storage: Storage,
 ) -> None:
     export = storage.export
-    export.server.run(
-        f"exportfs -o all_squash,anonuid=1000,{OPTIONS},fsid=9 10.9.0.0/24:{EXPORTED}; chown 1000 {EXPORTED}"
-    )
+    export.server.run(f"chown 1000 {EXPORTED}")
+    storage.share("all_squash,anonuid=1000")
     for number, verb in enumerate((*COPYING, "set_aside")):
         work = Work(export, verb, f"{number}8", f"{number}9")
         answer = export.ask(verb, work.args(), work.job, how="soon")

@@ -23,7 +23,7 @@ from storage_admin.agent.verbs import aside_volume
 MAX_DEPTH = 8
 #: Over NFS version 3 nothing tells whose lock it is, nor whether its owner lives.
 _KEPT_LOCK = (
-    "its journal is locked. If no agent is at work on it any more, the NFS server (version 3) keeps the lock of one "
+    "its journal is locked. If no agent works on it any more, the NFS server (version 3) keeps the lock of one "
     "that ended while the export was withdrawn; restart the NFS server"
 )
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
