@@ -180,7 +180,7 @@ def test_a_server_that_gives_to_another_user_what_root_makes_is_refused_before_a
     export = storage.export
     export.server.run(f"chown 1000 {EXPORTED}")
     storage.share("all_squash,anonuid=1000")
-    for number, verb in enumerate((*COPYING, "set_aside")):
+    for number, verb in enumerate((*COPYING, "set_aside", "receive")):
         work = Work(export, verb, f"{number}8", f"{number}9")
         answer = export.ask(verb, work.args(), work.job, how="soon")
         assert answer.get("code") == "immutable", (verb, answer)
