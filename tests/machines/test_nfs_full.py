@@ -37,7 +37,7 @@ _MADE = {
 _STRUCK = {
     "full": "fallocate -l $(df -B1 --output=avail {1} | tail -n 1) {1}/filling; "
     "cat /dev/zero >>{1}/filling 2>/dev/null || sync",
-    "quota": "zfs set quota=$(zfs get -Hp -o value used {0}/images) {0}/images",
+    "quota": "until zfs set quota=$(zfs get -Hp -o value used {0}/images) {0}/images; do :; done",
 }
 _OVER = {"full": "rm {1}/filling; sync", "quota": "zfs set quota=none {0}/images"}
 
