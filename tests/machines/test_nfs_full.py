@@ -24,12 +24,12 @@ _numbers = itertools.count(1)
 SIZE, DATA = 8 << 20, 6 << 20
 SPEED = 24 << 10
 #: Of what nothing slows.
-LARGE = 24 << 20
+LARGE = 64 << 20
 #: The storage is full when so many bytes of each verb have reached it.
 SOME = 512 << 10
 SLOW = tuple(verb for verb in COPYING if verb != "create")
 _MADE = {
-    "full": "truncate -s 256M /var/{0}.img; mkfs.ext4 -q -F /var/{0}.img; mount -o loop /var/{0}.img {1}",
+    "full": "truncate -s 512M /var/{0}.img; mkfs.ext4 -q -F /var/{0}.img; mount -o loop /var/{0}.img {1}",
     # Quotas of ext4 do not hold for root, who writes here; those of a dataset hold for everybody.
     "quota": "modprobe zfs; echo 1 >/sys/module/zfs/parameters/zfs_txg_timeout; truncate -s 512M /var/{0}.img; "
     "zpool create -O mountpoint=none {0} /var/{0}.img; zfs create -o mountpoint={1} {0}/images",
