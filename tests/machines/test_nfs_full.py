@@ -161,7 +161,7 @@ def test_a_storage_that_fills_up_half_way_ends_each_verb_and_loses_nothing(stora
     client = storage.export.client
     client.run("sysctl -q vm.dirty_writeback_centisecs=20 vm.dirty_expire_centisecs=20")
     _try(storage, SLOW, lambda works: storage.fill(" && ".join(_has(work) for work in works)))
-    # Each alone: what another one gives back is room. Over 4.2 a creation was over before its storage was full (measured).
+    # Each alone: what another one gives back is room. Over 4.2 a creation was over before its storage was full.
     for verb in ("receive", "commit", *(["create"] if storage.export.version == "3" else [])):
         _try(storage, (verb,), lambda works: storage.fill(_has(works[0])))
 
