@@ -19,12 +19,16 @@ from images.orphans import recovery, rows
 from images.rewrite import record as rewriting
 from images.rewrite import refusals, repointing
 from storage_admin.accounts.models import Actor
+from storage_admin.agent import protocol
 from storage_admin.agent.protocol import b64, unb64
 from storage_admin.jobs import claims, kinds, services
 from storage_admin.jobs.claims import tell_end
 from storage_admin.jobs.kinds import HostKind
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
+
+#: How a job ends whose storage fails: its agent may have been unable to tell, or put back, what it had done.
+_STORAGE_FAILED = frozenset({"pool_changed", "immutable", "not_enough_space", protocol.TOOL_FAILED})
 
 
 class Settled(Enum):
@@ -82,6 +86,8 @@ class Recover(HostKind):
             match found["outcome"]:
                 case "busy":
                     open_.add(found["job"])
+                    if found["detail"]:
+                        _say(found, found["detail"], "warning")
                 case "failed":
                     _say(found, found["detail"] or "it could not be recovered; check its files on the host", "error")
                     if Job.objects.filter(uid=found["job"], kind="commit").exists():
@@ -219,8 +225,9 @@ def _cleared(lost: Job) -> str:
 
 
 def _unrecorded(lost: Job) -> bool:
-    """Whether nobody was left, or able, to write down how the job ended."""
-    return lost.state == Job.State.INTERRUPTED or (lost.state == Job.State.FAILED and lost.needs_recovery)
+    """Whether nobody was left, or able, to write down how the job ended; or the storage failed at the last moment."""
+    failed = lost.needs_recovery or lost.error_code in _STORAGE_FAILED
+    return lost.state == Job.State.INTERRUPTED or (lost.state == Job.State.FAILED and failed)
 
 
 def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:

@@ -40,6 +40,15 @@ def test_only_root_may_read_it(folder: int, tmp_path: Path) -> None:
     assert (tmp_path / ".sa-j1.journal").stat().st_mode & 0o777 == 0o600
 
 
+def test_none_is_begun_where_what_root_makes_is_somebody_elses(
+    folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    with pytest.raises(RefusedError) as refused:
+        Journal.create(folder, "j1")
+    assert (refused.value.code, list(tmp_path.iterdir())) == ("immutable", [])
+
+
 def test_a_job_has_one_journal(folder: int, tmp_path: Path) -> None:
     Journal.create(folder, "j1", generation=1).close()
     content = (tmp_path / ".sa-j1.journal").read_bytes()

@@ -10,10 +10,11 @@ import pytest
 from django.utils import timezone
 
 from images import tasks
+from images.kinds.recover import Recover
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host
-from storage_admin.jobs import services
+from storage_admin.jobs import runner, services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import leftovers
 from tests.factories import HostFactory, ImageFactory, JobFactory
@@ -156,3 +157,32 @@ def test_a_copy_that_was_written_to_still_holds_its_bytes_and_can_only_be_discar
     assert (refused.state, refused.error_code) == ("failed", "undo_written_to")
     assert run(services.discard_undo(ADMIN, job, force=True)).state == "succeeded"
     assert leftovers(path.parent) == set()
+
+
+def test_a_recovery_that_finds_a_lock_which_nobody_gives_back_says_so_once_and_is_tried_again(job: Job) -> None:
+    Job.objects.filter(pk=job.pk).update(state="interrupted", needs_recovery=True)
+    found = {"job": job.uid, "outcome": "busy", "detail": "its journal is locked"}
+    for _ in range(2):
+        again = Job.objects.create(
+            kind="recover", host=job.host, target_kind="host", target_id=job.host_id, created_by="x"
+        )
+        Recover().record(again, {"recovered": [found], "images": [], "unread": []})
+    assert list(job.log_lines.filter(level="warning").values_list("text", flat=True)) == [found["detail"]]
+    assert reread(job).needs_recovery
+
+
+def test_a_swap_whose_storage_failed_right_after_it_is_a_success_after_a_scan_and_its_recovery(path: Path) -> None:
+    done = runner._work
+
+    def fail(*args: Any) -> None:
+        done(*args)
+        raise RefusedError("pool_changed", "stale file handle")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(runner, "_work", fail)
+        job = work("reclaim", image_at(path).pk, OPERATOR, undo_hours=1)
+    assert (job.state, job.error_code, job.needs_recovery) == ("failed", "pool_changed", False)
+    scan(job.host)
+    recovery()
+    assert (reread(job).state, job.error_code, job.undo_state) == ("succeeded", "", "available")
+    assert image_at(path).inode == str(path.stat().st_ino)

@@ -71,14 +71,15 @@ class Export:
         both: the machines; the first one is the server.
         version: of NFS.
         source: what is mounted; empty for the folder of the machine as it was built.
+        size: of its images in bytes.
     """
 
-    def __init__(self, both: tuple[Machine, Machine], version: str, source: str = "") -> None:
-        self.server, self.client, self.version = *both, version
+    def __init__(self, both: tuple[Machine, Machine], version: str, source: str = "", size: int = SIZE) -> None:
+        self.server, self.client, self.version, self.size = *both, version, size
         source = source or ("/images" if version.startswith("4") else EXPORTED)
         for machine in both:
-            write = f"write -P {0x61} 0 {DATA}' -c 'write -P 0 {DATA} {SIZE - DATA}"
-            machine.run(f"truncate -s {SIZE} /root/image; qemu-io -f raw -c '{write}' /root/image")
+            write = f"write -P {0x61} 0 {DATA}' -c 'write -P 0 {DATA} {size - DATA}"
+            machine.run(f"truncate -s {size} /root/image; qemu-io -f raw -c '{write}' /root/image")
             machine.run(
                 f"umount {MOUNTED} 2>/dev/null; mount -t nfs -o vers={version},hard {ADDRESSES[0]}:{source} {MOUNTED} "
                 f"&& grep -q 'vers={version}' /proc/mounts"
@@ -119,7 +120,7 @@ class Export:
 
     def reclaim(self, path: str, **changes: Any) -> dict[str, Any]:
         """The arguments of a reclaim of an image."""
-        asked = {"virtual_size": SIZE, "chain": [], "children_known": True, "method": "copy", "idle_io": False}
+        asked = {"virtual_size": self.size, "chain": [], "children_known": True, "method": "copy", "idle_io": False}
         return self.link(path) | asked | {"reserve": NO_RESERVE, "undo_hours": 0} | changes
 
     def ask(
@@ -130,10 +131,10 @@ class Export:
             agent.request(verb, args, job)
             return agent.answer()
 
-    def recover(self, machine: Machine) -> list[dict[str, Any]]:
-        """What a machine makes of what jobs have left."""
+    def recover(self, machine: Machine, *merges: str) -> list[dict[str, Any]]:
+        """What a machine makes of what jobs have left; of these, merges are done again."""
         pool = {"id": 1, "path_b64": b64(MOUNTED.encode()), "kind": "dir"}
-        answer = self.ask("recover", {"pools": [pool], "jobs_active": []}, "r1", machine)
+        answer = self.ask("recover", {"pools": [pool], "jobs_active": [], "merges": list(merges)}, "r1", machine)
         assert isinstance(answer.get("recovered"), list), answer
         return list(answer["recovered"])
 

@@ -19,6 +19,7 @@ from tests.faults.trials import Trials
 from tests.harness.processes import wait_until
 from tests.machines.lab import Machine, machines
 from tests.machines.nfs import EXPORTED, LENGTH, MOUNTED, PATTERN, PLACE, Export, load_agents
+from tests.machines.nfs_verbs import place
 
 pytestmark = pytest.mark.machines
 
@@ -155,6 +156,31 @@ def test_what_nobody_uses_is_swapped(export: Export) -> None:
         return f"kept for {hours} hours"
 
     hold("used by nobody", export.version, single)
+
+
+def test_an_undo_copy_goes_by_itself_unless_a_file_was_changed_whatever_its_times_say(export: Export) -> None:
+    codes = [("", None), (MOUNTED + "/{}", "undo_kept"), (MOUNTED + "/.sa-{}.orig", "undo_written_to")]
+
+    def single(_: random.Random, job: str) -> str:
+        path, (changed, code) = export.image(job), codes[int(job) % 3]
+        answer = export.ask("reclaim", export.reclaim(path, undo_hours=1e-4), job, how="soon")
+        assert answer.get("swapped"), answer
+        if changed:
+            file, times = changed.format(job), f"/root/times-{job}"
+            export.server.run(
+                f"touch -r {file} {times}; printf s | dd of={file} conv=notrunc status=none; touch -r {times} {file}"
+            )
+        args = place(path) | {"undo_job": job, "format": "raw", "by_itself": True, "used": [], "seen": []}
+        for _again in range(20):  # a server gives no delegation of a file for some time after it took one back
+            answer = export.ask("discard_undo", args, str(next(_numbers)), how="soon")
+            if answer.get("code") != "image_in_use":
+                break
+            time.sleep(5)
+        assert answer.get("code") == code, answer
+        assert len(export.left(job)) == (2 if changed else 0)
+        return str(code)
+
+    hold("undo copies go", export.version, single, 0.6)
 
 
 def _killed(export: Export, how: str, job: str) -> bool:

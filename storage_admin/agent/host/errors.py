@@ -46,6 +46,12 @@ STALE = (
     "or replaced there. Export it as before, or mount it again, then scan the host"
 )
 
+#: Of NFS with ``all_squash``: a journal of the agent's is only believed where it is the agent's own.
+SQUASHED = (
+    "the server of the storage gives files that root makes to another user (all_squash), so that a job that is cut off "
+    "could not be recovered. Export it with no_root_squash"
+)
+
 
 def of_tool(stderr: bytes) -> RefusedError | None:
     """The same, of what a tool printed in English."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from storage_admin.agent.folders.pools import open_beneath
-from storage_admin.agent.host import cgroups, locking, space
+from storage_admin.agent.host import cgroups, errors, locking, space
 from storage_admin.agent.host.errors import host_errors
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import (
@@ -194,11 +194,14 @@ def _merge(io: Any, chain: Chain, idle_io: bool) -> None:
     size = chain.image.facts.virtual_size
     effort = img.Effort(idle_io, None, lambda share: io.progress("merging", round(share * size), size))
     done = img.commit(io, chain.node(), effort)
-    os.fsync(chain.links[1].fd)
-    if done.exit_code and b"No space left" in done.stderr:
-        raise RefusedError(
-            "not_enough_space", "the disk was full; free some space, the merge is finished by the next recovery"
-        )
+    try:
+        with host_errors():
+            os.fsync(chain.links[1].fd)
+        failure = errors.of_tool(done.stderr) if done.exit_code else None
+    except RefusedError as error:
+        failure = error
+    if failure is not None:
+        raise RefusedError(failure.code, f"{failure.detail}; the merge is finished by the next recovery")
     if done.exit_code:
         raise HostError(f"qemu-img commit failed, {done.words()}; the merge is finished by the next recovery")
 

@@ -13,10 +13,11 @@ import time
 from types import TracebackType
 
 from storage_admin.agent.folders.pools import open_parent, wrong_name
+from storage_admin.agent.host.errors import SQUASHED
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request
 from storage_admin.agent.swap.journal import file_name
-from storage_admin.agent.swap.outcome import stat_in
+from storage_admin.agent.swap.outcome import stat_in, unlink
 
 #: What is all zeros in pieces of this size is not written: a hole takes no space.
 HOLE = 64 << 10
@@ -37,7 +38,7 @@ class Incoming:
 
     Raises:
         RefusedError: ``stale_plan`` where it is missing or is not the file that an agent made; ``busy``; ``invalid``;
-            ``outside_pool``.
+            ``outside_pool``; ``immutable``, where what root makes there is somebody else's.
         OSError: it cannot be opened.
     """
 
@@ -76,9 +77,15 @@ class Incoming:
     def _opened(self, create: bool) -> int:
         if create:
             try:
-                return os.open(self.part, _OPEN | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self.folder)
+                fd = os.open(self.part, _OPEN | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self.folder)
             except FileExistsError:
                 pass
+            else:
+                if os.fstat(fd).st_uid == os.geteuid():
+                    return fd
+                os.close(fd)
+                unlink(self.folder, self.part)
+                raise RefusedError("immutable", SQUASHED)
         try:
             return os.open(self._own, _OPEN, dir_fd=self.folder)
         except FileNotFoundError:

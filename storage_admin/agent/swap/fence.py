@@ -171,6 +171,11 @@ class Fence:
         """
         return self._mount is not None and self._mount.filesystem in _KEEPS_NAMES
 
+    def let_in(self) -> None:
+        """Let go of the file that came: whoever opens the image now finds the right one."""
+        while len(self._held) > 1:
+            os.close(locking.fenced.pop(self._held.pop()))
+
     def outlast_names(self, went: int, io: AgentIO) -> None:
         """Hold the locks until no other machine finds the old file by the name that it had.
 
@@ -181,8 +186,7 @@ class Fence:
             return
         if self._mount.filesystem not in _KEEPS_NAMES and not self._mount.exported:
             return
-        for coming in self._files[1:]:
-            locking.let_go(coming)  # whoever opens the image now finds the right file
+        self.let_in()
         began = time.monotonic()
         while (passed := time.monotonic() - began) < NAMES_KEPT and os.fstat(went).st_nlink:
             with contextlib.suppress(StoppedError):  # it is done: nothing is put back any more

@@ -6,6 +6,7 @@ that it records). An exclusive ``flock`` says that an agent is at work on it; th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -16,9 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from storage_admin.agent.folders.pools import JOB, fits_in_folder, is_possible
+from storage_admin.agent.host.errors import SQUASHED
 from storage_admin.agent.protocol import RefusedError, unb64
 
-#: The steps, in order. ``UNDO`` and ``UNDO_REVERTED`` may follow ``DONE``.
+#: The steps, in order. ``UNDO`` and ``UNDO_REVERTED`` may follow ``DONE``, which comes once more on NFS when the files
+#: have lost their last names.
 STARTED, READY, DONE, UNDO, UNDO_REVERTED = "started", "ready", "done", "undo", "undo_reverted"
 #: After ``STARTED``: the new file is there, still empty; by its inode it is known from then on.
 CREATED = "created"
@@ -34,10 +37,8 @@ LEFT = "left"
 MADE = "made"
 #: Of an image that is set aside, instead of the others: it is; it is to be restored, or deleted; that did not happen.
 ASIDE, RESTORE, DELETE, STAYED = "aside", "restore", "delete", "stayed"
-#: A journal is a few hundred bytes a line; a longer file is none of ours.
-MAX_BYTES = 1 << 20
-#: What its first line may have.
-_FIRST_RECORD = 16 * 1024
+#: A journal is a few hundred bytes a line; a longer file, or first line, is none of ours.
+MAX_BYTES, _FIRST_RECORD = 1 << 20, 16 * 1024
 
 _NAME = re.compile(rb"\.sa-(%s)\.(journal|new|orig|aside|[0-9]{3})" % JOB.encode())
 
@@ -117,6 +118,7 @@ class Journal:
 
         Raises:
             FileExistsError: the job has one.
+            RefusedError: ``immutable``: what root makes there is somebody else's.
             OSError: it cannot be written; nothing of it is left then.
         """
         name = file_name(job, "journal")
@@ -128,6 +130,8 @@ class Journal:
             os.close(fd)  # whoever took it first finds it empty and removes it
             raise
         try:
+            if os.fstat(fd).st_uid != os.geteuid():
+                raise RefusedError("immutable", SQUASHED)  # by no later agent it would be taken for ours
             journal.append(STARTED, job=job, **first)
             os.fsync(folder)
         except BaseException:
@@ -220,10 +224,8 @@ class Journal:
 
 
 def _unlink(folder: int, name: bytes) -> None:
-    try:
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=folder)
-    except FileNotFoundError:
-        return
 
 
 def image_name(folder: int, name: bytes) -> str | None:

@@ -263,6 +263,35 @@ def _take_over(
     raise RefusedError("image_in_use", f"the image was opened during the swap by {who}; it is unchanged")
 
 
+def closed(done: TakenOver, folder: int, name: bytes, coming: int, going: int) -> TakenOver | None:
+    """Both files as they stay: on NFS the one that came has a name that goes only when nobody has it open any more.
+
+    Args:
+        done: the files before that.
+        folder, name: where the file that came is.
+        coming: its descriptor, which is opened anew by that name; nothing else of this process may have it open.
+        going: descriptor of the other one.
+
+    Returns:
+        ``None`` where that name does not go soon, or somebody has changed a file meanwhile: nobody knows then.
+    """
+    try:
+        anew = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.dup2(anew, coming, inheritable=False)
+        finally:
+            os.close(anew)
+        deadline = time.monotonic() + PASSING_OPENER
+        while os.stat(name, dir_fd=folder, follow_symlinks=False).st_nlink > 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        came, went = stamp_now(coming), stamp_now(going)
+        alone = os.fstat(coming).st_nlink == 1 and came.same_file(done.came)
+    except OSError:  # all is done: what is not known stays so
+        return None
+    same = same_content(came, done.came) and went == done.went
+    return TakenOver(came, went) if alone and same else None
+
+
 def _stranger(settled: bool) -> Exception:
     if settled:
         return RefusedError("stale_plan", "the image was replaced by someone else; scan the host and try again")

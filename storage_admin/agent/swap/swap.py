@@ -17,7 +17,7 @@ from typing import Any, Callable
 from storage_admin.agent.host import attributes, locking, space
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import HostError, RefusedError, Request, b64
-from storage_admin.agent.swap import journal
+from storage_admin.agent.swap import journal, moment
 from storage_admin.agent.swap.exchange import OtherName, SameName, TakeOver
 from storage_admin.agent.swap.fence import Fence
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
@@ -251,6 +251,10 @@ class NewFile(ABC):
             self._journal.append(journal.DONE, new=done.came, undo=done.went, **late)
             settled = settle(self._journal)
             if settled.undo_waits:
+                fence.let_in()
+                closed = moment.closed(done, self.folder, self.name, self.new, self.original) if late else None
+                if closed is not None:
+                    self._journal.append(journal.DONE, new=closed.came, undo=closed.went)
                 fence.outlast_names(self.original, io)
         made = max(done.came.allocated_size - self._shared["made_shared"], 0)
         goes = max(os.fstat(self.original).st_blocks * 512 - self._shared["goes_shared"], 0)

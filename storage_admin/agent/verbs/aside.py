@@ -23,7 +23,7 @@ from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import moment, settle, swap
 from storage_admin.agent.swap import set_aside as aside
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, file_name
-from storage_admin.agent.swap.outcome import stamp_now
+from storage_admin.agent.swap.outcome import names_left, stamp_now
 from storage_admin.agent.swap.settle_aside import AsideStory
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -191,7 +191,7 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
         before, owned = os.fstat(fd), space.owned(fd)
         try:
             aside.remove(one, fd, request, io, swap.Looks(look_everywhere, look))
-            left = os.fstat(fd).st_nlink
+            left = names_left(fd)
         finally:
             settle.settle(one)
         if left:

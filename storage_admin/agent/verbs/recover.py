@@ -21,6 +21,11 @@ from storage_admin.agent.verbs import aside_volume, move
 
 #: How deep folders are looked into; as deep as a scan goes.
 MAX_DEPTH = 8
+#: Over NFS version 3 nothing tells whose lock it is, nor whether its owner lives.
+_KEPT_LOCK = (
+    "its journal is locked. If no agent works on it any more, the NFS server (version 3) keeps the lock of one "
+    "that ended while the export was withdrawn; restart the NFS server"
+)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -269,7 +274,9 @@ def _recover(
         io.log(f"{_shown(folder, job, 'journal')} was skipped: {error}", "warning")
         return []
     except RefusedError:
-        return [_row(folder, settle.Settled(job, settle.BUSY))]
+        mount = Mounts.of_this_machine().of_descriptor(folder.fd)
+        kept = _KEPT_LOCK if mount is not None and mount.filesystem == "nfs" else ""
+        return [_row(folder, settle.Settled(job, settle.BUSY, detail=kept))]
     except OSError as error:
         return [_row(folder, _not_now(folder, job, error, io))]
     try:

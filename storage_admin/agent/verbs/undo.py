@@ -14,12 +14,12 @@ from storage_admin.agent import formats
 from storage_admin.agent.folders.pools import is_job, open_parent
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.host import attributes, locking, space, special_mounts
+from storage_admin.agent.host.errors import host_errors
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import (
     INVALID,
     OCCUPIED,
     Arguments,
-    HostError,
     RefusedError,
     Request,
     b64,
@@ -31,7 +31,7 @@ from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import fence, journal, moment, settle, swap
 from storage_admin.agent.swap.fence import Fence
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, Story, file_name
-from storage_admin.agent.swap.outcome import stamp_now
+from storage_admin.agent.swap.outcome import names_left, stamp_now
 
 _KNOWN = frozenset({"path_b64", "pool_path_b64", "undo_job"})
 
@@ -99,7 +99,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
             "after_bytes": status.st_blocks * 512,
             "held_bytes": 0,
             # Where somebody gave the new image a second name, or wrote to it in the last moment, it lives on.
-            "freed_bytes": 0 if gone.st_nlink else max(before - shared, 0),
+            "freed_bytes": 0 if names_left(new) else max(before - shared, 0),
             "dev": status.st_dev,
             "inode": status.st_ino,
             "undo_of": place.journal.job,
@@ -230,18 +230,13 @@ def _place(args: Arguments) -> Iterator[_Place]:
     path, job = args.path("path_b64"), args.take("undo_job", str)
     if not is_job(job):
         raise RefusedError(INVALID, "undo_job is no job's id")
-    try:
+    with host_errors():
         folder, name = open_parent(args.path("pool_path_b64"), path)
         try:
-            one = _open_journal(folder, job)
-            try:
+            with contextlib.closing(_open_journal(folder, job)) as one:
                 yield _Place(path, name, folder, one)
-            finally:
-                one.close()
         finally:
             os.close(folder)
-    except OSError as error:
-        raise HostError(f"the host failed: {error.strerror or error}") from error
 
 
 def _open_journal(folder: int, job: str) -> Journal:
