@@ -25,7 +25,7 @@ NOTES = (
         "clock, in steps of 10 ms, over the whole of it, the pivot included."
     ),
 )
-ROUNDS = 4
+ROUNDS = 10
 SIZE_MIB = 1024
 #: The job's kind, virsh's words, and whether the data lies in the image below.
 WAYS: dict[str, tuple[str, tuple[str, ...], bool]] = {
