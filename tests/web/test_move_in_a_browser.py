@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page
 from pytest_django.live_server_helper import LiveServer
 
+from images.scan.run import ScanRun
 from storage_admin.hosts.libvirt import reader
 from tests.harness.lvm import Lvm
 from tests.images.test_move import group, lvm, thin
@@ -36,6 +38,12 @@ def page(chromium: Browser, live_server: LiveServer) -> Iterator[Page]:
 def test_a_disk_is_moved_onto_a_thin_volume(
     lvm: Lvm, page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    take = ScanRun.take
+
+    def without_libvirt(run: ScanRun, event: dict[str, Any]) -> None:
+        take(run, event | ({"libvirt": "absent"} if event["event"] == "host" else {}))
+
+    monkeypatch.setattr(ScanRun, "take", without_libvirt)
     monkeypatch.setattr(reader, "read", lambda host: None)
     pool = tmp_path / "pool"
     pool.mkdir()
