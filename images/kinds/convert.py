@@ -336,12 +336,18 @@ def target_of(image: Image, options: dict[str, Any]) -> tuple[StoragePool, bytes
         pool, folder = found, bytes(found.path_bytes).rstrip(b"/")
     if options["target_name"] is not None:
         return pool, folder + b"/" + os.fsencode(options["target_name"])
-    stem, dot, extension = name.rpartition(b".")
-    known = extension.lower() in {b"qcow2", b"raw", b"img", b"vmdk", b"vdi", b"vhdx", b"vhd", b"vpc", b"qed"}
-    path = folder + b"/" + (stem if dot and known else name) + ENDINGS[options["format"]][0].encode()
+    path = folder + b"/" + stem_of(name) + ENDINGS[options["format"]][0].encode()
     if path == raw and not options["replace"]:
+        stem, __, extension = name.rpartition(b".")
         path = folder + b"/" + stem + b"-copy." + extension
     return pool, path
+
+
+def stem_of(name: bytes) -> bytes:
+    """The name of an image without the extension of a format."""
+    stem, dot, extension = name.rpartition(b".")
+    known = extension.lower() in {b"qcow2", b"raw", b"img", b"vmdk", b"vdi", b"vhdx", b"vhd", b"vpc", b"qed"}
+    return stem if dot and known else name
 
 
 def _commands(image: Image, path: bytes, form: str, given: dict[str, str], options: dict[str, Any]) -> list[list[str]]:

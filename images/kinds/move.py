@@ -7,7 +7,7 @@ from django.db.models import Exists, OuterRef, QuerySet
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from images.kinds.convert import Convert, target_of, wrong_target
+from images.kinds.convert import Convert, stem_of, target_of, wrong_target
 from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import forecasts, guest_locks, readers, record, refusals, repointing, volume_refusals
@@ -247,9 +247,10 @@ def place(image: Image, options: dict[str, Any]) -> tuple[StoragePool, bytes]:
     pool = StoragePool.objects.filter(pk=options["target_pool"], host=image.host_id).first()
     if pool is None or not pool.is_of_volumes:
         return target_of(image, options | {"replace": False})
-    name = options["target_name"] or _stem(image)
-    path = f"/dev/{group_of(pool)}/{name}".encode()
-    same = options["target_name"] is None and path == bytes(image.path_bytes)
+    before = bytes(image.path_bytes)
+    name = os.fsencode(options["target_name"] or b"") or stem_of(before.rpartition(b"/")[2])
+    path = f"/dev/{group_of(pool)}/".encode() + name
+    same = options["target_name"] is None and path == before
     return pool, path + b"-copy" if same else path
 
 
@@ -267,11 +268,6 @@ def made(pool: StoragePool, path: bytes) -> dict[str, str]:
     group, __, thin = lvm_name(pool).partition("/")
     group_id = pool.shared_key.removeprefix("lvm ").partition("/")[0]
     return {"group": group, "group_id": group_id, "name": os.fsdecode(path).rpartition("/")[2], "pool": thin}
-
-
-def _stem(image: Image) -> str:
-    stem, dot, extension = image.name.rpartition(".")
-    return stem if dot and extension in {*OPTIONS, "img", "vhd"} else image.name
 
 
 def _move(image: Image, options: dict[str, Any]) -> repointing.Move:

@@ -52,12 +52,7 @@ def codes(kind: str, image: Image, **options: Any) -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "offered"),
-    [
-        ("lvm", set()),
-        ("lvmthin", {"reclaim", "analyze"}),
-        ("rbd", {"reclaim", "flatten"}),
-        ("zfs", {"flatten"}),
-    ],
+    [("lvm", set()), ("lvmthin", {"reclaim", "analyze"}), ("rbd", {"reclaim", "flatten"}), ("zfs", {"flatten"})],
 )
 def test_a_volumes_page_has_the_jobs_that_its_pool_can_do_and_no_others(kind: str, offered: set[str]) -> None:
     image = volume(kind)

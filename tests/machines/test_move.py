@@ -1,11 +1,8 @@
 """A disk goes onto a new logical volume, or from one into a file, on a real host: every byte, whoever comes between."""
 
 import itertools
-import json
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +11,8 @@ from storage_admin.agent.protocol import b64
 from tests.machines.host import MIB, POOL, Host, host
 from tests.machines.test_exclusive import used
 from tests.machines.test_lvm import group
+from tests.machines.test_volume_reclaim import args as place
+from tests.machines.test_volume_reclaim import inside
 
 __all__ = ["group", "host"]
 
@@ -36,11 +35,6 @@ def site(group: Host) -> Iterator[Host]:
     group.run(f"qemu-io -f qcow2 -c 'write -P 7 5M 1M' {POOL}/top.qcow2; udevadm settle; lvchange -an vg/solid")
     yield group
     group.run(f"rm -f {POOL}/*")
-
-
-def place(site: Host, name: str) -> dict[str, object]:
-    told = site.run(f"lvs --noheadings -o vg_uuid,lv_uuid vg/{name}").split()
-    return {"backend": "lvm", "group": "vg", "group_id": told[0], "name": name, "id": told[1], "idle_io": False}
 
 
 def wanted(site: Host, pool: str = "", name: str = "moved") -> dict[str, object]:
@@ -157,15 +151,6 @@ def test_one_that_is_cut_off_in_the_middle_leaves_all_as_it_was(site: Host) -> N
             assert {row["outcome"] for row in site.ask("recover", {"pools": []})["recovered"]} == {"reverted"}
         assert site.run(LISTED) == before, (how, pool)
     assert content(site, "slim") == digest
-
-
-def inside(site: Host, *argv: object) -> list[Any]:
-    """What a program of ``volume_inside.py`` says, line by line."""
-    site.machine.run("cat >/root/inside.py", (Path(__file__).parent / "volume_inside.py").read_bytes())
-    command = site.machine.command(" ".join(["python3 /root/inside.py", *map(str, argv)]))
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, (done.stdout[-500:], done.stderr)
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 #: What a move of an active volume calls: tag, deactivated, renamed, active; the new one made; named; the other one

@@ -1,38 +1,25 @@
 """A disk is moved onto a thin volume from its page."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
-from pytest_django.live_server_helper import LiveServer
+from playwright.sync_api import Page
 
 from images.scan.run import ScanRun
 from storage_admin.hosts.libvirt import reader
 from tests.harness.lvm import Lvm
 from tests.images.test_move import group, lvm, thin
-from tests.web.test_in_a_browser import axe, chromium, complaints_of, signed_in
-from tests.web.test_volumes_in_a_browser import done
+from tests.web.test_in_a_browser import axe, chromium
+from tests.web.test_volumes_in_a_browser import done, page
 from tests.working import create, image_at, scan, this_machine
 
-__all__ = ["chromium", "lvm"]
+__all__ = ["chromium", "lvm", "page"]
 
 pytestmark = [
     pytest.mark.browser, pytest.mark.qemu, pytest.mark.django_db(transaction=True),
     pytest.mark.usefixtures("quiet", "no_reserve"),
 ]  # fmt: skip
-
-
-@pytest.fixture
-def page(chromium: Browser, live_server: LiveServer) -> Iterator[Page]:
-    """A tab of an admin, in whose console nothing may stand at the end."""
-    context = signed_in(chromium, live_server, base_url=live_server.url)
-    opened = context.new_page()
-    said = complaints_of(opened)
-    yield opened
-    assert said == []
-    context.close()
 
 
 def test_a_disk_is_moved_onto_a_thin_volume(

@@ -55,19 +55,12 @@ class Wanted:
 
 @dataclass
 class NewVolume:
-    """One that a job has made, open to nobody but the job.
-
-    Args:
-        size: in bytes, which may be more than was asked for: LVM gives whole extents.
-        zeroed: whether it reads as zeros.
-    """
+    """One that a job has made, perhaps larger than was asked for: LVM gives whole extents."""
 
     wanted: Wanted
     request: Request
     io: AgentIO
     one: LogicalVolume
-    size: int
-    zeroed: bool
     is_published: bool = field(default=False, init=False)
     _looked: float = field(default=0.0, init=False)
 
@@ -75,6 +68,11 @@ class NewVolume:
     def path(self) -> bytes:
         """Of its device."""
         return f"/dev/{self.one.path}".encode()
+
+    @property
+    def zeroed(self) -> bool:
+        """Whether it reads as zeros as long as nothing is written."""
+        return bool(self.wanted.pool)
 
     def watch(self) -> None:
         """Refuse (``not_enough_space``) as soon as its thin pool has no more free than its reserve."""
@@ -153,11 +151,13 @@ def made(wanted: Wanted, size: int, needed: int, request: Request, io: AgentIO) 
     place, name = wanted.place, volumes.new_name(request.job)
     with volumes.alone(lvm_volumes, place.group, io.check) as lock:
         lvm_volumes.refuse_shared(place, io)
-        if lvm_volumes.is_taken(place, place.name, io):
+        taken = {one.name for one in lvm_volumes.there([], io) if one.group == place.group}
+        if place.name in taken:
             raise RefusedError("target_exists", f"there is a volume {place.group}/{place.name} already")
-        if lvm_volumes.is_taken(place, name, io):
+        if name in taken:
             raise RefusedError("busy", f"an earlier run has left {place.group}/{name}; recover the host")
-        zeroed = bool(wanted.pool) and _zeroes(wanted, io)
+        if wanted.pool:
+            _refuse_unzeroed(wanted, io)
         _refuse_full(wanted, needed if wanted.pool else size, io)
         # Of a new thin volume LVM takes no such option.
         knows = not wanted.pool and bool(lvm_volumes.autoactivation(io))
@@ -170,7 +170,7 @@ def made(wanted: Wanted, size: int, needed: int, request: Request, io: AgentIO) 
         only = ["--setautoactivation", "n"] if knows else []
         change(["lvcreate", "--yes", *where, "-n", name, "--addtag", tag, *only, place.group], io, lock)
         [one] = [one for one in lvm_volumes.there([], io) if (one.group, one.name) == (place.group, name)]
-    new = NewVolume(wanted, request, io, one, _size(one, io), zeroed)
+    new = NewVolume(wanted, request, io, one)
     try:
         yield new
     finally:
@@ -178,13 +178,8 @@ def made(wanted: Wanted, size: int, needed: int, request: Request, io: AgentIO) 
             new.remove()
 
 
-def _size(one: LogicalVolume, io: AgentIO) -> int:
-    lines = lvm.ask("lvs", "lv", "lv_uuid,lv_size", io, to_end=True)
-    return next(int(line["lv_size"]) for line in lines if line["lv_uuid"] == one.id)
-
-
-def _zeroes(wanted: Wanted, io: AgentIO) -> bool:
-    """Whether a thin pool zeroes what it gives to a volume; refuses what is no thin pool."""
+def _refuse_unzeroed(wanted: Wanted, io: AgentIO) -> None:
+    """Let only a thin pool be written to that zeroes what it gives to a volume."""
     lines = lvm.ask("lvs", "lv", "vg_name,lv_name,lv_layout,zero", io, to_end=True)
     told = [line for line in lines if (line["vg_name"], line["lv_name"]) == (wanted.place.group, wanted.pool)]
     if len(told) != 1 or not {"thin", "pool"} <= set(told[0]["lv_layout"].split(",")):
@@ -195,7 +190,6 @@ def _zeroes(wanted: Wanted, io: AgentIO) -> bool:
             f"the thin pool {wanted.place.group}/{wanted.pool} does not zero what it gives to a volume, so that a disk "
             "could show what others have left there; change that first (lvchange -Zy)",
         )
-    return True
 
 
 def _refuse_full(wanted: Wanted, needed: int, io: AgentIO) -> None:

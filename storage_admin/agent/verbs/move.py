@@ -54,9 +54,9 @@ def file_to_volume(request: Request, io: AgentIO) -> dict[str, Any]:
         refuse_unfit(chain, wish, io)
         needed = min(size, img.measure(io, source.node, "cluster_size=65536"))
         with made(wanted, size, needed, request, io) as new:
-            taken = _write(new, source, io)
+            told = _write(new, source, io)
         new.finish()
-    return _result(new, size, taken, started)
+    return told | {"seconds": round(time.monotonic() - started, 3)}
 
 
 def volume_to_volume(request: Request, io: AgentIO) -> dict[str, Any]:
@@ -83,9 +83,9 @@ def volume_to_volume(request: Request, io: AgentIO) -> dict[str, Any]:
         node, size = DeviceNode(device.fd, "raw", device.path), device.size
         source = Source(node, size, bandwidth, device.refuse_used, device.refuse_used, idle)
         with made(wanted, size, size, request, io) as new:
-            taken = _write(new, source, io)
+            told = _write(new, source, io)
     new.finish()
-    return _result(new, size, taken, started)
+    return told | {"seconds": round(time.monotonic() - started, 3)}
 
 
 def volume_to_file(request: Request, io: AgentIO) -> dict[str, Any]:
@@ -124,8 +124,8 @@ def made_by(args: Arguments, io: AgentIO) -> list[dict[str, Any]]:
 _SPEED = ("bandwidth_bytes_sec", "idle_io", "reserve", "others_bytes")
 
 
-def _write(new: NewVolume, source: Source, io: AgentIO) -> int:
-    """Writes onto the new volume and compares; gives the bytes that it takes, once it has its name."""
+def _write(new: NewVolume, source: Source, io: AgentIO) -> dict[str, Any]:
+    """Writes onto the new volume and compares; gives what the verb tells of it, once it has its name."""
     device = Device.open(new.path, to_write=True)
     try:
         write(source, device, io, zeroed=new.zeroed, watch=new.watch)
@@ -134,7 +134,8 @@ def _write(new: NewVolume, source: Source, io: AgentIO) -> int:
     finally:
         device.close()
     io.progress("swapping", 0, None, "waiting for the go-ahead")
-    return new.publish(source.look_again)
+    taken = new.publish(source.look_again)
+    return {"virtual_size": source.size, "volume_size": device.size, "after_bytes": taken, "id": new.one.id}
 
 
 def _clear_tail(device: Device, size: int) -> None:
@@ -143,13 +144,3 @@ def _clear_tail(device: Device, size: int) -> None:
     while at < device.size:
         at += os.pwrite(device.fd, block[: device.size - at], at)
     os.fsync(device.fd)
-
-
-def _result(new: NewVolume, size: int, taken: int, started: float) -> dict[str, Any]:
-    return {
-        "virtual_size": size,
-        "volume_size": new.size,
-        "after_bytes": taken,
-        "id": new.one.id,
-        "seconds": round(time.monotonic() - started, 3),
-    }

@@ -20,6 +20,7 @@ from images.kinds.relink import candidates
 from images.models import Image
 from images.rewrite.kind import Rewriting
 from images.rewrite.neighbours import ancestors
+from images.rewrite.on_volumes import OnVolumes
 from images.rewrite.refusals import RESERVE_BYTES, RESERVE_PERCENT
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
@@ -184,7 +185,9 @@ def _fields(kind: Rewriting, image: Image, options: dict[str, Any]) -> list[Fiel
     fields = []
     properties = kind.properties
     if image.is_volume:
-        properties = {name: kind.properties[name] for name in getattr(kind, "volume_options", ())}
+        properties = (
+            {name: kind.properties[name] for name in kind.volume_options} if isinstance(kind, OnVolumes) else {}
+        )
     for name, (word, words) in CHOICES.items():
         if name in properties:
             values = properties[name]["enum"]
