@@ -26,7 +26,7 @@ from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.libvirt import running
-from storage_admin.hosts.libvirt.block_jobs import Wanted
+from storage_admin.hosts.libvirt.block_jobs import Program, Wanted
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.kinds import BEGUN, Unsuccessful
@@ -97,11 +97,13 @@ class LiveKind(LiveGuestKind):
             options=options,
         )
 
-    def _chosen(self, guest: Guest, options: dict[str, Any]) -> tuple[Layers | None, Choice, list[Refusal]]:
+    def _chosen(
+        self, guest: Guest, options: dict[str, Any], by: Program | None = None
+    ) -> tuple[Layers | None, Choice, list[Refusal]]:
         """The chain as the running guest has it now, what would be done to it, and all that stands against it."""
         nothing = Choice(gettext("{title}: {guest}.").format(title=self.title, guest=guest.name), [])
         try:
-            layers = _layers(guest, options["disk"] or _longest(guest))
+            layers = _layers(guest, options["disk"] or _longest(guest), by)
         except (RefusedError, HostError) as error:
             return None, nothing, [Refusal(error.code, error.detail)]
         choice = self.choose(guest, layers, options)
@@ -115,9 +117,10 @@ class LiveKind(LiveGuestKind):
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest = find(job.target_id)
         begun = BEGUN in job.kept
-        wanted, before = kept(job) if begun else self._begin(job, guest)
-        follower = Follower(job, recorder, guest, wanted, lambda: self.against_switching(guest, wanted))
-        ended = follower.run(taken_over=begun)
+        with Program(guest.host) as program:
+            wanted, before = kept(job) if begun else self._begin(job, guest, program)
+            follower = Follower(job, recorder, program, wanted, lambda: self.against_switching(guest, wanted))
+            ended = follower.run(taken_over=begun)
         # Of a guest that has ended only its definition tells whether it had been switched over by then.
         if ended.chain == wanted.chain or (not ended.active and ended.later == wanted.chain[0]):
             self.came_to_nothing(job, guest, wanted, recorder)
@@ -142,9 +145,9 @@ class LiveKind(LiveGuestKind):
     def came_to_pass(self, job: Job, guest: Guest, wanted: Wanted) -> None:
         """Writes down at once what must not be lost, whatever else may be wrong by then."""
 
-    def _begin(self, job: Job, guest: Guest) -> tuple[Wanted, int | None]:
+    def _begin(self, job: Job, guest: Guest, by: Program) -> tuple[Wanted, int | None]:
         """Plans anew, and keeps what is begun before it is."""
-        layers, choice, against = self._chosen(guest, job.options)
+        layers, choice, against = self._chosen(guest, job.options, by)
         for refusal in against:
             raise RefusedError(refusal.code, refusal.detail)
         chain = [] if layers is None else layers.chain
@@ -235,9 +238,9 @@ def _longest(guest: Guest) -> str:
     return max(sorted(images), key=lambda disk: images[disk].chain_depth, default="")
 
 
-def _layers(guest: Guest, disk: str) -> Layers:
+def _layers(guest: Guest, disk: str, by: Program | None) -> Layers:
     """A disk's chain as the running guest has it now; raises RefusedError or HostError."""
-    now = running_guest(guest)
+    now = running_guest(guest, by)
     found = next((one for one in now.disks if one.target == disk), None)
     if found is None:
         sentence = gettext("{guest} has no disk {disk} that can be written to; it has {targets}.").format(

@@ -15,7 +15,7 @@ from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, StoppedError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import block_jobs
-from storage_admin.hosts.libvirt.block_jobs import Ended, LostError, Wanted
+from storage_admin.hosts.libvirt.block_jobs import Ended, LostError, Program, Wanted
 from storage_admin.jobs import runner
 from storage_admin.jobs.kinds import BEGUN, GoesOnError
 from storage_admin.jobs.models import Job
@@ -50,13 +50,13 @@ class Follower:
     """Follows a block job to its end, whatever goes away meanwhile."""
 
     def __init__(
-        self, job: Job, recorder: Recorder, guest: Guest, wanted: Wanted, against: Callable[[], str] = lambda: ""
+        self, job: Job, recorder: Recorder, program: Program, wanted: Wanted, against: Callable[[], str]
     ) -> None:
         """Args:
 
         against: asked once as soon as QEMU writes: why the guest must not be switched over; empty for nothing.
         """
-        self._job, self._recorder, self._guest, self._wanted = job, recorder, guest, wanted
+        self._job, self._recorder, self._program, self._wanted = job, recorder, program, wanted
         self._against: Callable[[], str] | None = against
         self.refused = ""
 
@@ -87,13 +87,11 @@ class Follower:
                 until = time.monotonic() + block_jobs.AGAIN
                 while time.monotonic() < until:
                     if self._order("lost") == "abort":
-                        raise StoppedError(protocol.INTERRUPTED, _LOST.format(guest=self._guest.name)) from lost
+                        raise StoppedError(protocol.INTERRUPTED, _LOST.format(guest=self._job.target_label)) from lost
                     time.sleep(block_jobs.AGAIN / 4)
 
     def _follow(self, *, start: bool) -> Ended:
-        return block_jobs.follow(
-            self._guest.host, self._wanted, start=start, told=self._told, order=self._order
-        )  # fmt: skip
+        return self._program.follow(self._wanted, start=start, told=self._told, order=self._order)
 
     def _told(self, document: dict[str, Any]) -> None:
         stage = document["stage"]

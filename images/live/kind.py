@@ -9,6 +9,7 @@ from storage_admin.agent.protocol import INVALID, RefusedError
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import running
+from storage_admin.hosts.libvirt.block_jobs import Program
 from storage_admin.hosts.libvirt.relay import refuse_to_write
 from storage_admin.hosts.live_facts import GuestNow
 from storage_admin.jobs import services
@@ -42,11 +43,12 @@ class LiveGuestKind(JobKind):
         services.rescan(job)
 
 
-def libvirt_guest(guest: Guest, *, agent: bool = False) -> GuestNow:
+def libvirt_guest(guest: Guest, *, agent: bool = False, by: Program | None = None) -> GuestNow:
     """A libvirt guest as it is now.
 
     Args:
         agent: ask its guest agent as well, which may take seconds.
+        by: has it look, where it is going to follow a block job of the guest.
 
     Raises:
         RefusedError: ``invalid``: it is no guest of libvirt; ``tool_missing``: libvirt there can only be read.
@@ -56,12 +58,12 @@ def libvirt_guest(guest: Guest, *, agent: bool = False) -> GuestNow:
         sentence = gettext("{guest} is no guest of libvirt: only those can be changed this way.")
         raise RefusedError(INVALID, sentence.format(guest=guest.name))
     refuse_to_write(guest.host)
-    return running.look(guest.host, guest.uid, agent=agent)
+    return by.look(guest.uid) if by is not None else running.look(guest.host, guest.uid, agent=agent)
 
 
-def running_guest(guest: Guest) -> GuestNow:
-    """One that runs; raises as :func:`libvirt_guest`, also ``guest_off`` where it does not."""
-    now = libvirt_guest(guest)
+def running_guest(guest: Guest, by: Program | None = None) -> GuestNow:
+    """One that runs; as :func:`libvirt_guest`, and raises ``guest_off`` where it does not."""
+    now = libvirt_guest(guest, by=by)
     if not now.runs:
         sentence = gettext("{guest} is not running ({state}): use the jobs of its images instead.")
         raise RefusedError("guest_off", sentence.format(guest=guest.name, state=now.state))

@@ -1,5 +1,7 @@
 """``kill -9`` at any moment while a device is written to: the image is as it was, and the next job writes all of it."""
 
+import contextlib
+import os
 import random
 import time
 from pathlib import Path
@@ -11,6 +13,7 @@ from tests.agent.harness import Agent, ask, leftovers, make_image, qemu_img
 from tests.agent.test_from_device import MIB, behind, device
 from tests.agent.test_to_device import args_for
 from tests.chance import night, seed
+from tests.harness.processes import wait_until
 
 __all__ = ["behind", "device"]
 
@@ -34,7 +37,16 @@ def test_one_that_dies_leaves_the_image_and_can_be_repeated(tmp_path: Path, behi
             time.sleep(chance.uniform(0, 0.5))
             agent.process.kill()
         assert (image.read_bytes(), leftovers(pool)) == (before, set()), trial
-        # Its tools end with it: nobody has the device any more.
+        # Its tools end with it, as soon as the kernel is done with what they write.
+        wait_until(lambda: _is_free(device), 10, "its tools are gone")
         again = ask("to_device", args, job=f"r{trial}")
         assert again.get("virtual_size") == 40 * MIB, (trial, again)
         assert behind.read_bytes()[: 40 * MIB] == expected, trial
+
+
+def _is_free(device: Path) -> bool:
+    """Whether nobody has it for himself."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(device, os.O_RDONLY | os.O_EXCL))
+        return True
+    return False

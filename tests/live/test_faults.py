@@ -129,7 +129,7 @@ def test_one_that_dies_before_anything_is_begun_is_begun_by_the_next(
     __, row = scanned(folder, guest)
     job, after = begun("pull", row, folder)
     with monkeypatch.context() as patch:
-        patch.setattr(block_jobs, "follow", lambda *_args, **_how: die())
+        patch.setattr(block_jobs.Program, "follow", lambda *_args, **_how: die())
         with pytest.raises(KilledError):
             runner.run(job.pk)
     heart.release(job)

@@ -1,6 +1,7 @@
 """Starts, or takes over, a block job of a running domain, and follows it to its end: ``block_job URI``.
 
-It reads lines and writes lines, each a JSON document. The first line that it reads is the request:
+It reads lines and writes lines, each a JSON document. The first line may be ``look``: the UUID of a domain, which it
+tells of as ``guest`` does. Then it reads the request:
 
 - ``uid``, ``disk`` (its target), ``op``: ``pull``, ``commit`` or ``copy``;
 - ``chain``: paths of the disk's images from above, as they were planned; ``top``, ``base``: places in it, of a commit
@@ -23,7 +24,7 @@ from xml.etree import ElementTree as ET
 
 import libvirt
 
-from storage_admin.hosts.libvirt import helper
+from storage_admin.hosts.libvirt import guest, helper
 from storage_admin.hosts.libvirt.disks import ContradictedError
 from storage_admin.hosts.libvirt.domains import chain_of, disk_paths, keeps_names
 
@@ -66,7 +67,11 @@ def main(uri: str) -> None:
     request = json.loads(lines.readline())
     libvirt.virEventRegisterDefaultImpl()
     try:
-        domain = libvirt.open(uri).lookupByUUIDString(request["uid"])
+        connection = libvirt.open(uri)
+        if "look" in request:
+            helper.say(guest.look(connection.lookupByUUIDString(request["look"])))
+            request = json.loads(lines.readline())
+        domain = connection.lookupByUUIDString(request["uid"])
         orders = _Orders(lines, domain)
         if request["start"]:
             _start(domain, request)
@@ -75,7 +80,7 @@ def main(uri: str) -> None:
     except ContradictedError as error:
         helper.say({"contradiction": str(error)})
     except libvirt.libvirtError as error:
-        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN and not request["start"]:
+        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN and not request.get("start", True):
             gone = {"active": False, "chain": [], "later": None, "allocated": None}
             helper.say({"ended": True, **gone})  # the guest was removed
         else:

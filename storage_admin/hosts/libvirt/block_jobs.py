@@ -8,21 +8,26 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from django.conf import settings
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.hosts.libvirt import running
 from storage_admin.hosts.libvirt.process import TICK, command
 from storage_admin.hosts.libvirt.relay import refuse_to_write
 from storage_admin.hosts.libvirt.uri import uri_of
+from storage_admin.hosts.live_facts import GuestNow
 from storage_admin.hosts.models import Host
 
 #: Seconds without a word after which libvirt counts as silent.
 SILENCE = 30.0
 #: Seconds until it is tried again to find the job, where libvirt did not answer.
 AGAIN = 2.0
+_ENDED = gettext_lazy("libvirt ended without an answer.")
+_Say = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -69,27 +74,53 @@ class LostError(Exception):
     """libvirt does not answer: the job may go on."""
 
 
-def follow(
-    host: Host, wanted: Wanted, *, start: bool, told: Callable[[dict[str, Any]], None], order: Callable[[str], str]
-) -> Ended:
-    """Starts a block job, or takes it over, and follows it until there is none any more.
-
-    Args:
-        start: else it is only followed.
-        told: gets ``stage``, ``done`` and ``total``, as often as they are told.
-        order: called twice a second with the stage; returns what is to be done: ``abort``, ``pivot``, or nothing. What
-            it raises ends the following, and not the job.
-
-    Raises:
-        RefusedError: ``stale_plan``: nothing was begun, as the domain is not what it was planned for.
-        HostError: libvirt refuses it, and nothing was begun; or it does not know the domain.
-        LostError: it does not answer any more.
+class Program:
+    """Looks at a domain, and then follows its block job, as its start takes longer than a look. It is started when it
+    is first needed, and again after it was lost.
     """
-    refuse_to_write(host)
-    with uri_of(host) as uri:
-        if uri is None:
-            raise LostError(_("No libvirt listens on {host}.").format(host=host.name))
-        with _helper(uri) as (say, heard):
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._said: tuple[_Say, Iterator[dict[str, Any] | None]] | None = None
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._said = None
+        self._open.close()
+
+    def look(self, uid: str) -> GuestNow:
+        """As :func:`running.look`."""
+        try:
+            say, heard = self._started()
+            say({"look": uid})
+            told = next((document for document in heard if document is not None), {"error": str(_ENDED)})
+        except LostError as lost:
+            raise HostError(str(lost)) from lost
+        if "error" in told:
+            raise _error(told["error"], begun=False)
+        return running.guest_now(told)
+
+    def follow(
+        self, wanted: Wanted, *, start: bool, told: Callable[[dict[str, Any]], None], order: Callable[[str], str]
+    ) -> Ended:
+        """Starts a block job, or takes it over, and follows it until there is none any more.
+
+        Args:
+            start: else it is only followed.
+            told: gets ``stage``, ``done`` and ``total``, as often as they are told.
+            order: called twice a second with the stage; returns what is to be done: ``abort``, ``pivot``, or nothing.
+                What it raises ends the following, and not the job.
+
+        Raises:
+            RefusedError: ``stale_plan``: nothing was begun, as the domain is not what it was planned for.
+            HostError: libvirt refuses it, and nothing was begun; or it does not know the domain.
+            LostError: it does not answer any more.
+        """
+        with self:
+            say, heard = self._started()
             say(asdict(wanted) | {"start": start})
             stage = ""
             for document in heard:
@@ -105,7 +136,16 @@ def follow(
                     told(document)
                 if wish := order(stage):
                     say({"do": wish})
-    raise LostError(_("libvirt ended without an answer."))
+        raise LostError(str(_ENDED))
+
+    def _started(self) -> tuple[_Say, Iterator[dict[str, Any] | None]]:
+        if self._said is None:
+            refuse_to_write(self._host)
+            uri = self._open.enter_context(uri_of(self._host))
+            if uri is None:
+                raise LostError(_("No libvirt listens on {host}.").format(host=self._host.name))
+            self._said = self._open.enter_context(_helper(uri))
+        return self._said
 
 
 def _error(said: str, *, begun: bool) -> Exception:
@@ -113,7 +153,7 @@ def _error(said: str, *, begun: bool) -> Exception:
 
 
 @contextlib.contextmanager
-def _helper(uri: str) -> Iterator[tuple[Callable[[dict[str, Any]], None], Iterator[dict[str, Any] | None]]]:
+def _helper(uri: str) -> Iterator[tuple[_Say, Iterator[dict[str, Any] | None]]]:
     """The helper at work: what says something to it, and what it says; ``None`` where nothing came for a moment."""
     mine, its = socket.socketpair()
     with mine, subprocess.Popen(

@@ -32,10 +32,11 @@ def main(uri: str) -> None:
 def _answer(domain: Any, wish: str, request: dict[str, Any]) -> dict[str, Any]:
     if wish == "grow":
         return _grow(domain, request["disk"], request["size_bytes"])
-    return _trim(domain) if wish == "trim" else _look(domain, agent=wish == "look with agent")
+    return _trim(domain) if wish == "trim" else look(domain, agent=wish == "look with agent")
 
 
-def _look(domain: Any, *, agent: bool) -> dict[str, Any]:
+def look(domain: Any, *, agent: bool = False) -> dict[str, Any]:
+    """A domain as it is, as :class:`live_facts.GuestNow` has it."""
     xml = domain.XMLDesc()
     root = ET.fromstring(xml)  # noqa: S314 (libvirt wrote it)
     machine, told = root.find("os/type"), _agent(domain, root, ask=agent)

@@ -27,7 +27,11 @@ def look(host: Host, uid: str, *, agent: bool = False) -> GuestNow:
         RefusedError: ``tool_missing``: libvirt there can only be read, which does not let anybody ask an agent.
         HostError: libvirt does not answer, or knows no such domain.
     """
-    told = _asked(host, uid, "look with agent" if agent else "look", LOOK_TIMEOUT)
+    return guest_now(_asked(host, uid, "look with agent" if agent else "look", LOOK_TIMEOUT))
+
+
+def guest_now(told: dict[str, Any]) -> GuestNow:
+    """What a program told of a domain."""
     commands = told["agent"]["commands"]
     return GuestNow(
         state=told["state"],
