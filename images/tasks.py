@@ -176,7 +176,7 @@ def advance_policies() -> None:
 
 @shared_task(base=DjangoTask, ignore_result=True)
 def forget_vanished() -> None:
-    """Forgets images that vanished long ago, looks at pools, and key pairs that were never used."""
+    """Forgets images that vanished long ago, old looks at pools, and key pairs that were never used."""
     key_pairs.forget_old()
     minutes.thin_out(timezone.now())
     if settings.VANISHED_KEEP_DAYS:

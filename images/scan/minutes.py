@@ -21,12 +21,13 @@ from django.db.models import Min, Q, Value
 from django.db.models.functions import Floor
 from django.utils import timezone
 
+from images.alert_rules import trend
 from images.rewrite import refusals
 from images.scan import from_proxmox, volume_places
 from images.selectors.pools import EpochDays
 from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.hosts import asking, silence, transport
-from storage_admin.hosts.models import Host, PoolMinute, StoragePool
+from storage_admin.hosts.models import Host, PoolMinute, PoolSample, StoragePool
 from storage_admin.hosts.proxmox import reader, registration
 
 logger = logging.getLogger(__name__)
@@ -169,9 +170,12 @@ def _take(row: StoragePool, answer: dict[str, Any], thin: dict[str, Any], at: da
 
 
 def thin_out(now: datetime) -> None:
-    """Forgets looks of more than a day ago, and all but one in ten minutes of those that are hours old."""
+    """Forgets looks of more than a day ago, all but one in ten minutes of those that are hours old, and all but one a
+    day of what scans wrote down before the days that anything is worked out from.
+    """
     PoolMinute.objects.filter(at__lt=now - KEPT).delete()
-    old = PoolMinute.objects.filter(at__lt=now - DENSE)
-    # The day's part in ten minutes.
-    parts = old.annotate(part=Floor(EpochDays("at") * Value(144.0))).order_by().values("pool", "part")
-    old.exclude(pk__in=parts.annotate(first=Min("pk")).values("first")).delete()
+    old_looks = PoolMinute.objects.filter(at__lt=now - DENSE)
+    old_scans = PoolSample.objects.filter(at__lt=now - timedelta(days=trend.WINDOW + 1))
+    for old, a_day in ((old_looks, 144.0), (old_scans, 1.0)):
+        parts = old.annotate(part=Floor(EpochDays("at") * Value(a_day))).order_by().values("pool", "part")
+        old.exclude(pk__in=parts.annotate(first=Min("pk")).values("first")).delete()

@@ -15,7 +15,7 @@ from images.scan import minutes
 from storage_admin.agent.protocol import HostError, unb64
 from storage_admin.events.models import Alert
 from storage_admin.hosts import asking
-from storage_admin.hosts.models import Host, PoolMinute, StoragePool
+from storage_admin.hosts.models import Host, PoolMinute, PoolSample, StoragePool
 from tests.factories import GIB, HostFactory, PoolSampleFactory, StoragePoolFactory
 from tests.working import reread
 
@@ -211,6 +211,21 @@ def test_looks_of_a_day_are_kept_and_thinned_out(site: Site) -> None:
         assert max(ages) <= 1440
         assert 60 <= sum(age <= 180 for age in ages) <= 61
         assert 126 <= sum(age > 180 for age in ages) <= 128
+
+
+@pytest.mark.sql
+def test_of_old_scans_one_a_day_is_kept_for_each_pool(site: Site) -> None:
+    pools = StoragePoolFactory.create(), StoragePoolFactory.create()
+    for pool in pools:
+        for hour in range(0, 40 * 24, 6):
+            at = START - timedelta(hours=hour)
+            PoolSample.objects.create(pool=pool, at=at, capacity_bytes=2, available_bytes=1)
+    for _ in range(2):
+        minutes.thin_out(START)
+        for pool in pools:
+            ages = [(START - one.at).total_seconds() / 86400 for one in PoolSample.objects.filter(pool=pool)]
+            assert sum(age <= 31 for age in ages) == 31 * 4 + 1
+            assert 9 <= sum(age > 31 for age in ages) <= 10
 
 
 @pytest.mark.sql
