@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from django.db import transaction
-from django.db.models import Min, Q, Value
+from django.db.models import Min, Q, QuerySet, Value
 from django.db.models.functions import Floor
 from django.utils import timezone
 
@@ -174,8 +174,11 @@ def thin_out(now: datetime) -> None:
     day of what scans wrote down before the days that anything is worked out from.
     """
     PoolMinute.objects.filter(at__lt=now - KEPT).delete()
-    old_looks = PoolMinute.objects.filter(at__lt=now - DENSE)
-    old_scans = PoolSample.objects.filter(at__lt=now - timedelta(days=trend.WINDOW + 1))
-    for old, a_day in ((old_looks, 144.0), (old_scans, 1.0)):
-        parts = old.annotate(part=Floor(EpochDays("at") * Value(a_day))).order_by().values("pool", "part")
-        old.exclude(pk__in=parts.annotate(first=Min("pk")).values("first")).delete()
+    _keep_some(PoolMinute.objects.filter(at__lt=now - DENSE), a_day=144.0)
+    _keep_some(PoolSample.objects.filter(at__lt=now - timedelta(days=trend.WINDOW + 1)), a_day=1.0)
+
+
+def _keep_some(rows: QuerySet[Any], a_day: float) -> None:
+    """Deletes all but so many a day of each pool's."""
+    parts = rows.annotate(part=Floor(EpochDays("at") * Value(a_day))).order_by().values("pool", "part")
+    rows.exclude(pk__in=parts.annotate(first=Min("pk")).values("first")).delete()
