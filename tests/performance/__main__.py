@@ -12,7 +12,20 @@ from tests.harness.services import RedisServer
 from tests.performance import report, site
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/performance.md"
-PARTS = ("inventory", "volumes", "pages", "lists", "load", "compress", "in_place", "latency", "looks", "live", "fleet")
+PARTS = (
+    "inventory",
+    "volumes",
+    "zfs",
+    "pages",
+    "lists",
+    "load",
+    "compress",
+    "in_place",
+    "latency",
+    "looks",
+    "live",
+    "fleet",
+)
 
 
 def main() -> int:
