@@ -13,7 +13,7 @@ tells of as ``guest`` does. Then it reads the request:
 
 Afterwards ``{"do": "abort"}`` gives the job up. It writes ``{"stage": …, "done": …, "total": …}`` at least once a
 second, and at last ``ended`` with what the disk stands on now, ``contradiction`` where the domain is not what the
-request takes it for and nothing was begun, or ``error``. A block job goes on in QEMU when this process ends: whoever
+request takes it for and nothing was begun, or ``error``; nothing where the connection ends. A block job goes on in QEMU when this process ends: whoever
 started it may come back and take it over.
 """
 
@@ -64,7 +64,7 @@ class _Orders:
 def main(uri: str) -> None:
     helper.prepare()
     lines = open(0, "rb", buffering=0)  # noqa: SIM115 (unbuffered: what has come is seen by libvirt's loop)
-    request = json.loads(lines.readline())
+    request, connection = json.loads(lines.readline()), None
     libvirt.virEventRegisterDefaultImpl()
     try:
         connection = libvirt.open(uri)
@@ -80,6 +80,8 @@ def main(uri: str) -> None:
     except ContradictedError as error:
         helper.say({"contradiction": str(error)})
     except libvirt.libvirtError as error:
+        if connection is not None and not connection.isAlive():
+            sys.exit(0)  # what was asked for last may have been begun: whoever hears no end comes back and looks
         if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN and not request.get("start", True):
             gone = {"active": False, "chain": [], "later": None, "allocated": None}
             helper.say({"ended": True, **gone})  # the guest was removed
