@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import libvirt
 import pytest
 from django.utils import timezone
 
@@ -142,6 +143,26 @@ def test_one_that_dies_before_anything_is_begun_is_begun_by_the_next(
     run(job)
     ended_well(job)
     assert chain_of(guest) == after
+
+
+def test_a_block_job_of_somebody_else_is_neither_taken_over_nor_ended(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    __, row = scanned(folder, guest)
+    job, _after = begun("copy", row, folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(block_jobs.Program, "follow", lambda *_args, **_how: die())
+        with pytest.raises(KilledError):
+            runner.run(job.pk)
+    heart.release(job)
+    falls_silent(job)
+    theirs = f"<disk type='file'><source file='{folder}/theirs.qcow2'/><driver type='qcow2'/></disk>"
+    guest.domain.blockCopy("vda", theirs, {}, libvirt.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB)
+    job = run(job)
+    assert (job.state, job.error_code) == ("failed", "stale_plan"), (job.error_detail, said(job))
+    assert guest.domain.blockJobInfo("vda", 0)
+    assert chain_of(guest) == AS_BEFORE
 
 
 @times

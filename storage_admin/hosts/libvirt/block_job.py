@@ -31,6 +31,11 @@ from storage_admin.hosts.libvirt.domains import chain_of, disk_paths, keeps_name
 #: Milliseconds between two looks, where libvirt tells of nothing meanwhile.
 _POLL = 500
 _PIVOTS = (libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_ACTIVE_COMMIT, libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_COPY)
+_TYPES = {
+    "pull": (libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_PULL,),
+    "commit": (libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_COMMIT, libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_ACTIVE_COMMIT),
+    "copy": (libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_COPY,),
+}
 _GONE = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN)
 
 
@@ -75,7 +80,7 @@ def main(uri: str) -> None:
         orders = _Orders(lines, domain)
         if request["start"]:
             _start(domain, request)
-        _follow(domain, request["disk"], orders)
+        _follow(domain, request, orders)
         helper.say({"ended": True, **look(domain, request["disk"]), "allocated": _allocated(domain, request["disk"])})
     except ContradictedError as error:
         helper.say({"contradiction": str(error)})
@@ -170,9 +175,9 @@ def _refuse_memories(domain: Any) -> None:
     raise ContradictedError(f"a backup of {domain.name()} is running: wait for its end")
 
 
-def _follow(domain: Any, disk: str, orders: _Orders) -> None:
+def _follow(domain: Any, request: dict[str, Any], orders: _Orders) -> None:
     """Tells how far the job is until there is none any more; ends this process where nobody listens any more."""
-    aborted = False
+    disk, aborted = request["disk"], False
     while True:
         try:
             info = domain.blockJobInfo(disk, libvirt.VIR_DOMAIN_BLOCK_JOB_INFO_BANDWIDTH_BYTES)
@@ -182,7 +187,10 @@ def _follow(domain: Any, disk: str, orders: _Orders) -> None:
             raise
         if not info:
             return
-        ready = info["type"] in _PIVOTS and _is_ready(domain, disk)
+        mirror = _mirror(domain, disk)
+        if not _is_wanted(info, mirror, request):
+            return  # somebody else's, who neither wants it given up nor the guest switched over
+        ready = info["type"] in _PIVOTS and mirror is not None and mirror.get("ready") == "yes"
         stage = "aborting" if aborted else "ready" if ready else "mirroring"
         helper.say({"stage": stage, "done": info["cur"], "total": info["end"]})
         order = orders.next()
@@ -201,10 +209,20 @@ def _runs(domain: Any) -> bool:
         return False
 
 
-def _is_ready(domain: Any, disk: str) -> bool:
+def _mirror(domain: Any, disk: str) -> ET.Element | None:
     element = _element(ET.fromstring(domain.XMLDesc()), disk)  # noqa: S314 (libvirt wrote it)
-    mirror = None if element is None else element.find("mirror")
-    return mirror is not None and mirror.get("ready") == "yes"
+    return None if element is None else element.find("mirror")
+
+
+def _is_wanted(info: dict[str, Any], mirror: ET.Element | None, request: dict[str, Any]) -> bool:
+    """Whether a block job is what was asked for, by its type and by what it writes to as far as libvirt tells."""
+    if info["type"] not in _TYPES[request["op"]]:
+        return False
+    source = None if mirror is None else mirror.find("source")
+    if source is None:
+        return True
+    into = request["target"]["path"] if request["target"] else request["chain"][request["base"]]
+    return into in {source.get("file"), source.get("dev")}
 
 
 if __name__ == "__main__":
