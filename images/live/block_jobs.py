@@ -45,7 +45,7 @@ class Choice:
     command: list[str]
     top: int = 0
     base: int | None = None
-    #: What a copy is written to: ``path`` and ``format``.
+    #: What a copy is written to: ``path`` and ``format``; and ``format_before``, that of the image that is left.
     target: dict[str, str] | None = None
     #: Where an image grows: bytes that it has, and may have at most afterwards; ``None`` where nobody knows.
     pool: StoragePool | None = None

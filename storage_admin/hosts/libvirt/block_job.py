@@ -13,8 +13,8 @@ tells of as ``guest`` does. Then it reads the request:
 
 Afterwards ``{"do": "abort"}`` gives the job up. It writes ``{"stage": …, "done": …, "total": …}`` at least once a
 second, and at last ``ended`` with what the disk stands on now, ``contradiction`` where the domain is not what the
-request takes it for and nothing was begun, or ``error``; nothing where the connection ends. A block job goes on in QEMU when this process ends: whoever
-started it may come back and take it over.
+request takes it for and nothing was begun, or ``error``; nothing where the connection ends. A block job goes on in QEMU
+when this process ends: whoever started it may come back and take it over.
 """
 
 import json
