@@ -234,7 +234,7 @@ def test_a_libvirtd_that_dies_while_it_is_asked_to_begin_is_asked_again(
         os.kill(qemu, signal.SIGCONT)
         daemons.restart()
 
-    dying, keep = threading.Thread(target=dies), kinds.keep
+    dying, keep = threading.Thread(target=dies), follow.keep
 
     def kept(*how: Any) -> None:
         keep(*how)
