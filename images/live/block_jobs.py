@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from images.live.disks import Layers, images_of, layers_of, occupied
+from images.live.disks import Layers, images_of, in_the_clear, layers_of, occupied
 from images.live.follow import GUEST_ENDED, Follower, keep, kept, settled, unseen_switch
 from images.live.kind import LiveGuestKind, running_guest
 from images.models import Image
@@ -222,6 +222,7 @@ class LiveFlatten(LiveKind):
                 base = layers.chain.index(options["down_to"])
         taken = layers.images_at(range(1, len(layers.chain) if base is None else base))
         own = layers.images_at([0])
+        against += [] if own and own[0].encrypted else in_the_clear(taken, layers.names[0])
         before = layers.allocated
         held = None if None in (known := [image.allocated_size for image in taken]) else sum(filter(None, known))
         most = None if before is None or held is None or len(taken) < len(layers.chain[1:base]) else before + held

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds.convert import Convert, target_of, wrong_target
 from images.live.block_jobs import DISK, Choice, LiveKind
-from images.live.disks import Layers, drop, files
+from images.live.disks import Layers, drop, files, in_the_clear
 from images.live.follow import kept
 from images.live.kind import OFF, LiveGuestKind
 from images.models import Image
@@ -89,7 +89,7 @@ class LiveCopy(LiveKind):
             nothing = gettext("{title}: {guest}.").format(title=self.title, guest=guest.name)
             return Choice(nothing, [], refusals=(Refusal("outside_pool", error.detail),))
         form, path = options["format"] or _format(layers.format), display(raw)
-        against = refusals.for_new_file(pool, raw)
+        against = [*refusals.for_new_file(pool, raw), *in_the_clear(layers.images, path)]
         if path.encode(errors="replace") != raw:
             sentence = gettext("{path} is not UTF-8: libvirt cannot name it. Choose another folder.")
             against.append(Refusal(INVALID, sentence.format(path=path)))

@@ -163,6 +163,17 @@ def pool_of(guest: Guest) -> StoragePool | None:
     return next(iter(pools.values())) if len(pools) == 1 else None
 
 
+def in_the_clear(images: Iterable[Image], into: str) -> list[Refusal]:
+    """Whether data of encrypted images would be written to a file that is not encrypted."""
+    sentence = gettext(
+        "{image} is encrypted, and its data would be written to {into} unencrypted. Use virsh, with a definition of "
+        "the new file that encrypts it, or leave the disk as it is."
+    )
+    return [Refusal("encrypted", sentence.format(image=image.name, into=into)) for image in images if image.encrypted][
+        :1
+    ]
+
+
 def layers_of(guest: Guest, now: GuestNow, disk: DiskNow) -> Layers:
     """A disk's chain, with what stands against changing it."""
     keys = {path_key(os.fsencode(path)): place for place, path in enumerate(disk.chain) if path}

@@ -14,7 +14,7 @@ from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images.live import merging
-from images.live.disks import chain_of, change_of, layers_of, pool_of, whole_chains
+from images.live.disks import chain_of, change_of, images_of, in_the_clear, layers_of, pool_of, whole_chains
 from images.live.kind import OFF, LiveGuestKind, libvirt_guest
 from images.live.vm_snapshots import CreateVmSnapshot, RevertVm, VmSnapshotKind
 from images.rewrite import record
@@ -155,6 +155,9 @@ class CreateSnapshot(SnapshotKind):
                 "create the snapshot without quiescing, as after a power cut."
             )
             against.append(Refusal("tool_missing", sentence.format(guest=guest.name)))
+        images = images_of(guest)
+        written = [images[target] for target in wanted if target in images]
+        against += in_the_clear(written, gettext("its overlay"))
         depth = max((len(disk.chain) for disk in now.disks if disk.target in wanted), default=0)
         reason = gettext(
             "{guest} writes to new overlays of {disks} from now on. Their chains become {depth} images deep at most."
