@@ -57,17 +57,18 @@ class SnapshotKind(LiveGuestKind):
         if guest.kind != Guest.Kind.DOMAIN:
             return self.of_vms().plan(actor, target_id, options)
         reason, warnings, against = f"{self.title}: {guest.name}.", list[str](), list[Refusal]()
-        commands: list[list[str]] = []
+        commands, by_hand = list[list[str]](), list[Refusal]()
         try:
             now, known = asked(guest, options)
             reason, warnings, against = self.choose(guest, now, known, options)
             commands = self.commands(guest, known, options)
+            if now.runs:
+                by_hand = [Refusal("qemu_bug", one) for one in qemu_bugs.against(guest.host, self.name)]
         except (RefusedError, HostError) as error:
             against = [Refusal(error.code, error.detail)]
-        by_hand = tuple(Refusal("qemu_bug", one) for one in qemu_bugs.against(guest.host, self.name))
         return Plan(
             method=self.name, reason=reason, commands=tuple(map(shlex.join, commands)),
-            facts_at=guest.last_seen, refusals=tuple(against), by_hand=by_hand,
+            facts_at=guest.last_seen, refusals=tuple(against), by_hand=tuple(by_hand),
             warnings=(*(one.detail for one in by_hand), *warnings),
             affected_guests=(Affected(guest.pk, guest.name, guest.state),), options=options,
         )  # fmt: skip
