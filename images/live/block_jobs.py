@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from images.live.disks import Layers, images_of, in_the_clear, layers_of, occupied
+from images.live.disks import Layers, about_bitmaps, images_of, in_the_clear, layers_of, occupied
 from images.live.follow import GUEST_ENDED, Follower, keep, kept, settled, unseen_switch
 from images.live.kind import LiveGuestKind, running_guest
 from images.models import Image
@@ -77,6 +77,7 @@ class LiveKind(LiveGuestKind):
         guest = find(target_id)
         layers, choice, against = self._chosen(guest, options)
         by_hand = [Refusal("qemu_bug", one) for one in qemu_bugs.against(guest.host, self.name)]
+        images = layers.images if layers else []
         grown = None if choice.most is None or choice.before is None else choice.most - choice.before
         return Plan(
             method=self.name,
@@ -91,8 +92,8 @@ class LiveKind(LiveGuestKind):
             lasting_bytes=grown,
             refusals=tuple(against),
             by_hand=tuple(by_hand),
-            warnings=(*(one.detail for one in by_hand), *choice.warnings),
-            affected_images=tuple(Affected(image.pk, image.name) for image in (layers.images if layers else ())),
+            warnings=(*(one.detail for one in by_hand), *choice.warnings, *about_bitmaps(images)),
+            affected_images=tuple(Affected(image.pk, image.name) for image in images),
             affected_guests=(Affected(guest.pk, guest.name, guest.state),),
             options=options,
         )

@@ -14,7 +14,7 @@ from django.utils.translation import gettext, gettext_noop, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from images.live import merging
-from images.live.disks import change_of, layers_of, pool_of, whole_chains
+from images.live.disks import backed_up, change_of, layers_of, pool_of, whole_chains
 from images.live.snapshots import NAME, SnapshotKind, asked
 from images.live.vm_snapshots import DeleteOldVmSnapshots, DeleteVmSnapshot
 from images.rewrite import record
@@ -90,6 +90,7 @@ class DeleteSnapshot(SnapshotKind):
                 "libvirt {version} on {host} cannot delete snapshots that have files of their own; 9.0 and later can."
             )
             against.append(Refusal("tool_missing", sentence.format(version=known.version_words, host=guest.host.name)))
+        against += backed_up(guest, now) if chosen.is_external else []
         for part in chosen.disks:
             if part.how != "external":
                 continue

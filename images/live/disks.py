@@ -174,6 +174,33 @@ def in_the_clear(images: Iterable[Image], into: str) -> list[Refusal]:
     ]
 
 
+def backed_up(guest: Guest, now: GuestNow) -> list[Refusal]:
+    """What of libvirt's backups would not agree with a changed chain any more."""
+    found: list[Refusal] = []
+    if now.checkpoints:
+        sentence = gettext(
+            "libvirt keeps checkpoints of {guest} for incremental backups ({names}), whose bitmaps are in these "
+            "images: delete them first (virsh checkpoint-delete)."
+        ).format(guest=guest.name, names=", ".join(now.checkpoints[:5]))
+        found.append(Refusal("checkpoint_kept", sentence))
+    if now.backs_up:
+        sentence = gettext("A backup of {guest} is running: wait until it has ended.").format(guest=guest.name)
+        found.append(Refusal("guest_locked", sentence))
+    return found
+
+
+def about_bitmaps(images: Iterable[Image]) -> list[str]:
+    """What to know of the bitmaps by which backup tools find what has changed; nothing where there are none."""
+    names = sorted({str(one["name"]) for image in images for one in image.bitmaps})
+    if not names:
+        return []
+    sentence = gettext(
+        "Backup tools keep bitmaps in these images ({names}), which may not hold afterwards: the next backup has to "
+        "be a full one."
+    )
+    return [sentence.format(names=", ".join(names[:5]))]
+
+
 def layers_of(guest: Guest, now: GuestNow, disk: DiskNow) -> Layers:
     """A disk's chain, with what stands against changing it."""
     keys = {path_key(os.fsencode(path)): place for place, path in enumerate(disk.chain) if path}
@@ -192,6 +219,7 @@ def layers_of(guest: Guest, now: GuestNow, disk: DiskNow) -> Layers:
             "libvirt keeps snapshots of {guest} ({snapshots}), which name these images: delete them first."
         ).format(guest=guest.name, snapshots=", ".join(now.snapshots[:5]))
         found.append(Refusal("in_snapshot_chain", sentence))
+    found += backed_up(guest, now)
     found += [Refusal("merged", image.state_detail) for image in images if image.state == Image.State.MERGED]
     return Layers(
         guest.pk, disk.target, list(disk.chain), {keys[image.path_key]: image for image in images},

@@ -26,7 +26,7 @@ import libvirt
 
 from storage_admin.hosts.libvirt import guest, helper
 from storage_admin.hosts.libvirt.disks import ContradictedError
-from storage_admin.hosts.libvirt.domains import chain_of, disk_paths, keeps_names
+from storage_admin.hosts.libvirt.domains import backs_up, chain_of, disk_paths, keeps_names
 
 #: Milliseconds between two looks, where libvirt tells of nothing meanwhile.
 _POLL = 500
@@ -168,11 +168,8 @@ def _refuse_memories(domain: Any) -> None:
     """What would not agree with a changed chain any more."""
     if why := keeps_names(domain):
         raise ContradictedError(why)
-    try:
-        domain.backupGetXMLDesc()
-    except libvirt.libvirtError:
-        return  # no backup is running
-    raise ContradictedError(f"a backup of {domain.name()} is running: wait for its end")
+    if backs_up(domain):
+        raise ContradictedError(f"a backup of {domain.name()} is running: wait for its end")
 
 
 def _follow(domain: Any, request: dict[str, Any], orders: _Orders) -> None:
