@@ -64,7 +64,10 @@ class LiveMerge(LiveKind):
         grows = layers.images_at([base])
         merged = layers.images_at(range(top, base))
         against += [] if grows and grows[0].encrypted else in_the_clear(merged, layers.names[base])
-        held = [image.allocated_size for image in merged]
+        # What the guest writes to has grown since the scan.
+        held = [
+            layers.allocated if place == 0 else image.allocated_size for place, image in layers.found(range(top, base))
+        ]
         before = grows[0].allocated_size if grows else None
         known = before is not None and len(held) == base - top and None not in held
         most = (before or 0) + sum(filter(None, held)) if known else None

@@ -205,6 +205,17 @@ def test_a_base_that_others_use_is_never_merged_into(tcg_guest: Callable[..., Li
     assert services.plan(OPERATOR, "live_merge", row.pk, options).refusals == ()
 
 
+def test_what_a_guest_has_written_since_the_scan_counts_as_what_a_merge_may_need(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+) -> None:
+    guest = tcg_guest(Disk(chain[0]))
+    __, row = scanned(chain[0].parent, guest)
+    guest.write(40, 30, 0x44)
+    plan = services.plan(OPERATOR, "live_merge", row.pk, {"disk": "vda"})
+    top, middle = (path.stat().st_blocks * 512 for path in chain[:2])
+    assert (plan.before_bytes, plan.predicted_high) == (middle, top + middle)
+
+
 def test_snapshots_that_libvirt_keeps_stand_against_it(
     tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
 ) -> None:
