@@ -144,6 +144,9 @@ class LiveKind(LiveGuestKind):
         freed = None if before is None or after is None else before - after
         return result | {"before_bytes": before, "after_bytes": after, "freed_bytes": freed}
 
+    def look_again(self, guest: Guest, layers: Layers, wanted: Wanted) -> None:
+        """Looks right before it begins at what no scan may have seen yet; raises RefusedError or HostError."""
+
     def against_switching(self, guest: Guest, wanted: Wanted) -> str:  # noqa: ARG002 (for those that have a target)
         """Why the guest must not be switched over now that all is copied; empty for nothing."""
         return ""
@@ -163,6 +166,8 @@ class LiveKind(LiveGuestKind):
         speed = self.at_most(job) or 0
         disk = job.options["disk"] if layers is None else layers.disk
         wanted = Wanted(guest.uid, disk, self.op, chain, choice.top, choice.base, speed, choice.target)
+        if layers is not None:
+            self.look_again(guest, layers, wanted)
         keep(job, "planned", wanted, choice.before)
         return wanted, choice.before
 

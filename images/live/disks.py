@@ -156,6 +156,24 @@ def drop(guest: Guest, path: str, pool: StoragePool | None, since: int = 0, *, n
     return freed
 
 
+def refuse_needed(guest: Guest, layers: Layers, top: int, base: int) -> None:
+    """Has a host's agent look once more who needs the images between two places, also what was made since the scan.
+
+    Raises:
+        RefusedError: ``has_overlays``, ``guests_unknown``: somebody does, or may; or one is gone.
+        HostError: the host does not answer.
+    """
+    if refusals.without_agent(guest.host):
+        return
+    places = [place for place in range(max(top - 1, 0), base + 1) if place in layers.rows]
+    chain = [
+        {"path_b64": b64(bytes(image.path_bytes)), "pool_path_b64": b64(bytes(image.pool.path_bytes))}
+        for image in layers.images_at(places)
+    ]
+    first = sum(place < top for place in places)
+    asking.ask(guest.host, "needed", {"images": chain, "first": first, "pools": looked_through(guest.host)})
+
+
 def pool_of(guest: Guest) -> StoragePool | None:
     """The pool that all images of a guest are in; ``None`` where they are in several."""
     images = Image.objects.filter(uses__disk__guest=guest).select_related("pool")

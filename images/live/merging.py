@@ -10,7 +10,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.live.block_jobs import DISK, PATH, Choice, LiveKind
-from images.live.disks import Layers, drop, files, in_the_clear
+from images.live.disks import Layers, drop, files, in_the_clear, refuse_needed
 from images.live.follow import kept
 from images.models import Image
 from images.rewrite import neighbours, record, refusals
@@ -88,6 +88,9 @@ class LiveMerge(LiveKind):
             reason, command, top, base, None, grows[0].pool if grows else None, before, most, tuple(against),
             (told, after),
         )  # fmt: skip
+
+    def look_again(self, guest: Guest, layers: Layers, wanted: Wanted) -> None:
+        refuse_needed(guest, layers, wanted.top, wanted.base or 0)
 
     def _allocated(self, guest: Guest, wanted: Wanted, told: int | None) -> int | None:
         """What the image that has grown occupies now."""

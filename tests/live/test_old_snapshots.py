@@ -32,7 +32,10 @@ pytestmark = [
 ]
 
 #: Builds of QEMU, and what keeps policies from a deletion there, for which libvirt mirrors the disk.
-BUGS = (("10.0.8 (Debian 1:10.0.8+ds-0+deb13u1)", ["qemu_bug"]), ("7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)", []))
+BUGS: tuple[tuple[str, list[str]], ...] = (
+    ("10.0.8 (Debian 1:10.0.8+ds-0+deb13u1)", ["qemu_bug"]),
+    ("7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)", []),
+)
 
 
 def snapshot(domain: "libvirt.virDomain", name: str, days: int, *, external: bool) -> None:
