@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from images.live.disks import Layers, images_of, layers_of, occupied
-from images.live.follow import Follower, keep, kept, settled
+from images.live.disks import Layers, about_bitmaps, images_of, in_the_clear, layers_of, occupied
+from images.live.follow import GUEST_ENDED, Follower, keep, kept, settled, unseen_switch
 from images.live.kind import LiveGuestKind, running_guest
 from images.models import Image
 from images.rewrite import record, refusals
@@ -45,7 +45,7 @@ class Choice:
     command: list[str]
     top: int = 0
     base: int | None = None
-    #: What a copy is written to: ``path`` and ``format``.
+    #: What a copy is written to: ``path`` and ``format``; and ``format_before``, that of the image that is left.
     target: dict[str, str] | None = None
     #: Where an image grows: bytes that it has, and may have at most afterwards; ``None`` where nobody knows.
     pool: StoragePool | None = None
@@ -77,6 +77,7 @@ class LiveKind(LiveGuestKind):
         guest = find(target_id)
         layers, choice, against = self._chosen(guest, options)
         by_hand = [Refusal("qemu_bug", one) for one in qemu_bugs.against(guest.host, self.name)]
+        images = layers.images if layers else []
         grown = None if choice.most is None or choice.before is None else choice.most - choice.before
         return Plan(
             method=self.name,
@@ -91,8 +92,8 @@ class LiveKind(LiveGuestKind):
             lasting_bytes=grown,
             refusals=tuple(against),
             by_hand=tuple(by_hand),
-            warnings=(*(one.detail for one in by_hand), *choice.warnings),
-            affected_images=tuple(Affected(image.pk, image.name) for image in (layers.images if layers else ())),
+            warnings=(*(one.detail for one in by_hand), *choice.warnings, *about_bitmaps(images)),
+            affected_images=tuple(Affected(image.pk, image.name) for image in images),
             affected_guests=(Affected(guest.pk, guest.name, guest.state),),
             options=options,
         )
@@ -121,6 +122,14 @@ class LiveKind(LiveGuestKind):
             wanted, before = kept(job) if begun else self._begin(job, guest, program)
             follower = Follower(job, recorder, program, wanted, lambda: self.against_switching(guest, wanted))
             ended = follower.run(taken_over=begun)
+        if unseen_switch(job, wanted, ended):
+            sentence = gettext(
+                "{guest} ended while it was being switched over from {before} to {after}, and libvirt does not know "
+                "whether it was: its last writes may be in {after} alone. Both files are kept. Check which of them was "
+                "written to last before the guest is started."
+            )
+            told = sentence.format(guest=guest.name, before=wanted.chain[0], after=wanted.result[0])
+            raise HostError(told, GUEST_ENDED)
         # Of a guest that has ended only its definition tells whether it had been switched over by then.
         if ended.chain == wanted.chain or (not ended.active and ended.later == wanted.chain[0]):
             self.came_to_nothing(job, guest, wanted, recorder)
@@ -134,6 +143,9 @@ class LiveKind(LiveGuestKind):
         recorder.log(words)
         freed = None if before is None or after is None else before - after
         return result | {"before_bytes": before, "after_bytes": after, "freed_bytes": freed}
+
+    def look_again(self, guest: Guest, layers: Layers, wanted: Wanted) -> None:
+        """Looks right before it begins at what no scan may have seen yet; raises RefusedError or HostError."""
 
     def against_switching(self, guest: Guest, wanted: Wanted) -> str:  # noqa: ARG002 (for those that have a target)
         """Why the guest must not be switched over now that all is copied; empty for nothing."""
@@ -154,6 +166,8 @@ class LiveKind(LiveGuestKind):
         speed = self.at_most(job) or 0
         disk = job.options["disk"] if layers is None else layers.disk
         wanted = Wanted(guest.uid, disk, self.op, chain, choice.top, choice.base, speed, choice.target)
+        if layers is not None:
+            self.look_again(guest, layers, wanted)
         keep(job, "planned", wanted, choice.before)
         return wanted, choice.before
 
@@ -214,6 +228,7 @@ class LiveFlatten(LiveKind):
                 base = layers.chain.index(options["down_to"])
         taken = layers.images_at(range(1, len(layers.chain) if base is None else base))
         own = layers.images_at([0])
+        against += [] if own and own[0].encrypted else in_the_clear(taken, layers.names[0])
         before = layers.allocated
         held = None if None in (known := [image.allocated_size for image in taken]) else sum(filter(None, known))
         most = None if before is None or held is None or len(taken) < len(layers.chain[1:base]) else before + held

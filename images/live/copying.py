@@ -14,7 +14,8 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds.convert import Convert, target_of, wrong_target
 from images.live.block_jobs import DISK, Choice, LiveKind
-from images.live.disks import Layers, drop, files
+from images.live.disks import Layers, drop, files, in_the_clear
+from images.live.follow import kept
 from images.live.kind import OFF, LiveGuestKind
 from images.models import Image
 from images.rewrite import forecasts, neighbours, record, refusals
@@ -88,7 +89,7 @@ class LiveCopy(LiveKind):
             nothing = gettext("{title}: {guest}.").format(title=self.title, guest=guest.name)
             return Choice(nothing, [], refusals=(Refusal("outside_pool", error.detail),))
         form, path = options["format"] or _format(layers.format), display(raw)
-        against = refusals.for_new_file(pool, raw)
+        against = [*refusals.for_new_file(pool, raw), *in_the_clear(layers.images, path)]
         if path.encode(errors="replace") != raw:
             sentence = gettext("{path} is not UTF-8: libvirt cannot name it. Choose another folder.")
             against.append(Refusal(INVALID, sentence.format(path=path)))
@@ -102,8 +103,9 @@ class LiveCopy(LiveKind):
             "in that moment."
         ).format(disk=layers.disk, path=path, form=form, guest=guest.name, image=own.name)
         command = ["virsh", "blockcopy", guest.name, layers.disk, path, "--format", form]
+        target = {"path": path, "format": form, "format_before": layers.format}
         return Choice(
-            reason, [*command, "--transient-job", "--wait", "--pivot"], 0, None, {"path": path, "format": form}, pool,
+            reason, [*command, "--transient-job", "--wait", "--pivot"], 0, None, target, pool,
             0, size.high or own.virtual_size, tuple(against),
             (
                 gettext(
@@ -133,7 +135,8 @@ class LiveCopy(LiveKind):
             recorder.log(f"the unfinished copy {path} is left, delete it: {error.detail}", JobLog.Level.WARNING)
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
-        result = super().work(job, recorder)
+        result, wanted = super().work(job, recorder), kept(job)[0]
+        result["before"]["format"] = (wanted.target or {}).get("format_before", "")
         # What the guest has left, for whoever leads it back: nobody writes to it from now on.
         [left] = files(find(job.target_id), result["before"]["chain"][:1])
         held = None if left is None else left["bytes"]
@@ -225,7 +228,9 @@ class SwitchBack(LiveGuestKind):
         if left != result["left"]:
             sentence = gettext("{image} was changed since the copy: it is not what the guest had any more.")
             raise RefusedError("stale_plan", sentence.format(image=image.name))
-        return Edit(result["disk"], result["now"]["chain"][0], before, image.declared_format), image
+        # Once no guest names it, only its name, which may have no extension, would tell a scan its format.
+        form = result["before"].get("format") or image.declared_format
+        return Edit(result["disk"], result["now"]["chain"][0], before, form), image
 
 
 def _format(declared: str) -> str:

@@ -14,7 +14,7 @@ from django.utils.translation import gettext, gettext_noop, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from images.live import merging
-from images.live.disks import change_of, layers_of, pool_of, whole_chains
+from images.live.disks import backed_up, change_of, layers_of, pool_of, refuse_needed, whole_chains
 from images.live.snapshots import NAME, SnapshotKind, asked
 from images.live.vm_snapshots import DeleteOldVmSnapshots, DeleteVmSnapshot
 from images.rewrite import record
@@ -90,6 +90,7 @@ class DeleteSnapshot(SnapshotKind):
                 "libvirt {version} on {host} cannot delete snapshots that have files of their own; 9.0 and later can."
             )
             against.append(Refusal("tool_missing", sentence.format(version=known.version_words, host=guest.host.name)))
+        against += backed_up(guest, now) if chosen.is_external else []
         for part in chosen.disks:
             if part.how != "external":
                 continue
@@ -157,6 +158,7 @@ class DeleteSnapshot(SnapshotKind):
                     tick()
                 for refusal in self.against(guest, now, known, wanted[0]):
                     raise RefusedError(refusal.code, refusal.detail)
+                self._look_again(guest, now, wanted[0])
                 name = wanted[0].name
                 job.kept = job.kept | {BEGUN: {"name": name, "before": before, "deleted": deleted}}
                 job.ours().update(kept=job.kept)
@@ -164,6 +166,16 @@ class DeleteSnapshot(SnapshotKind):
             recorder.log(f"The snapshot {name} of {guest.name} is deleted; what was written since stays.")
             deleted.append(name)
             begun = False
+
+    @staticmethod
+    def _look_again(guest: Guest, now: GuestNow, chosen: Snapshot) -> None:
+        """Looks who needs the images of an external one by now; raises RefusedError or HostError."""
+        overlays = {part.target: part.path for part in chosen.disks if part.how == "external"}
+        for disk in now.disks:
+            if disk.target in overlays:
+                layers = layers_of(guest, now, disk)
+                top = layers.chain.index(overlays[disk.target])
+                refuse_needed(guest, layers, top, top + 1)
 
     @staticmethod
     def _delete(guest: Guest, name: str, tick: Callable[[], None], *, begun: bool) -> None:

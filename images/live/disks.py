@@ -156,11 +156,67 @@ def drop(guest: Guest, path: str, pool: StoragePool | None, since: int = 0, *, n
     return freed
 
 
+def refuse_needed(guest: Guest, layers: Layers, top: int, base: int) -> None:
+    """Has a host's agent look once more who needs the images between two places, also what was made since the scan.
+
+    Raises:
+        RefusedError: ``has_overlays``, ``guests_unknown``: somebody does, or may; or one is gone.
+        HostError: the host does not answer.
+    """
+    if refusals.without_agent(guest.host):
+        return
+    places = [place for place in range(max(top - 1, 0), base + 1) if place in layers.rows]
+    chain = [
+        {"path_b64": b64(bytes(image.path_bytes)), "pool_path_b64": b64(bytes(image.pool.path_bytes))}
+        for image in layers.images_at(places)
+    ]
+    first = sum(place < top for place in places)
+    asking.ask(guest.host, "needed", {"images": chain, "first": first, "pools": looked_through(guest.host)})
+
+
 def pool_of(guest: Guest) -> StoragePool | None:
     """The pool that all images of a guest are in; ``None`` where they are in several."""
     images = Image.objects.filter(uses__disk__guest=guest).select_related("pool")
     pools = {image.pool_id: image.pool for image in images}
     return next(iter(pools.values())) if len(pools) == 1 else None
+
+
+def in_the_clear(images: Iterable[Image], into: str) -> list[Refusal]:
+    """Whether data of encrypted images would be written to a file that is not encrypted."""
+    sentence = gettext(
+        "{image} is encrypted, and its data would be written to {into} unencrypted. Use virsh, with a definition of "
+        "the new file that encrypts it, or leave the disk as it is."
+    )
+    return [Refusal("encrypted", sentence.format(image=image.name, into=into)) for image in images if image.encrypted][
+        :1
+    ]
+
+
+def backed_up(guest: Guest, now: GuestNow) -> list[Refusal]:
+    """What of libvirt's backups would not agree with a changed chain any more."""
+    found: list[Refusal] = []
+    if now.checkpoints:
+        sentence = gettext(
+            "libvirt keeps checkpoints of {guest} for incremental backups ({names}), whose bitmaps are in these "
+            "images: delete them first (virsh checkpoint-delete)."
+        ).format(guest=guest.name, names=", ".join(now.checkpoints[:5]))
+        found.append(Refusal("checkpoint_kept", sentence))
+    if now.backs_up:
+        sentence = gettext("A backup of {guest} is running: wait until it has ended.").format(guest=guest.name)
+        found.append(Refusal("guest_locked", sentence))
+    return found
+
+
+def about_bitmaps(images: Iterable[Image]) -> list[str]:
+    """What to know of the bitmaps by which backup tools find what has changed; nothing where there are none."""
+    names = sorted({str(one["name"]) for image in images for one in image.bitmaps})
+    if not names:
+        return []
+    sentence = gettext(
+        "Backup tools keep bitmaps in these images ({names}), which may not hold afterwards: the next backup has to "
+        "be a full one."
+    )
+    return [sentence.format(names=", ".join(names[:5]))]
 
 
 def layers_of(guest: Guest, now: GuestNow, disk: DiskNow) -> Layers:
@@ -181,6 +237,7 @@ def layers_of(guest: Guest, now: GuestNow, disk: DiskNow) -> Layers:
             "libvirt keeps snapshots of {guest} ({snapshots}), which name these images: delete them first."
         ).format(guest=guest.name, snapshots=", ".join(now.snapshots[:5]))
         found.append(Refusal("in_snapshot_chain", sentence))
+    found += backed_up(guest, now)
     found += [Refusal("merged", image.state_detail) for image in images if image.state == Image.State.MERGED]
     return Layers(
         guest.pk, disk.target, list(disk.chain), {keys[image.path_key]: image for image in images},

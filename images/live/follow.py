@@ -116,6 +116,15 @@ class Follower:
         return "pivot" if stage == "ready" and self._job.ours().filter(cancel_requested=False).exists() else ""
 
 
+def unseen_switch(job: Job, wanted: Wanted, ended: Ended) -> bool:
+    """Whether a guest may have gone on in the other image, and ended, while libvirt did not see it: libvirtd was away
+    when QEMU switched it over, and the guest has the image before at its next start, or already again.
+    """
+    stage, now = job.kept[BEGUN]["stage"], ended.chain[:1] if ended.active else [ended.later]
+    over = stage == "pivoting" or (stage == "ready" and not ended.active)
+    return over and wanted.result[0] != wanted.chain[0] and now == [wanted.chain[0]]
+
+
 def settled(guest: Guest, wanted: Wanted, ended: Ended, *, cancelled: bool) -> dict[str, Any]:
     """What came of it, by what the disk stands on now.
 

@@ -10,7 +10,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.live.block_jobs import DISK, PATH, Choice, LiveKind
-from images.live.disks import Layers, drop, files
+from images.live.disks import Layers, drop, files, in_the_clear, refuse_needed
 from images.live.follow import kept
 from images.models import Image
 from images.rewrite import neighbours, record, refusals
@@ -62,7 +62,12 @@ class LiveMerge(LiveKind):
         deletes = options["delete_merged"]
         against += refusals.without_agent(guest.host) if deletes else []
         grows = layers.images_at([base])
-        held = [image.allocated_size for image in layers.images_at(range(top, base))]
+        merged = layers.images_at(range(top, base))
+        against += [] if grows and grows[0].encrypted else in_the_clear(merged, layers.names[base])
+        # What the guest writes to has grown since the scan.
+        held = [
+            layers.allocated if place == 0 else image.allocated_size for place, image in layers.found(range(top, base))
+        ]
         before = grows[0].allocated_size if grows else None
         known = before is not None and len(held) == base - top and None not in held
         most = (before or 0) + sum(filter(None, held)) if known else None
@@ -83,6 +88,9 @@ class LiveMerge(LiveKind):
             reason, command, top, base, None, grows[0].pool if grows else None, before, most, tuple(against),
             (told, after),
         )  # fmt: skip
+
+    def look_again(self, guest: Guest, layers: Layers, wanted: Wanted) -> None:
+        refuse_needed(guest, layers, wanted.top, wanted.base or 0)
 
     def _allocated(self, guest: Guest, wanted: Wanted, told: int | None) -> int | None:
         """What the image that has grown occupies now."""

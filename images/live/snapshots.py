@@ -14,7 +14,7 @@ from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images.live import merging
-from images.live.disks import chain_of, change_of, layers_of, pool_of, whole_chains
+from images.live.disks import chain_of, change_of, images_of, in_the_clear, layers_of, pool_of, whole_chains
 from images.live.kind import OFF, LiveGuestKind, libvirt_guest
 from images.live.vm_snapshots import CreateVmSnapshot, RevertVm, VmSnapshotKind
 from images.rewrite import record
@@ -57,17 +57,18 @@ class SnapshotKind(LiveGuestKind):
         if guest.kind != Guest.Kind.DOMAIN:
             return self.of_vms().plan(actor, target_id, options)
         reason, warnings, against = f"{self.title}: {guest.name}.", list[str](), list[Refusal]()
-        commands: list[list[str]] = []
+        commands, by_hand = list[list[str]](), list[Refusal]()
         try:
             now, known = asked(guest, options)
             reason, warnings, against = self.choose(guest, now, known, options)
             commands = self.commands(guest, known, options)
+            if now.runs:
+                by_hand = [Refusal("qemu_bug", one) for one in qemu_bugs.against(guest.host, self.name)]
         except (RefusedError, HostError) as error:
             against = [Refusal(error.code, error.detail)]
-        by_hand = tuple(Refusal("qemu_bug", one) for one in qemu_bugs.against(guest.host, self.name))
         return Plan(
             method=self.name, reason=reason, commands=tuple(map(shlex.join, commands)),
-            facts_at=guest.last_seen, refusals=tuple(against), by_hand=by_hand,
+            facts_at=guest.last_seen, refusals=tuple(against), by_hand=tuple(by_hand),
             warnings=(*(one.detail for one in by_hand), *warnings),
             affected_guests=(Affected(guest.pk, guest.name, guest.state),), options=options,
         )  # fmt: skip
@@ -155,6 +156,9 @@ class CreateSnapshot(SnapshotKind):
                 "create the snapshot without quiescing, as after a power cut."
             )
             against.append(Refusal("tool_missing", sentence.format(guest=guest.name)))
+        images = images_of(guest)
+        written = [images[target] for target in wanted if target in images]
+        against += in_the_clear(written, gettext("its overlay"))
         depth = max((len(disk.chain) for disk in now.disks if disk.target in wanted), default=0)
         reason = gettext(
             "{guest} writes to new overlays of {disks} from now on. Their chains become {depth} images deep at most."

@@ -86,7 +86,8 @@ class GuestNow:
     Args:
         state: in libvirt's words.
         machine: its type, such as ``pc-q35-7.2``; empty where nobody tells.
-        snapshots: names of those that its hypervisor keeps.
+        snapshots, checkpoints: names of those that its hypervisor keeps.
+        backs_up: it makes a backup of it now.
     """
 
     state: str
@@ -95,6 +96,8 @@ class GuestNow:
     disks: tuple[DiskNow, ...] = ()
     filesystems: tuple[Filesystem, ...] = field(default_factory=tuple)
     snapshots: tuple[str, ...] = ()
+    checkpoints: tuple[str, ...] = ()
+    backs_up: bool = False
 
     @property
     def runs(self) -> bool:

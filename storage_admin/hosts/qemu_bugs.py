@@ -130,6 +130,8 @@ class Bug:
 
 
 _MOVED_OFF = "Do it while the guest is off."
+#: Kinds of jobs that mirror a running guest's disk: libvirt merges the newest external snapshot by an active commit.
+_MIRRORS = frozenset({"move_disk", "live_merge", "live_copy", "delete_snapshot", "delete_old_snapshots"})
 BUGS = (
     Bug(
         "discard_while_writing",
@@ -149,7 +151,7 @@ BUGS = (
             Mended("proxmox", "pve-qemu-kvm", "10.2.1-1"),
             Mended("rhel", "qemu-kvm", "10.1.0-15", release=10),
         ),
-        kinds=frozenset({"move_disk", "live_merge", "live_copy"}),
+        kinds=_MIRRORS,
         instead=_MOVED_OFF,
     ),
     Bug(
@@ -158,7 +160,7 @@ BUGS = (
         since=(10, 1),
         upstream=((11, 0, 0),),
         packages=(Mended("proxmox", "pve-qemu-kvm", "10.1.2-7"),),
-        kinds=frozenset({"move_disk", "live_merge", "live_copy"}),
+        kinds=_MIRRORS,
         instead=_MOVED_OFF,
     ),
 )

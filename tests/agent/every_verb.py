@@ -75,7 +75,7 @@ _VOLUMES = (
 )
 NO_IMAGES = frozenset((*_MADE, *_NEW, *_ATTACHES, *_VOLUMES, "space"))
 #: Verbs that change an image's name and take nothing from its content.
-NAMES = frozenset({"set_aside", "restore_aside", "delete_aside", "drop"})
+NAMES = frozenset({"set_aside", "restore_aside", "delete_aside", "drop", "needed"})
 #: How work may end that is neither a bug nor a result.
 CLEAN = protocol.REFUSALS | {protocol.TOOL_FAILED, protocol.INVALID}
 ALL = (*READS, *REWRITES, *UNDOES)
@@ -228,6 +228,8 @@ def _names_request(how: str, path: bytes, pool: Path) -> dict[str, Any]:
     where = {"path_b64": b64(path), "pool_path_b64": b64(os.fsencode(pool))}
     if how == "drop":
         return {**where, "since": 0}
+    if how == "needed":
+        return {"images": [where], "first": 0, "pools": looked_at}
     place = {**where, "aside_job": PLANTED}
     if how == "restore_aside":
         return place

@@ -9,6 +9,7 @@ import libvirt
 import pytest
 
 from images.models import Image
+from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
@@ -59,6 +60,30 @@ def of_a_guest(domains: Domains, connection: libvirt.virConnect, path: Path, uui
     xml = domains.define([Disk(path)]).XMLDesc()
     opened = f"<encryption format='luks'><secret type='passphrase' uuid='{uuid}'/></encryption>"
     return connection.defineXML(re.sub(r"(<source file='[^']*vm.qcow2'[^/>]*)/>", rf"\1>{opened}</source>", xml))
+
+
+def test_data_of_an_encrypted_disk_is_never_written_in_the_clear_while_its_guest_runs(
+    domains: Domains, connection: libvirt.virConnect, folder: Path
+) -> None:
+    created(folder)
+    (secret,) = connection.listAllSecrets()
+    domain = of_a_guest(domains, connection, folder / "vm.qcow2", secret.UUIDString())
+    folder.chmod(0o777)
+    domain.create()
+    scan(Host.objects.get())
+    row = Guest.objects.get(uid=domain.UUIDString())
+
+    def codes(kind: str, **options: object) -> set[str]:
+        return {one.code for one in services.plan(OPERATOR, kind, row.pk, options).refusals}
+
+    assert codes("live_copy", disk="vda") == {"encrypted"}
+    assert codes("snapshot", name="now", quiesce=False) == {"encrypted"}
+    # By hand, and so into an overlay that is not encrypted.
+    flags = libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
+    domain.snapshotCreateXML("<domainsnapshot><name>now</name></domainsnapshot>", flags)
+    scan(Host.objects.get())
+    assert codes("live_flatten", disk="vda") == {"encrypted"}
+    assert codes("live_merge", disk="vda") == set(), "down into the encrypted one"
 
 
 def keys(image: Image, secrets: dict[str, str], **options: int) -> Job:

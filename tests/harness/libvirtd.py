@@ -141,6 +141,11 @@ def stop() -> None:
     _stop("libvirtd")
 
 
+def kill() -> None:
+    """Ends the libvirtd of :func:`libvirtd` as a crash does; guests go on running."""
+    os.kill(int(_pid_file("libvirtd").read_text()), signal.SIGKILL)
+
+
 def restart() -> None:
     """Ends libvirtd, if it runs, and starts it again, as an update does; guests go on running."""
     _stop("libvirtd")

@@ -205,6 +205,29 @@ def test_a_base_that_others_use_is_never_merged_into(tcg_guest: Callable[..., Li
     assert services.plan(OPERATOR, "live_merge", row.pk, options).refusals == ()
 
 
+@pytest.mark.parametrize("below", ["middle.qcow2", "top.qcow2"])
+def test_what_was_made_on_an_image_since_the_scan_is_not_merged_under(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], below: str
+) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    __, row = scanned(folder, guest)
+    create(folder / "sibling.qcow2", base=below)
+    job = run(submit("live_merge", row))
+    assert (job.state, job.error_code) == ("failed", "has_overlays"), (job.error_detail, said(job))
+    assert chain_of(guest) == ["top.qcow2", "middle.qcow2", "base.qcow2"]
+
+
+def test_what_a_guest_has_written_since_the_scan_counts_as_what_a_merge_may_need(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+) -> None:
+    guest = tcg_guest(Disk(chain[0]))
+    __, row = scanned(chain[0].parent, guest)
+    guest.write(40, 30, 0x44)
+    plan = services.plan(OPERATOR, "live_merge", row.pk, {"disk": "vda"})
+    top, middle = (path.stat().st_blocks * 512 for path in chain[:2])
+    assert (plan.before_bytes, plan.predicted_high) == (middle, top + middle)
+
+
 def test_snapshots_that_libvirt_keeps_stand_against_it(
     tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
 ) -> None:

@@ -11,6 +11,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import image_info, qemu_img
 from tests.harness.guests import Disk, Domains
+from tests.live.conftest import scanned
 from tests.working import OPERATOR, client_as, create, image_at, said, scan, this_machine, work
 
 pytestmark = [
@@ -55,3 +56,30 @@ def test_a_bitmap_of_a_checkpoint_is_kept_and_one_whose_checkpoint_is_gone_is_st
     scan(Host.objects.get())
     assert [(one["checkpoint_of"], one["stale"]) for one in image_at(path).bitmaps] == [("", True)]
     assert codes(path, which="all") == set()
+
+
+def test_what_backups_keep_of_a_running_guest_stands_against_changing_its_chain(
+    domains: Domains, chain: list[Path]
+) -> None:
+    qemu_img("bitmap", "--add", chain[1], GONE)
+    guest, folder = domains.run([Disk(chain[0])]), chain[0].parent
+    __, row = scanned(folder, guest)
+
+    def told(kind: str) -> tuple[set[str], bool]:
+        plan = services.plan(OPERATOR, kind, row.pk, {"disk": "vda"})
+        return {one.code for one in plan.refusals}, any(GONE in warning for warning in plan.warnings)
+
+    kinds = ("live_flatten", "live_merge", "live_copy")
+    assert [told(kind) for kind in kinds] == [(set(), True)] * 3
+    made = guest.domain.checkpointCreateXML(f"<domaincheckpoint><name>{KEPT}</name></domaincheckpoint>", 0)
+    assert [told(kind)[0] for kind in kinds] == [{"checkpoint_kept"}] * 3
+    made.delete()
+    folder.chmod(0o777)  # QEMU makes a socket in it
+    guest.domain.backupBegin(
+        f"<domainbackup mode='pull'><server transport='unix' socket='{folder}/nbd'/><disks>"
+        f"<disk name='vda' type='file'><scratch file='{folder}/scratch'/></disk></disks></domainbackup>",
+        None,
+    )
+    assert [told(kind)[0] for kind in kinds] == [{"guest_locked"}] * 3
+    guest.domain.abortJob()
+    assert [told(kind)[0] for kind in kinds] == [set()] * 3

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -69,6 +70,20 @@ def test_a_disk_is_moved_to_another_pool_and_format_under_a_guest_that_writes_an
     assert definition_of(guest) == "top.qcow2"
     check(chain[0], copied[0])
     assert copy.exists()
+
+
+def test_a_guest_is_switched_back_to_an_image_whose_name_does_not_tell_its_format(
+    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
+) -> None:
+    guest = tcg_guest(Disk(create(shared_folder / "disk.img", form="qcow2")))
+    host, row = scanned(shared_folder, guest)
+    job = done(submit("live_copy", row))
+    guest.stop()
+    scan(host)
+    done(services.submit(OPERATOR, "switch_back", row.pk, {"job": job.pk}))
+    assert definition_of(guest) == "disk.img"
+    driver = "devices/disk/driver"
+    assert ET.fromstring(guest.domain.XMLDesc()).find(driver).get("type") == "qcow2"  # type: ignore[union-attr]
 
 
 def test_what_was_written_to_since_is_not_switched_back_to(

@@ -3,11 +3,17 @@
 Before a merge each pair of an operation and a fault is tried once; at night a hundred times in all.
 """
 
+import os
+import signal
 import subprocess
+import threading
+import time as clock
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import libvirt
 import pytest
 from django.utils import timezone
 
@@ -139,6 +145,26 @@ def test_one_that_dies_before_anything_is_begun_is_begun_by_the_next(
     assert chain_of(guest) == after
 
 
+def test_a_block_job_of_somebody_else_is_neither_taken_over_nor_ended(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    __, row = scanned(folder, guest)
+    job, _after = begun("copy", row, folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(block_jobs.Program, "follow", lambda *_args, **_how: die())
+        with pytest.raises(KilledError):
+            runner.run(job.pk)
+    heart.release(job)
+    falls_silent(job)
+    theirs = f"<disk type='file'><source file='{folder}/theirs.qcow2'/><driver type='qcow2'/></disk>"
+    guest.domain.blockCopy("vda", theirs, {}, libvirt.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB)
+    job = run(job)
+    assert (job.state, job.error_code) == ("failed", "stale_plan"), (job.error_detail, said(job))
+    assert guest.domain.blockJobInfo("vda", 0)
+    assert chain_of(guest) == AS_BEFORE
+
+
 @times
 @operations
 def test_a_worker_that_is_told_to_end_leaves_the_job_to_the_next_one(
@@ -190,6 +216,37 @@ def test_libvirtd_is_restarted_meanwhile(domains: Domains, chain: list[Path], op
         ended_well(job)
         domains.reconnect(guest)
     all_agree(guest, folder, after)
+
+
+@pytest.mark.parametrize("operation", ["pull", "copy"])
+def test_a_libvirtd_that_dies_while_it_is_asked_to_begin_is_asked_again(
+    domains: Domains, chain: list[Path], monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """QEMU is held, so that libvirtd waits for it, is killed, and QEMU finds what it was told."""
+    guest, folder = domains.run([Disk(chain[0])]), chain[0].parent
+    __, row = scanned(folder, guest)
+    job, after = begun(operation, row, folder)
+    qemu = int(Path(f"/run/libvirt/qemu/{guest.name}.pid").read_text())
+
+    def dies() -> None:
+        clock.sleep(3)
+        daemons.kill()
+        os.kill(qemu, signal.SIGCONT)
+        daemons.restart()
+
+    dying, keep = threading.Thread(target=dies), follow.keep
+
+    def kept(*how: Any) -> None:
+        keep(*how)
+        os.kill(qemu, signal.SIGSTOP)
+        dying.start()
+
+    monkeypatch.setattr(kinds, "keep", kept)
+    run(job)
+    dying.join()
+    ended_well(job)
+    domains.reconnect(guest)
+    assert (chain_of(guest), definition_of(guest), patterns(guest)) == (after, after[0], PATTERNS)
 
 
 def test_a_cancel_while_libvirtd_is_away_ends_the_job_and_says_that_qemu_may_go_on(

@@ -24,7 +24,7 @@ from tests.harness.guests import Disk, Domains, LibvirtGuest, write_pattern
 from tests.live.chains import PATTERNS, chain_of, definition_of, done
 from tests.live.conftest import filesystem_image, scanned
 from tests.live.writer import acknowledged, check, wait_for_writes, writing
-from tests.working import OPERATOR, client_as, create, image_at, reread, scan, this_machine
+from tests.working import OPERATOR, client_as, create, image_at, reread, run, scan, this_machine
 
 pytestmark = [
     pytest.mark.guest,
@@ -129,6 +129,9 @@ def test_a_snapshot_is_not_merged_into_a_base_that_others_use(
     (shared_folder / "clone.qcow2").unlink()
     scan(host)
     assert codes(plan_of("delete_snapshot", row, name="golden")) == []
+    made_since = create(shared_folder / "clone.qcow2", base="disk.qcow2")
+    assert run(submit("delete_snapshot", row, name="golden")).error_code == "has_overlays"
+    made_since.unlink()
     done(submit("delete_snapshot", row, name="golden"))
 
 

@@ -77,8 +77,8 @@ class Wanted:
     shown: str
 
 
-def refuse_needed(pools: Sequence[LookedAt], image: Wanted, io: AgentIO) -> None:
-    """Refuse where a file of these pools needs the image.
+def refuse_needed(pools: Sequence[LookedAt], image: Wanted, io: AgentIO, but: frozenset[FileId] = frozenset()) -> None:
+    """Refuse where a file of these pools needs the image, other than those of ``but``.
 
     Raises:
         RefusedError: ``has_overlays``; ``guests_unknown``, where a pool cannot be looked through.
@@ -88,7 +88,7 @@ def refuse_needed(pools: Sequence[LookedAt], image: Wanted, io: AgentIO) -> None
     for path in sorted(special_mounts.trusted([pool.path for pool in pools], mounts, io.check)):
         raise _unreadable(display(path), "it does not answer")
     known = frozenset().union(*(pool.known for pool in pools))  # one pool may lie in another
-    look, seen = _Look(image, known, Recorder(mounts)), 0
+    look, seen = _Look(image, known, Recorder(mounts), but | {image.id}), 0
     for pool in pools:
         for folder in _folders(pool, mounts):
             for name in folder.files:
@@ -135,6 +135,7 @@ class _Look:
     image: Wanted
     known: frozenset[bytes]
     recorder: Recorder
+    passed_over: frozenset[FileId]
     #: Files whose headers cannot be read, with what is said of each, and those that are extents of VMDKs.
     _doubtful: dict[FileId, RefusedError] = field(default_factory=dict)
     _extents: set[FileId] = field(default_factory=set)
@@ -143,7 +144,7 @@ class _Look:
         """Whether a file of the folder needs the image; raises RefusedError where it cannot be looked at."""
         try:
             status = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
-            if not stat.S_ISREG(status.st_mode) or FileId(status.st_dev, status.st_ino) == self.image.id:
+            if not stat.S_ISREG(status.st_mode) or FileId(status.st_dev, status.st_ino) in self.passed_over:
                 return False
             if fingerprint(path, status) in self.known:
                 return False

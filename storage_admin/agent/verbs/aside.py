@@ -245,6 +245,35 @@ def drop(request: Request, io: AgentIO) -> dict[str, Any]:
             return {"freed_bytes": os.fstat(image.fd).st_blocks * 512}
 
 
+def needed(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Look who needs images of a running guest's chain, also what was made since the last scan.
+
+    Args:
+        request: ``args``: ``images``: files of the chain from above, each ``path_b64`` and ``pool_path_b64``, which may
+            need each other; ``first``: place of the first that nobody else may need; ``pools`` (as for
+            :func:`set_aside`).
+        io: the controller.
+
+    Returns:
+        Nothing.
+
+    Raises:
+        RefusedError: ``has_overlays``, ``guests_unknown``; ``stale_plan``, ``outside_pool``: one is not there.
+        HostError: the host failed.
+    """
+    args = Arguments(request.args, frozenset({"images", "first", "pools"}))
+    pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
+    first, chain = args.take("first", int), args.take("images", list)
+    with host_errors(), contextlib.ExitStack() as stack:
+        if not all(isinstance(one, dict) for one in chain):
+            raise RefusedError(INVALID, "an image has a path and a pool")
+        images = [stack.enter_context(_opened(Arguments(one, _WHERE))) for one in chain]
+        own = frozenset(image.wanted.id for image in images)
+        for image in images[max(first, 0) :]:
+            refuse_needed(pools, image.wanted, io, own)
+    return {}
+
+
 @contextlib.contextmanager
 def _opened(args: Arguments) -> Iterator[_Image]:
     path = args.path("path_b64")

@@ -13,8 +13,8 @@ tells of as ``guest`` does. Then it reads the request:
 
 Afterwards ``{"do": "abort"}`` gives the job up. It writes ``{"stage": …, "done": …, "total": …}`` at least once a
 second, and at last ``ended`` with what the disk stands on now, ``contradiction`` where the domain is not what the
-request takes it for and nothing was begun, or ``error``. A block job goes on in QEMU when this process ends: whoever
-started it may come back and take it over.
+request takes it for and nothing was begun, or ``error``; nothing where the connection ends. A block job goes on in QEMU
+when this process ends: whoever started it may come back and take it over.
 """
 
 import json
@@ -26,11 +26,16 @@ import libvirt
 
 from storage_admin.hosts.libvirt import guest, helper
 from storage_admin.hosts.libvirt.disks import ContradictedError
-from storage_admin.hosts.libvirt.domains import chain_of, disk_paths, keeps_names
+from storage_admin.hosts.libvirt.domains import backs_up, chain_of, disk_paths, keeps_names
 
 #: Milliseconds between two looks, where libvirt tells of nothing meanwhile.
 _POLL = 500
 _PIVOTS = (libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_ACTIVE_COMMIT, libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_COPY)
+_TYPES = {
+    "pull": (libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_PULL,),
+    "commit": (libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_COMMIT, libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_ACTIVE_COMMIT),
+    "copy": (libvirt.VIR_DOMAIN_BLOCK_JOB_TYPE_COPY,),
+}
 _GONE = (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN)
 
 
@@ -64,7 +69,7 @@ class _Orders:
 def main(uri: str) -> None:
     helper.prepare()
     lines = open(0, "rb", buffering=0)  # noqa: SIM115 (unbuffered: what has come is seen by libvirt's loop)
-    request = json.loads(lines.readline())
+    request, connection = json.loads(lines.readline()), None
     libvirt.virEventRegisterDefaultImpl()
     try:
         connection = libvirt.open(uri)
@@ -75,11 +80,13 @@ def main(uri: str) -> None:
         orders = _Orders(lines, domain)
         if request["start"]:
             _start(domain, request)
-        _follow(domain, request["disk"], orders)
+        _follow(domain, request, orders)
         helper.say({"ended": True, **look(domain, request["disk"]), "allocated": _allocated(domain, request["disk"])})
     except ContradictedError as error:
         helper.say({"contradiction": str(error)})
     except libvirt.libvirtError as error:
+        if connection is not None and not connection.isAlive():
+            sys.exit(0)  # what was asked for last may have been begun: whoever hears no end comes back and looks
         if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN and not request.get("start", True):
             gone = {"active": False, "chain": [], "later": None, "allocated": None}
             helper.say({"ended": True, **gone})  # the guest was removed
@@ -161,16 +168,13 @@ def _refuse_memories(domain: Any) -> None:
     """What would not agree with a changed chain any more."""
     if why := keeps_names(domain):
         raise ContradictedError(why)
-    try:
-        domain.backupGetXMLDesc()
-    except libvirt.libvirtError:
-        return  # no backup is running
-    raise ContradictedError(f"a backup of {domain.name()} is running: wait for its end")
+    if backs_up(domain):
+        raise ContradictedError(f"a backup of {domain.name()} is running: wait for its end")
 
 
-def _follow(domain: Any, disk: str, orders: _Orders) -> None:
+def _follow(domain: Any, request: dict[str, Any], orders: _Orders) -> None:
     """Tells how far the job is until there is none any more; ends this process where nobody listens any more."""
-    aborted = False
+    disk, aborted = request["disk"], False
     while True:
         try:
             info = domain.blockJobInfo(disk, libvirt.VIR_DOMAIN_BLOCK_JOB_INFO_BANDWIDTH_BYTES)
@@ -180,7 +184,10 @@ def _follow(domain: Any, disk: str, orders: _Orders) -> None:
             raise
         if not info:
             return
-        ready = info["type"] in _PIVOTS and _is_ready(domain, disk)
+        mirror = _mirror(domain, disk)
+        if not _is_wanted(info, mirror, request):
+            return  # somebody else's, who neither wants it given up nor the guest switched over
+        ready = info["type"] in _PIVOTS and mirror is not None and mirror.get("ready") == "yes"
         stage = "aborting" if aborted else "ready" if ready else "mirroring"
         helper.say({"stage": stage, "done": info["cur"], "total": info["end"]})
         order = orders.next()
@@ -199,10 +206,20 @@ def _runs(domain: Any) -> bool:
         return False
 
 
-def _is_ready(domain: Any, disk: str) -> bool:
+def _mirror(domain: Any, disk: str) -> ET.Element | None:
     element = _element(ET.fromstring(domain.XMLDesc()), disk)  # noqa: S314 (libvirt wrote it)
-    mirror = None if element is None else element.find("mirror")
-    return mirror is not None and mirror.get("ready") == "yes"
+    return None if element is None else element.find("mirror")
+
+
+def _is_wanted(info: dict[str, Any], mirror: ET.Element | None, request: dict[str, Any]) -> bool:
+    """Whether a block job is what was asked for, by its type and by what it writes to as far as libvirt tells."""
+    if info["type"] not in _TYPES[request["op"]]:
+        return False
+    source = None if mirror is None else mirror.find("source")
+    if source is None:
+        return True
+    into = request["target"]["path"] if request["target"] else request["chain"][request["base"]]
+    return into in {source.get("file"), source.get("dev")}
 
 
 if __name__ == "__main__":

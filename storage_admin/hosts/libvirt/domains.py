@@ -150,6 +150,15 @@ def keeps_names(domain: Any) -> str:
     return ""
 
 
+def backs_up(domain: Any) -> bool:
+    """Whether libvirt makes a backup of a domain now."""
+    try:
+        domain.backupGetXMLDesc()
+    except libvirt.libvirtError:
+        return False
+    return True
+
+
 def _source(connection: Any, kind: str, source: ET.Element | None) -> tuple[str, str]:
     """The path that a disk leads to, and what its storage calls it."""
     if source is None:

@@ -16,7 +16,7 @@ import libvirt
 import libvirt_qemu
 
 from storage_admin.hosts.libvirt import helper
-from storage_admin.hosts.libvirt.domains import STATES, chain_of, disk_paths
+from storage_admin.hosts.libvirt.domains import STATES, backs_up, chain_of, disk_paths
 
 #: Seconds that an agent may take to say what it can do, and to trim.
 _ASK_SECONDS, _TRIM_SECONDS = 3, 3600
@@ -48,6 +48,8 @@ def look(domain: Any, *, agent: bool = False) -> dict[str, Any]:
         "disks": [_disk(domain, root, disk, paths) for disk in root.findall("devices/disk") if _is_written(disk)],
         "filesystems": list(_filesystems(domain)) if told["answers"] else [],
         "snapshots": domain.snapshotListNames(),
+        "checkpoints": [one.getName() for one in domain.listAllCheckpoints()],
+        "backs_up": backs_up(domain),
     }
 
 

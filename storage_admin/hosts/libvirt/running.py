@@ -40,6 +40,8 @@ def guest_now(told: dict[str, Any]) -> GuestNow:
         disks=tuple(DiskNow(**disk | {"chain": tuple(disk["chain"])}) for disk in told["disks"]),
         filesystems=tuple(Filesystem(**one | {"disks": tuple(one["disks"])}) for one in told["filesystems"]),
         snapshots=tuple(told["snapshots"]),
+        checkpoints=tuple(told["checkpoints"]),
+        backs_up=told["backs_up"],
     )
 
 
