@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from images.live.disks import Layers, about_bitmaps, images_of, in_the_clear, layers_of, occupied
+from images.live.disks import Layers, about_bitmaps, images_of, in_the_clear, layers_of, occupied, room_gone
 from images.live.follow import GUEST_ENDED, Follower, keep, kept, settled, unseen_switch
 from images.live.kind import LiveGuestKind, running_guest
 from images.models import Image
@@ -120,7 +120,11 @@ class LiveKind(LiveGuestKind):
         begun = BEGUN in job.kept
         with Program(guest.host) as program:
             wanted, before = kept(job) if begun else self._begin(job, guest, program)
-            follower = Follower(job, recorder, program, wanted, lambda: self.against_switching(guest, wanted))
+            grown = self.pool_of_grown(job, wanted)
+            follower = Follower(
+                job, recorder, program, wanted,
+                against=lambda: self.against_switching(guest, wanted), watch=lambda: room_gone(guest, grown),
+            )  # fmt: skip
             ended = follower.run(taken_over=begun)
         if unseen_switch(job, wanted, ended):
             sentence = gettext(
@@ -135,8 +139,8 @@ class LiveKind(LiveGuestKind):
             self.came_to_nothing(job, guest, wanted, recorder)
         elif ended.chain == wanted.result or (not ended.active and ended.later == wanted.result[0]):
             self.came_to_pass(job, guest, wanted)
-        if follower.refused and ended.chain == wanted.chain:
-            raise HostError(follower.refused)
+        if follower.refused is not None and ended.chain == wanted.chain:
+            raise follower.refused
         result = settled(guest, wanted, ended, cancelled=recorder.cancel_requested)
         after = self._allocated(guest, wanted, ended.allocated)
         words = result["words"]
@@ -150,6 +154,12 @@ class LiveKind(LiveGuestKind):
     def against_switching(self, guest: Guest, wanted: Wanted) -> str:  # noqa: ARG002 (for those that have a target)
         """Why the guest must not be switched over now that all is copied; empty for nothing."""
         return ""
+
+    def pool_of_grown(self, job: Job, wanted: Wanted) -> StoragePool | None:
+        """The pool of the image that QEMU writes to, where it is known."""
+        key = path_key(os.fsencode(wanted.chain[0 if wanted.op == "pull" else wanted.base or 0]))
+        image = Image.every.filter(host=job.host_id, path_key=key).select_related("pool").first()
+        return None if image is None else image.pool
 
     def came_to_nothing(self, job: Job, guest: Guest, wanted: Wanted, recorder: Recorder) -> None:
         """Removes what is left of a block job that has changed nothing; most leave nothing."""

@@ -123,11 +123,17 @@ class LiveCopy(LiveKind):
             "guest was not switched over. Restart libvirt once the filesystem is mounted."
         ).format(path=wanted.target["path"], host=guest.host.name)
 
+    def pool_of_grown(self, job: Job, wanted: Wanted) -> StoragePool | None:
+        """The pool that was asked for, else that of the image."""
+        if job.options["target_pool"] is not None:
+            return StoragePool.objects.filter(pk=job.options["target_pool"], host=job.host_id).first()
+        return super().pool_of_grown(job, wanted)
+
     def came_to_nothing(self, job: Job, guest: Guest, wanted: Wanted, recorder: Recorder) -> None:
         """Deletes the unfinished copy, which libvirt leaves where it is."""
         if wanted.target is None or job.kept[BEGUN]["stage"] == "planned" or refusals.without_agent(guest.host):
             return
-        path, pool = wanted.target["path"], _pool_of(job)
+        path, pool = wanted.target["path"], self.pool_of_grown(job, wanted)
         try:
             drop(guest, path, pool, int(job.created.timestamp()))
             recorder.log(f"removed the unfinished copy {path}")
@@ -146,7 +152,7 @@ class LiveCopy(LiveKind):
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         if result["after_bytes"] is not None:
-            record.write_line_beside(job, _pool_of(job), result["after_bytes"])
+            record.write_line_beside(job, self.pool_of_grown(job, kept(job)[0]), result["after_bytes"])
         return result
 
 
@@ -240,12 +246,3 @@ def _format(declared: str) -> str:
 def _target(image: Image, options: dict[str, Any], declared: str) -> tuple[StoragePool, bytes]:
     """The pool and the path of the copy; raises NotFoundError."""
     return target_of(image, options | {"format": options["format"] or _format(declared), "replace": False})
-
-
-def _pool_of(job: Job) -> StoragePool | None:
-    """The pool of a copy that was begun: the one that was asked for, else that of the image."""
-    if job.options["target_pool"] is not None:
-        return StoragePool.objects.filter(pk=job.options["target_pool"], host=job.host_id).first()
-    key = path_key(os.fsencode(job.kept[BEGUN]["chain"][0]))
-    found = Image.every.filter(host=job.host_id, path_key=key).select_related("pool").first()
-    return None if found is None else found.pool

@@ -174,6 +174,22 @@ def refuse_needed(guest: Guest, layers: Layers, top: int, base: int) -> None:
     asking.ask(guest.host, "needed", {"images": chain, "first": first, "pools": looked_through(guest.host)})
 
 
+def room_gone(guest: Guest, pool: StoragePool | None) -> str:
+    """Why QEMU must not go on writing to a pool, as its host's agent tells how full it is now; empty for nothing."""
+    if pool is None or refusals.without_agent(guest.host):
+        return ""
+    told = None
+    with contextlib.suppress(RefusedError, HostError):
+        asked = {"folders_b64": [b64(bytes(pool.path_bytes))]}
+        [told] = asking.ask(guest.host, "space", asked, seconds=running.LOOK_TIMEOUT)["folders"]
+    available, capacity = (told or {}).get("available_bytes"), (told or {}).get("capacity_bytes")
+    if available is None or not capacity or available >= (reserve := refusals.reserve_of(capacity)):
+        return ""
+    return gettext(
+        "{pool} has {available:,} bytes free, and {reserve:,} must stay free: others have taken the room meanwhile."
+    ).format(pool=pool.name, available=available, reserve=reserve)
+
+
 def pool_of(guest: Guest) -> StoragePool | None:
     """The pool that all images of a guest are in; ``None`` where they are in several."""
     images = Image.objects.filter(uses__disk__guest=guest).select_related("pool")

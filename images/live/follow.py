@@ -23,6 +23,8 @@ from storage_admin.jobs.plan_and_progress import Recorder
 
 #: The guest ended while its block job was at work.
 GUEST_ENDED = "guest_ended"
+#: Seconds between two looks at the room that is left where QEMU writes.
+WATCH = 5.0
 _LOST = gettext_lazy(
     "Cancelled while libvirt does not answer: the block job of {guest} may go on. When libvirt is back, look with "
     "virsh blockjob."
@@ -50,15 +52,24 @@ class Follower:
     """Follows a block job to its end, whatever goes away meanwhile."""
 
     def __init__(
-        self, job: Job, recorder: Recorder, program: Program, wanted: Wanted, against: Callable[[], str]
+        self,
+        job: Job,
+        recorder: Recorder,
+        program: Program,
+        wanted: Wanted,
+        *,
+        against: Callable[[], str],
+        watch: Callable[[], str],
     ) -> None:
         """Args:
 
         against: asked once as soon as QEMU writes: why the guest must not be switched over; empty for nothing.
+        watch: asked every :data:`WATCH` seconds while QEMU writes: why there is no room to go on; empty for nothing.
         """
         self._job, self._recorder, self._program, self._wanted = job, recorder, program, wanted
         self._against: Callable[[], str] | None = against
-        self.refused = ""
+        self._watch, self._watched = watch, time.monotonic()
+        self.refused: HostError | None = None
 
     def run(self, *, taken_over: bool) -> Ended:
         """Starts it, or takes over what another worker has begun."""
@@ -109,11 +120,20 @@ class Follower:
             if not self._job.ours().exists():
                 raise GoesOnError("another worker has it")
             return "abort"
-        if stage in {"mirroring", "ready"} and self._against is not None:
-            self.refused, self._against = self._against(), None
-        if self.refused:
+        if stage in {"mirroring", "ready"} and self.refused is None:
+            self._look()
+        if self.refused is not None:
             return "abort"
         return "pivot" if stage == "ready" and self._job.ours().filter(cancel_requested=False).exists() else ""
+
+    def _look(self) -> None:
+        if self._against is not None and (why := self._against()):
+            self.refused = HostError(why)
+        elif time.monotonic() > self._watched + WATCH:
+            self._watched = time.monotonic()
+            if why := self._watch():
+                self.refused = HostError(why, "not_enough_space")
+        self._against = None
 
 
 def unseen_switch(job: Job, wanted: Wanted, ended: Ended) -> bool:

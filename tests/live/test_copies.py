@@ -1,13 +1,16 @@
 """Disks copied under guests that write all the time, to another pool and format, and the way back."""
 
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from images.live import follow
 from images.live.follow import Follower
+from images.rewrite import refusals
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt.block_jobs import Ended
 from storage_admin.hosts.models import StoragePool
@@ -120,10 +123,42 @@ def test_a_cancel_leaves_the_guest_where_it_was_and_nothing_of_the_copy(
     whole(guest, chain[0], acknowledged(guest))
 
 
-def test_a_destination_that_fills_up_leaves_the_guest_where_it_was(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+def test_a_copy_is_given_up_before_others_are_left_without_room(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Guests whose images lie there would be paused."""
     folder = chain[0].parent
+    write_pattern(chain[0], "qcow2", (20, 60, 0x11))
+    monkeypatch.setattr(follow, "WATCH", 0.5)
+    monkeypatch.setattr(refusals, "RESERVE_BYTES", 20 << 20)
+    monkeypatch.setattr(refusals, "RESERVE_PERCENT", 0)
+    with loop_filesystem(folder, 160) as small, daemons.sees(small):
+        guest = tcg_guest(Disk(chain[0]))
+        host, row = scanned(folder, guest)
+        small.chmod(0o755)
+        register(host, small)
+        scan(host)
+        with writing(guest):
+            job = submit("live_copy", row, target_pool=pool_at(small), bandwidth_bytes_sec=2 << 20)
+
+            def fill() -> None:
+                room = os.statvfs(small)
+                (small / "others").write_bytes(bytes(room.f_bavail * room.f_frsize - (18 << 20)))
+
+            with at_stage("mirroring", fill):
+                run(job)
+            assert (job.state, job.error_code) == ("failed", "not_enough_space"), said(job)
+            assert chain_of(guest) == AS_BEFORE
+        assert {path.name for path in small.iterdir()} == {"lost+found", "others"}
+        whole(guest, chain[0], acknowledged(guest))
+
+
+def test_a_destination_that_fills_up_leaves_the_guest_where_it_was(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody looks in time."""
+    folder = chain[0].parent
+    monkeypatch.setattr(follow, "WATCH", 1000.0)
     write_pattern(chain[0], "qcow2", (20, 60, 0x11))  # QEMU copies 16 MiB at once, whatever the limit
     with loop_filesystem(folder, 128) as small, daemons.sees(small):
         guest = tcg_guest(Disk(chain[0]))
@@ -172,10 +207,10 @@ def test_a_guest_that_ends_right_after_the_switch_keeps_its_copy(
     """Before libvirt was asked what came of it: all that is known then is what the definition names."""
     guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
     __, row = scanned(folder, guest)
-    follow = Follower.run
+    run_to_end = Follower.run
 
     def ends(self: Follower, *, taken_over: bool) -> Ended:
-        ended = follow(self, taken_over=taken_over)
+        ended = run_to_end(self, taken_over=taken_over)
         guest.domain.destroy()
         return Ended(active=False, chain=[], later=ended.later)
 
