@@ -219,7 +219,7 @@ def _add(one: Event, datasets: Mapping[str, Event], places: Mapping[str, Place],
     group, _, last = one["name"].rpartition("/")
     volume: Any = None if is_ours(last) else one["volume"]
     around = [places[name] for name in _ancestors(one["name"]) if name in places]
-    around[0].asides += is_ours(last)
+    around[0].asides += is_ours(last) and last.endswith(".aside")  # one that a job makes is none yet
     for number, place in enumerate(around):
         is_listed = volume is not None and number == 0 and place.name != one["name"]
         place.facts["others_bytes"] += 0 if is_listed else one["data"]
