@@ -99,7 +99,7 @@ class Move(OnVolumes):
     @staticmethod
     def is_of_use(image: Image, *, beside_volumes: bool) -> bool:
         """Whether there is anywhere to move an image to."""
-        return not _is_of_proxmox(image) and (image.is_volume or beside_volumes)
+        return not _is_of_proxmox(image) and image.format != "subvol" and (image.is_volume or beside_volumes)
 
     @staticmethod
     def target_pools(image: Image) -> QuerySet[StoragePool]:
@@ -125,6 +125,9 @@ class Move(OnVolumes):
         found = [one for one in found if one.code not in kept]
         if _is_of_proxmox(image):
             found.append(Refusal("unsupported_pool", str(_PROXMOX)))
+        if image.format == "subvol":
+            told = gettext("{image} is a filesystem of a container, and no disk. Only disks are moved.")
+            found.append(Refusal("unsupported_pool", told.format(image=image.name)))
         try:
             pool, path = place(image, options)
         except NotFoundError as error:
