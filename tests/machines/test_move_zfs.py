@@ -9,13 +9,20 @@ from typing import Any
 
 import pytest
 
+from images.models import Image
 from storage_admin.agent.protocol import b64
+from storage_admin.hosts.models import Host as Row
+from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs import services
+from storage_admin.jobs.models import Job
 from tests.machines.host import MIB, POOL, Host, host
-from tests.machines.test_lvm import group
+from tests.machines.test_lvm import group, row
 from tests.machines.test_move import KILLS, NOTHING, of_image
 from tests.machines.test_volume_reclaim import args as logical_place
+from tests.machines.test_zfs_orphans import KILL, UNWRAP, WRAPPED
+from tests.working import ADMIN, run, said, scan, work
 
-__all__ = ["group", "host"]
+__all__ = ["group", "host", "row"]
 
 pytestmark = [pytest.mark.machines]
 
@@ -258,3 +265,37 @@ def test_what_a_guest_writes_that_starts_at_any_moment_is_never_lost(site: Host)
     assert ends["done"] > TRIES // 10
     assert sum(written for _, written, *_ in told) > TRIES
     assert site.run(STATE) == before
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("quiet", "no_reserve")
+@pytest.mark.parametrize(
+    ("command", "when", "is_moved"),
+    [("create*", "after", False), ("rename*.new*", "before", False), ("rename*.new*", "after", True),
+     ("'inherit storage-admin'*", "after", True)],
+)  # fmt: skip
+def test_the_row_of_a_job_that_was_cut_off_says_what_is_there(
+    site: Host, row: Row, command: str, when: str, is_moved: bool
+) -> None:
+    before, digest = site.run(STATE), content(site, DEVICES["slim"])
+    scan(row)
+    pool, image = StoragePool.objects.get(kind="zfs"), Image.objects.get(name="slim")
+    dies = {"before": f"{KILL}; exit 9", "after": KILL}[when]
+    site.run(WRAPPED.format(command=command, **{"before": "", "after": "", "more": "", when: dies}))
+    try:
+        job = run(services.submit(ADMIN, "move", image.pk, {"target_pool": pool.pk, "target_name": "moved"}))
+    finally:
+        site.run(UNWRAP)
+    assert job.state == "interrupted", (job.error_code, job.error_detail, said(job))
+    site.run("while pgrep -f 'sh /usr/sbin/[z]fs' >/dev/null; do sleep 0.2; done")
+    Job.objects.filter(pk=job.pk).update(needs_recovery=True)
+    work("recover", row.pk)
+    job.refresh_from_db()
+    assert job.state == ("succeeded" if is_moved else "interrupted"), said(job)
+    assert without_moved(site.run(STATE)) == without_moved(before)
+    made = site.run("zfs list -Ho name,storage-admin:aside | grep moved || true").split()
+    assert made == (["tank/moved", "-"] if is_moved else [])
+    if is_moved:
+        assert content(site, "/dev/zvol/tank/moved") == digest
+        assert job.freed_bytes == -(job.result or {})["after_bytes"] != 0
+    assert content(site, DEVICES["slim"]) == digest
