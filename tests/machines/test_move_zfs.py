@@ -243,13 +243,13 @@ def test_a_death_at_any_step_leaves_the_volume_whole_and_the_new_one_complete_or
     killed = [row for row in told if row[2] == "killed"]
     print(Counter(row[2] for row in told))  # for docs/reliability.md
     assert (len(killed), [row[2] for row in told[2 * CALLS :]]) == (2 * CALLS, ["done"] * 2)
-    for step, when, _, said, same, made, there in told:
+    for step, when, _, outcomes, same, made, there in told:
         published = step > NAMED or (step, when) == (NAMED, "after")
         assert same, (step, when)
-        assert (bool(made), there) == (published, True if published else None), (step, when, said)
+        assert (bool(made), there) == (published, True if published else None), (step, when, outcomes)
         if published:
             assert made == [["volmode", "default", "default"], ["storage-admin:aside", "-", "-"]], (step, when)
-            assert said in (["finished"], []), (step, when)  # the latter where nothing of it was left
+            assert outcomes in (["finished"], []), (step, when)  # the latter where nothing of it was left
 
 
 TRIES = 50
