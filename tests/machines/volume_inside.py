@@ -53,7 +53,7 @@ def reclaim(name: str, job: str) -> str:
 
 def move(name: str, job: str, pool: str) -> str:
     """Onto a new volume ``moved``."""
-    wanted = {"group": "vg", "group_id": place(name)["group_id"], "name": "moved", "pool": pool}
+    wanted = {"backend": "lvm", "group": "vg", "group_id": place(name)["group_id"], "name": "moved", "pool": pool}
     return ask("volume_to_volume", job, place(name) | {"volume": wanted, "reserve": {"percent": 0.0, "bytes": 0}})
 
 
