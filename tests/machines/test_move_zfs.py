@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.machines]
 #: All that a job may change.
 STATE = (
     "udevadm settle; zfs get -Hp -r -t filesystem,volume -o name,property,value,source "
-    "guid,volmode,storage-admin:aside tank; ls /dev/zvol/tank/*; lvs --noheadings -o lv_name,lv_autoactivation,lv_tags"
+    "guid,volmode,storage-admin:aside tank; find /dev/zvol -type l | sort; lvs --noheadings -o lv_name,lv_autoactivation,lv_tags"
 )
 DEVICES = {"slim": "/dev/vg/slim", "solid": "/dev/vg/solid", "disk": "/dev/zvol/tank/data/disk"}
 #: Where a new volume is made, and its device.
@@ -207,7 +207,9 @@ def test_one_that_is_cut_off_in_the_middle_leaves_all_as_it_was(site: Host, sour
             assert {one.rpartition("/")[2] for one in names} >= {".sa-j9.work", ".sa-j9.new"}
             assert not {source, "tank/data/disk" if source == "disk" else "", "moved"} & set(names)
             # Who finds the device by whatever name does not write to it; who takes snapshots of all has some of it.
-            site.run(f"test -b {work}; ! dd if=/dev/zero of={work} bs=4k count=1 2>/dev/null; zfs snapshot -r tank@all")
+            site.run(
+                f"test -b {work} && ! dd if=/dev/zero of={work} bs=4k count=1 2>/dev/null && zfs snapshot -r tank@all"
+            )
             if how == "kill":
                 site.run(KILLS.replace("/dev/dm-", "/dev/\\(dm-\\|zd\\)"))
             else:
