@@ -29,7 +29,8 @@ pytestmark = [pytest.mark.machines]
 #: All that a job may change.
 STATE = (
     "udevadm settle; zfs get -Hp -r -t filesystem,volume -o name,property,value,source "
-    "guid,volmode,storage-admin:aside tank; find /dev/zvol -type l | sort; lvs --noheadings -o lv_name,lv_autoactivation,lv_tags"
+    "guid,volmode,storage-admin:aside tank; find /dev/zvol -type l | sort; "
+    "lvs --noheadings -o lv_name,lv_autoactivation,lv_tags"
 )
 DEVICES = {"slim": "/dev/vg/slim", "solid": "/dev/vg/solid", "disk": "/dev/zvol/tank/data/disk"}
 #: Where a new volume is made, and its device.
