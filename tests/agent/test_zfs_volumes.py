@@ -121,6 +121,12 @@ def test_a_new_volume_has_a_name_that_zfs_takes_and_guests_find(name: str, takes
     assert (answer["code"] != "invalid") == takes, answer
 
 
+def test_a_volume_is_not_moved_onto_its_own_name() -> None:
+    wanted = {name: value for name, value in vars(PLACE).items() if name != "id"}
+    answer = ask("volume_to_volume", vars(PLACE) | {"volume": wanted | {"pool": ""}})
+    assert answer["code"] == "target_exists"
+
+
 @pytest.mark.parametrize(
     ("available", "needed", "is_full"),
     [(100, 0, False), (99, 0, True), (150, 50, False), (149, 50, True)],

@@ -62,7 +62,7 @@ def stranger(path: str, stop: Path) -> list[tuple[float, int, str]]:
     """Opens the volume again and again as a guest does that starts, and writes. What, where and when."""
     written = list[tuple[float, int, str]]()
     while not stop.exists():
-        time.sleep(random.uniform(0, 1))
+        time.sleep(random.uniform(0, 4))
         try:
             disk = os.open(path, os.O_RDWR)
         except OSError:

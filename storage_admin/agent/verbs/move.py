@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 from storage_admin.agent.host.devices import Device
@@ -78,6 +79,8 @@ def volume_to_volume(request: Request, io: AgentIO) -> dict[str, Any]:
     """
     started, args = time.monotonic(), Arguments(request.args, WHERE | {*_SPEED, "volume"})
     (backend, place), (target, wanted) = _place(args), _wanted(args)
+    if replace(wanted.place, id=place.id) == place:
+        raise RefusedError("target_exists", f"the volume {place.group}/{place.name} itself has that name")
     bandwidth, idle = args.size("bandwidth_bytes_sec"), args.get("idle_io", bool, True)
     io.progress("checking", 0, None, "checking the volume and where it goes")
     with host_errors(), hidden(backend, place, request, io) as device:
