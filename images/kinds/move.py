@@ -1,4 +1,4 @@
-"""The job kind ``move``: a disk goes onto a new logical volume, or from one into a file, and its guests follow."""
+"""The job kind ``move``: a disk goes onto a new volume of LVM or ZFS, or from one into a file; its guests follow."""
 
 import os
 from typing import Any, ClassVar
@@ -13,9 +13,9 @@ from images.models import Image
 from images.rewrite import forecasts, guest_locks, readers, record, refusals, repointing, volume_refusals
 from images.rewrite.kind import REWRITE_OPTIONS, Choice
 from images.rewrite.neighbours import ancestors, find, locks_on
-from images.rewrite.on_volumes import OnVolumes
+from images.rewrite.on_volumes import OnVolumes, dataset
 from images.scan.volume_places import lvm_name
-from storage_admin.agent.host.lvm import can_be_named
+from storage_admin.agent.host import lvm, zfs
 from storage_admin.agent.protocol import INVALID, b64
 from storage_admin.agent.rewrite.conversion import OPTIONS
 from storage_admin.errors import NotFoundError, of_fields
@@ -25,7 +25,9 @@ from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Refusal
 
-LVM = (StoragePool.Kind.LVM, StoragePool.Kind.LVMTHIN)
+Kind = StoragePool.Kind
+#: Of pools in which a volume can be made.
+VOLUMES = (Kind.LVM, Kind.LVMTHIN, Kind.ZFS)
 _PROXMOX = _(
     "A volume of Proxmox VE carries its guest and its format in its name. Use Move disk on the page of the guest, "
     "which has Proxmox VE move it."
@@ -38,12 +40,12 @@ class Move(OnVolumes):
     name = "move"
     title = _("Move")
     description = _(
-        "Copies the disk of a guest that is shut down onto a new logical volume, thick or thin, or from a volume into "
-        "a file, and compares both. Its guests then use the copy. The original stays as it is."
+        "Copies the disk of a guest that is shut down onto a new volume of LVM or ZFS, or from a volume into a file, "
+        "and compares both. Its guests then use the copy. The original stays as it is."
     )
     verb = "file_to_volume"
-    volumes = frozenset(LVM)
-    volume_verbs = dict.fromkeys(LVM, "volume_to_volume")
+    volumes = frozenset(VOLUMES)
+    volume_verbs = dict.fromkeys(VOLUMES, "volume_to_volume")
     volume_options: ClassVar[frozenset[str]] = frozenset({"target_pool", "format", "repoint_guest"})
     stages = {"checking": (0, 2), "creating": (2, 70), "copying": (2, 70)} | WRITTEN
     properties = {
@@ -89,20 +91,20 @@ class Move(OnVolumes):
     def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (never)
         return False
 
-    #: In a query of images: whether there is a pool of logical volumes beside the image's own.
+    #: In a query of images: whether there is a pool of volumes beside the image's own.
     beside_volumes = Exists(
-        StoragePool.objects.filter(host=OuterRef("host"), kind__in=LVM).exclude(pk=OuterRef("pool"))
+        StoragePool.objects.filter(host=OuterRef("host"), kind__in=VOLUMES).exclude(pk=OuterRef("pool"))
     )
 
     @staticmethod
     def is_of_use(image: Image, *, beside_volumes: bool) -> bool:
         """Whether there is anywhere to move an image to."""
-        return not _is_of_proxmox(image) and (image.is_volume or beside_volumes)
+        return not _is_of_proxmox(image) and image.format != "subvol" and (image.is_volume or beside_volumes)
 
     @staticmethod
     def target_pools(image: Image) -> QuerySet[StoragePool]:
         """The pools that a disk can be moved to."""
-        kinds = [*LVM, *(refusals.FOLDERS if image.is_volume else ())]
+        kinds = [*VOLUMES, *(refusals.FOLDERS if image.is_volume else ())]
         return StoragePool.objects.filter(host=image.host_id, kind__in=kinds).exclude(pk=image.pool_id)
 
     def verb_for(self, job: Job) -> str:
@@ -123,18 +125,17 @@ class Move(OnVolumes):
         found = [one for one in found if one.code not in kept]
         if _is_of_proxmox(image):
             found.append(Refusal("unsupported_pool", str(_PROXMOX)))
+        if image.format == "subvol":
+            told = gettext("{image} is a filesystem of a container, and no disk. Only disks are moved.")
+            found.append(Refusal("unsupported_pool", told.format(image=image.name)))
         try:
             pool, path = place(image, options)
         except NotFoundError as error:
             return [*found, Refusal(INVALID, error.detail)]
         if pool.is_of_volumes:
-            found += [*refusals.for_pool(pool, LVM), *volume_refusals.elsewhere(pool, pool.name)]
-            if not can_be_named(os.fsdecode(path).rpartition("/")[2]):
-                told = gettext(
-                    "LVM takes letters, digits and + _ . - in a name, and keeps some names for itself. Choose a name "
-                    "(target_name)."
-                )
-                found.append(Refusal(INVALID, told))
+            found += [*refusals.for_pool(pool, VOLUMES), *volume_refusals.elsewhere(pool, pool.name)]
+            if why := _wrong_name(pool, os.fsdecode(path).rpartition("/")[2]):
+                found.append(Refusal(INVALID, why))
             if Image.objects.filter(host=image.host_id, path_key=path_key(path), missing_since=None).exists():
                 found.append(refusals.target_exists(path))
         elif not image.is_volume:
@@ -154,7 +155,7 @@ class Move(OnVolumes):
         except NotFoundError:
             return Choice("to_volume", str(self.description), scratch=0)
         size, whole = image.virtual_size or 0, sum(one.occupied_bytes for one in (image, *below))
-        taken = size if pool.kind == StoragePool.Kind.LVM else min(size, whole) or size
+        taken = size if pool.kind == Kind.LVM else min(size, whole) or size
         foreign, allowed = readers.for_taken(image, below)
         told = gettext(
             "What a guest reads of {image}, {size:,} bytes, is written to {path} and compared with it. The original "
@@ -167,6 +168,12 @@ class Move(OnVolumes):
                 "The {count} internal snapshots of the image are not copied. They stay in the original."
             )
             warnings.append(told_kept.format(count=len(image.snapshots)))
+        if pool.kind == Kind.ZFS:
+            told_sparse = gettext(
+                "Nothing is reserved for the new volume: if its ZFS pool fills up, its guests cannot write. To reserve "
+                "its size: zfs set refreservation=auto {dataset}"
+            )
+            warnings.append(told_sparse.format(dataset=dataset(display(path))))
         if image.is_volume:
             warnings.append(gettext("While it is copied, the volume has another name, so that no guest can start."))
         if guests:
@@ -176,7 +183,7 @@ class Move(OnVolumes):
             "to_volume" if pool.is_of_volumes else "to_file",
             told.format(image=image.name, size=size, path=display(path)),
             _commands(image, pool, path, options),
-            low=0 if pool.kind != StoragePool.Kind.LVM else taken,
+            low=0 if pool.kind != Kind.LVM else taken,
             high=size + (size >> 6) + (4 << 20),
             took=forecasts.seconds(image, self.name, 2 * size, options["bandwidth_bytes_sec"]),
             scratch=taken,
@@ -204,6 +211,10 @@ class Move(OnVolumes):
         image = find(job.target_id)
         asked = super().request(job)
         return asked | self.asked(image, [], job) | record.limits(job) if image.is_volume else asked
+
+    @staticmethod
+    def place_of(image: Image) -> dict[str, Any]:
+        return image.volume_place
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
         pool, path = place(image, job.options)
@@ -249,7 +260,8 @@ def place(image: Image, options: dict[str, Any]) -> tuple[StoragePool, bytes]:
         return target_of(image, options | {"replace": False})
     before = bytes(image.path_bytes)
     name = os.fsencode(options["target_name"] or b"") or stem_of(before.rpartition(b"/")[2])
-    path = f"/dev/{group_of(pool)}/".encode() + name
+    folder = zfs.device(group_of(pool)) if pool.kind == Kind.ZFS else f"/dev/{group_of(pool)}"
+    path = folder.encode() + b"/" + name
     same = options["target_name"] is None and path == before
     return pool, path + b"-copy" if same else path
 
@@ -259,15 +271,34 @@ def _is_of_proxmox(image: Image) -> bool:
 
 
 def group_of(pool: StoragePool) -> str:
-    """The volume group of a pool of LVM."""
+    """The volume group, or the dataset, in which a pool has its volumes."""
+    if pool.kind == Kind.ZFS:
+        return pool.shared_key.partition(" ")[2].partition(" ")[2]
     return lvm_name(pool).partition("/")[0]
+
+
+def _wrong_name(pool: StoragePool, name: str) -> str:
+    """What is wrong with the name of a new volume, as a sentence; empty where nothing is."""
+    if pool.kind != Kind.ZFS and not lvm.can_be_named(name):
+        return gettext(
+            "LVM takes letters, digits and + _ . - in a name, and keeps some names for itself. Choose a name "
+            "(target_name)."
+        )
+    if pool.kind == Kind.ZFS and not zfs.can_be_named(f"{group_of(pool)}/{name}"):
+        return gettext(
+            "ZFS takes letters, digits and _ . : - in a name, 255 with those of its datasets. Choose another name "
+            "(target_name)."
+        )
+    return ""
 
 
 def made(pool: StoragePool, path: bytes) -> dict[str, str]:
     """A volume that is to be made, as the agent's verbs take it."""
-    group, __, thin = lvm_name(pool).partition("/")
-    group_id = pool.shared_key.removeprefix("lvm ").partition("/")[0]
-    return {"group": group, "group_id": group_id, "name": os.fsdecode(path).rpartition("/")[2], "pool": thin}
+    backend, __, key = pool.shared_key.partition(" ")
+    group_id = key.partition(" " if pool.kind == Kind.ZFS else "/")[0]
+    thin = lvm_name(pool).partition("/")[2] if pool.kind == Kind.LVMTHIN else ""
+    name = os.fsdecode(path).rpartition("/")[2]
+    return {"backend": backend, "group": group_of(pool), "group_id": group_id, "name": name, "pool": thin}
 
 
 def _move(image: Image, options: dict[str, Any]) -> repointing.Move:
@@ -279,21 +310,38 @@ def _move(image: Image, options: dict[str, Any]) -> repointing.Move:
 def _commands(image: Image, pool: StoragePool, path: bytes, options: dict[str, Any]) -> list[list[str]]:
     """What it amounts to, as an admin would type it."""
     form, target = ("raw" if pool.is_of_volumes else options["format"]), display(path)
-    commands, source = list[list[str]](), image.path
-    if image.is_volume:
-        group, source = image.volume.get("group", ""), f"/dev/{image.volume.get('group', '')}/.sa-JOB.work"
-        commands += [["lvchange", "-an", image.path], ["lvrename", group, image.name, ".sa-JOB.work"]]
-    if pool.is_of_volumes:
-        group, __, thin = lvm_name(pool).partition("/")
-        size = f"{image.virtual_size or 0}b"
-        kind = ["-V", size, "--thinpool", thin] if thin else ["-L", size]
-        commands.append(["lvcreate", *kind, "-n", ".sa-JOB.new", group])
-        written = f"/dev/{group}/.sa-JOB.new"
-        name = [["lvrename", group, ".sa-JOB.new", target.rpartition("/")[2]]]
-    else:
-        written, name = target, []
+    begin, source, back = _hiding(image) if image.is_volume else ([], image.path, [])
+    create, written, name = _making(image, pool, target) if pool.is_of_volumes else ([], target, [])
     source_form = image.declared_format or "raw"
-    commands.append(["qemu-img", "convert", "-p", "-W", "-f", source_form, "-O", form, source, written])
-    commands.append(["qemu-img", "compare", "-p", "-f", source_form, "-F", form, source, written])
-    back = [["lvrename", image.volume.get("group", ""), ".sa-JOB.work", image.name]] if image.is_volume else []
-    return [*commands, *name, *back]
+    copy = [
+        ["qemu-img", "convert", "-p", "-W", "-f", source_form, "-O", form, source, written],
+        ["qemu-img", "compare", "-p", "-f", source_form, "-F", form, source, written],
+    ]
+    return [*begin, *create, *copy, *name, *back]
+
+
+Commands = tuple[list[list[str]], str, list[list[str]]]
+
+
+def _hiding(image: Image) -> Commands:
+    """What is done to a volume before it is read, its device then, and what is done afterwards."""
+    group = image.volume.get("group", "")
+    if image.pool.kind == Kind.ZFS:
+        own, work = f"{group}/{image.name}", f"{group}/.sa-JOB.work"
+        begin = [["zfs", "set", "volmode=none", own], ["zfs", "rename", own, work], ["zfs", "set", "volmode=dev", work]]
+        return begin, zfs.device(work), [["zfs", "rename", work, own], ["zfs", "inherit", "volmode", own]]
+    begin = [["lvchange", "-an", image.path], ["lvrename", group, image.name, ".sa-JOB.work"]]
+    return begin, f"/dev/{group}/.sa-JOB.work", [["lvrename", group, ".sa-JOB.work", image.name]]
+
+
+def _making(image: Image, pool: StoragePool, target: str) -> Commands:
+    """How a volume is made, its device, and how it gets its name."""
+    group, size, name = group_of(pool), str(image.virtual_size or 0), target.rpartition("/")[2]
+    if pool.kind == Kind.ZFS:
+        new, own = f"{group}/.sa-JOB.new", f"{group}/{name}"
+        create = ["zfs", "create", "-s", "-V", size, "-o", "volmode=dev", new]
+        return [create], zfs.device(new), [["zfs", "rename", new, own], ["zfs", "inherit", "volmode", own]]
+    thin = lvm_name(pool).partition("/")[2]
+    kind = ["-V", f"{size}b", "--thinpool", thin] if thin else ["-L", f"{size}b"]
+    create = ["lvcreate", *kind, "-n", ".sa-JOB.new", group]
+    return [create], f"/dev/{group}/.sa-JOB.new", [["lvrename", group, ".sa-JOB.new", name]]

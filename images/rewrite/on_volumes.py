@@ -80,7 +80,12 @@ class OnVolumes(Rewriting):
         choice = self.choose(image, ancestors(image), job.options)
         if against := [*self.against(image, job.options), *choice.refusals]:
             raise RefusedError(against[0].code, against[0].detail)
-        return place(image) | (asdict(speed_for(job)) if image.pool.kind == StoragePool.Kind.LVMTHIN else {})
+        return self.place_of(image) | (asdict(speed_for(job)) if image.pool.kind == StoragePool.Kind.LVMTHIN else {})
+
+    @staticmethod
+    def place_of(image: Image) -> dict[str, Any]:
+        """What the agent's verb for a volume is told it by."""
+        return place(image)
 
     def note_ready(self, job: Job, ready: dict[str, Any]) -> None:
         if "made_inode" in ready:  # nothing takes a volume's place

@@ -121,11 +121,12 @@ def _lvm_places(event: Event, _: Collection[str]) -> dict[str, Place]:
     thin_bytes = {one["name"]: 0 for one in event["groups"]}
     for one in event["pools"]:
         thin_bytes[one["group"]] += one["size"] + one["metadata_size"]
-    found = dict[str, Place]()
+    found, divided = dict[str, Place](), {one["group"] for one in (*event["pools"], *event["volumes"])}
     for one in event["groups"]:
         key, name = f"lvm {one['uuid']}", one["name"]
         facts = {"used_bytes": one["size"] - one["free"], "others_bytes": thin_bytes[name]}
-        found[name] = Place(name, Kind.LVM, key, key, one["why"], one["size"], one["free"], facts)
+        is_empty = name not in divided  # a disk can be moved there
+        found[name] = Place(name, Kind.LVM, key, key, one["why"], one["size"], one["free"], facts, is_empty)
     for one in event["pools"]:
         name, used, size = f"{one['group']}/{one['name']}", one["used"], one["size"]
         facts = {"metadata_bytes": one["metadata_size"], "metadata_percent": one["metadata_percent"]}
@@ -219,7 +220,7 @@ def _add(one: Event, datasets: Mapping[str, Event], places: Mapping[str, Place],
     group, _, last = one["name"].rpartition("/")
     volume: Any = None if is_ours(last) else one["volume"]
     around = [places[name] for name in _ancestors(one["name"]) if name in places]
-    around[0].asides += is_ours(last)
+    around[0].asides += is_ours(last) and last.endswith(".aside")  # one that a job makes is none yet
     for number, place in enumerate(around):
         is_listed = volume is not None and number == 0 and place.name != one["name"]
         place.facts["others_bytes"] += 0 if is_listed else one["data"]

@@ -34,7 +34,10 @@ REWRITES: dict[str, tuple[str, dict[str, Any]]] = {
     "create an overlay": ("create", {}),
     "export": ("export", {"packing": "ova"}),
     "to_device": ("to_device", {"device_b64": b64(b"/dev/null")}),  # which is none
-    "file_to_volume": ("file_to_volume", {"volume": {"group": "none", "group_id": "none", "name": "n", "pool": ""}}),
+    "file_to_volume": (
+        "file_to_volume",
+        {"volume": {"backend": "lvm", "group": "none", "group_id": "none", "name": "n", "pool": ""}},
+    ),
     "bitmaps": ("bitmaps", {"names": ["stale"]}),
     "add a passphrase": ("keys", {"secrets": {"passphrase": "a", "new_passphrase": "b"}, "iter_time": 20}),
     "empty a key slot": ("keys", {"secrets": {"passphrase": "a"}, "slot": 0}),

@@ -1,13 +1,15 @@
 """Whose ZFS pools are changed, and which journals count: by what ZFS says of them."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
-from storage_admin.agent.host import far_disks
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.host import far_disks, zfs
+from storage_admin.agent.host.space import Reserve
+from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.agent.swap import zfs_volumes
-from storage_admin.agent.swap.volumes import Place
+from storage_admin.agent.swap.volumes import Place, Wanted
 from tests.agent.harness import ask
 from tests.agent.recording import RecordingIO
 from tests.agent.test_volumes import placed
@@ -82,7 +84,7 @@ def test_a_pool_counts_by_its_disks(disk: str, tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("value", "counts"),
     [("j1.5.default.vm-900-disk-0", True), ("j1.5.=dev.vm-900-disk-0", True), ("j1.6.default.vm-900-disk-0", False),
-     ("-", False), ("j1.5", False), ("../x.5.default.vm-900-disk-0", False)],
+     ("-", False), ("j1.5", False), ("../x.5.default.vm-900-disk-0", False), ("j1.0.new.vm-900-disk-0", False)],
 )  # fmt: skip
 def test_only_the_journal_of_the_dataset_itself_counts(disk: str, tmp_path: Path, value: str, counts: bool) -> None:
     say(tmp_path, OWN, disk, (*ZVOL, value))
@@ -91,6 +93,59 @@ def test_only_the_journal_of_the_dataset_itself_counts(disk: str, tmp_path: Path
     assert (found.journal is not None) == counts
     if found.journal is not None:
         assert (found.journal.job, found.journal.own_name) == ("j1", "vm-900-disk-0")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_new"),
+    [(".sa-j1.new", "j1.0.new.disk", True), (".sa-j1.new", "j1.5.new.disk", True), ("disk", "j1.0.new.disk", None),
+     (".sa-j2.new", "j1.0.new.disk", None), (".sa-j2.new", "j1.5.new.disk", False), ("disk", "j1.5.new.disk", False)],
+)  # fmt: skip
+def test_a_volume_that_is_made_counts_before_its_id_is_known_only_under_its_jobs_name(
+    disk: str, tmp_path: Path, name: str, value: str, is_new: bool | None
+) -> None:
+    say(tmp_path, OWN, disk, (f"tank/data/{name}", *ZVOL[1:], value))
+    (found,) = zfs_volumes.there([], RecordingIO())
+    assert (found.journal and found.is_new) == is_new
+    if found.journal is not None:
+        assert (found.journal.makes, found.journal.own_name) == (True, "disk")
+
+
+@pytest.mark.parametrize(
+    ("name", "takes"),
+    [("disk", True), ("a:b_c-1.d", True), ("a b", False), ("-a", False), (".sa-j1.new", False), ("..", False),
+     ("a/b", False), ("a@b", False), ("", False), ("x" * 245, True), ("x" * 246, False)],
+)  # fmt: skip
+def test_a_new_volume_has_a_name_that_zfs_takes_and_guests_find(name: str, takes: bool) -> None:
+    wanted = {"backend": "zfs", "group": "tank/data", "group_id": "77", "name": name, "pool": ""}
+    answer = ask("volume_to_volume", vars(PLACE) | {"group": "none/none", "volume": wanted})
+    assert (answer["code"] != "invalid") == takes, answer
+
+
+def test_a_volume_is_not_moved_onto_its_own_name() -> None:
+    wanted = {name: value for name, value in vars(PLACE).items() if name != "id"}
+    answer = ask("volume_to_volume", vars(PLACE) | {"volume": wanted | {"pool": ""}})
+    assert answer["code"] == "target_exists"
+
+
+@pytest.mark.parametrize(
+    ("available", "needed", "is_full"),
+    [(100, 0, False), (99, 0, True), (150, 50, False), (149, 50, True)],
+)
+def test_what_zfs_has_available_is_written_to_down_to_the_reserve(
+    disk: str, tmp_path: Path, available: int, needed: int, is_full: bool
+) -> None:
+    say(tmp_path, OWN, disk, ("used", "5000"), ("available", str(available)))
+    wanted = Wanted(PLACE, "", Reserve(0.0, 100))
+    with pytest.raises(RefusedError, match="above its reserve") if is_full else contextlib.nullcontext():
+        zfs_volumes.refuse_full(wanted, needed, RecordingIO())
+
+
+def test_a_device_that_is_no_volume_of_zfs_is_not_taken_for_one(disk: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zfs_volumes, "_AWAY", 0.3)
+    monkeypatch.setattr(zfs, "device", lambda _: "/dev/null")
+    one = zfs_volumes.Dataset("tank/data", "disk", "5", 0, None, False, True, 1, 0, "dev", False)
+    with pytest.raises(HostError, match="udev has not made"):
+        zfs_volumes.device(one)
 
 
 def test_a_recovery_goes_on_with_files_where_zfs_does_not_answer(disk: str, tmp_path: Path) -> None:

@@ -85,6 +85,15 @@ def test_groups_and_thin_pools_are_pools_and_their_volumes_images(lvm_says: Says
     assert scan(host)["read"] == 0
 
 
+def test_a_group_with_nothing_in_it_is_a_pool_to_move_disks_to(lvm_says: Says) -> None:
+    empty = GROUPS[0] | {"vg_name": "vg9", "vg_uuid": "u9", "vg_size": "1000", "vg_free": "1000"}
+    only_thin = [line for line in VOLUMES if "thin" in line["lv_layout"] or "thin" in line["lv_role"]]
+    lvm_says([*GROUPS, empty], [line for line in only_thin if line["lv_name"] != "classic"])
+    scan(this_machine())
+    assert set(pools()) == {"vg0/pool0", "vg9"}
+    assert (pools()["vg9"].kind, pools()["vg9"].available_bytes, pools()["vg9"].images_count) == ("lvm", 1000, 0)
+
+
 def test_sums_count_a_thin_pool_within_its_group_and_a_group_that_two_hosts_see_once(lvm_says: Says) -> None:
     for host in (this_machine(), HostFactory.create(slug="other", kind="local", last_seen=None, capabilities={})):
         scan(host)
@@ -178,11 +187,11 @@ def test_volumes_go_and_come_and_a_group_that_is_away_keeps_its_volumes(lvm_says
     assert image("idle").state == "missing"
     lvm_says([GROUPS[0] | {"vg_name": "other"}], [])
     assert scan(host)["vanished"] == 0
-    assert [pool.state for pool in pools().values()] == ["missing", "missing"]
+    assert [pools()[name].state for name in ("vg0", "vg0/pool0")] == ["missing", "missing"]
     assert (pools()["vg0"].capacity_bytes, image("thick").state) == (None, "ok")
     lvm_says(GROUPS, VOLUMES)
     scan(host)
-    assert [pool.state for pool in pools().values()] == ["ok", "ok"]
+    assert [pools()[name].state for name in ("vg0", "vg0/pool0")] == ["ok", "ok"]
     assert image("idle").state == "ok"
 
 

@@ -39,7 +39,8 @@ def site(group: Host) -> Iterator[Host]:
 
 def wanted(site: Host, pool: str = "", name: str = "moved") -> dict[str, object]:
     group_id = site.run("vgs --noheadings -o vg_uuid vg").strip()
-    return {"volume": {"group": "vg", "group_id": group_id, "name": name, "pool": pool}, "reserve": NOTHING}
+    volume = {"backend": "lvm", "group": "vg", "group_id": group_id, "name": name, "pool": pool}
+    return {"volume": volume, "reserve": NOTHING}
 
 
 def content(site: Host, name: str, size: int = 12 * MIB) -> str:

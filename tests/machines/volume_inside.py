@@ -53,7 +53,7 @@ def reclaim(name: str, job: str) -> str:
 
 def move(name: str, job: str, pool: str) -> str:
     """Onto a new volume ``moved``."""
-    wanted = {"group": "vg", "group_id": place(name)["group_id"], "name": "moved", "pool": pool}
+    wanted = {"backend": "lvm", "group": "vg", "group_id": place(name)["group_id"], "name": "moved", "pool": pool}
     return ask("volume_to_volume", job, place(name) | {"volume": wanted, "reserve": {"percent": 0.0, "bytes": 0}})
 
 
@@ -141,12 +141,14 @@ def race(name: str, count: str) -> None:
 LISTED = "udevadm settle; lvs --noheadings -o lv_name,lv_autoactivation,lv_tags,lv_active vg"
 
 
-def counted(calls: int) -> Iterator[tuple[int, str, str]]:
-    """Each of so many calls that change the group, in whose place the one who makes it dies, before or after it."""
-    tools = ("lvchange", "lvrename", "lvcreate", "lvremove")
+LVM = ("lvchange", "lvrename", "lvcreate", "lvremove")
+
+
+def counted(calls: int, tools: tuple[str, ...] = LVM, counts: str = COUNTS) -> Iterator[tuple[int, str, str]]:
+    """Each of so many calls that change something, in whose place the one who makes it dies, before or after it."""
     for one in tools:
         Path(f"/usr/sbin/{one}").rename(f"/usr/sbin/{one}.real")
-        Path(f"/usr/sbin/{one}").write_text(COUNTS)
+        Path(f"/usr/sbin/{one}").write_text(counts)
         Path(f"/usr/sbin/{one}").chmod(0o755)
     alive()
     for step in range(1, calls + 2):

@@ -107,6 +107,19 @@ def mapped(group: str, pool: str, uuid: str, thin_id: int, io: AgentIO) -> list[
     return found
 
 
+def mapped_bytes(device: str, io: AgentIO) -> int:
+    """What a thin volume has of its pool, by the kernel.
+
+    Args:
+        device: what the device mapper calls it.
+    """
+    done = tools.run_to_end(["dmsetup", "status", "--noflush", device], io)
+    words = done.stdout.split()
+    if done.exit_code or len(words) < 4 or words[2] != b"thin" or not words[3].isdigit():
+        raise HostError(f"dmsetup tells nothing of {device}: {done.words()}")
+    return int(words[3]) * 512
+
+
 @contextlib.contextmanager
 def _metadata(group: str, pool: str, uuid: str, io: AgentIO) -> Iterator[str]:
     """The path of a pool's metadata, which has a snapshot for as long as this lasts."""

@@ -14,10 +14,18 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import HostError, RefusedError
 
+#: The journal of a volume that a job has renamed or makes (swap/zfs_volumes.py). What is copied, or inherited from
+#: another dataset, names another id than the dataset's own, and counts for nothing. The third part says what it was:
+#: the mode of a zvol's device, or whether a filesystem is mounted by itself, and was mounted; with ``=`` where that
+#: stood on the dataset itself; ``new`` of one that the job makes.
+PROPERTY = "storage-admin:aside"
+JOURNAL = re.compile(r"([0-9a-zA-Z]{1,64})\.(\d+)\.(=?[a-z]+(?:,[mn])?)\.(.+)")
+#: One that a job works on for the moment.
+_AT_WORK = re.compile(r"(.+)/\.sa-([0-9a-zA-Z]{1,64})\.work")
 POOLS = ("name", "guid", "size", "allocated", "dedupratio", "health", "ashift")
 DATASETS = (
     "name", "type", "used", "available", "usedbydataset", "usedbysnapshots", "usedbyrefreservation", "volsize",
-    "refquota", "quota", "reservation", "origin", "mountpoint", "volblocksize", "guid",
+    "refquota", "quota", "reservation", "origin", "mountpoint", "volblocksize", "guid", PROPERTY,
 )  # fmt: skip
 #: For a hundred thousand snapshots.
 _LIMITS = tools.Limits(output_bytes=32 << 20)
@@ -155,7 +163,7 @@ def parsed(pools: Sequence[dict[str, str]], datasets: Sequence[dict[str, str]]) 
     for line in datasets:
         pool = told.get(line["name"].partition("/")[0])
         if line["type"] in {"filesystem", "volume"} and is_name(line["name"]) and pool and not pool["why"]:
-            found.append(_dataset(line, line["name"] in snapshots))
+            found.append(_dataset({**line, "name": _own_name(line)}, line["name"] in snapshots))
     return {"pools": list(told.values()), "datasets": found}
 
 
@@ -167,6 +175,19 @@ def disks(pool: str, io: AgentIO) -> list[str]:
     """
     fields = (line.strip().split("\t")[0] for line in _lines(["zpool", "list", "-vHP", pool], io, to_end=True))
     return [path for path in fields if path.startswith("/")]
+
+
+def _own_name(line: dict[str, str]) -> str:
+    """What a volume is called, also while a job gives it another name."""
+    work, journal = _AT_WORK.fullmatch(line["name"]), JOURNAL.fullmatch(line[PROPERTY])
+    is_own = work and journal and journal.group(1, 2) == (work[2], line["guid"])
+    return f"{work[1]}/{journal[4]}" if work and journal and is_own else line["name"]
+
+
+def can_be_named(path: str) -> bool:
+    """Whether ZFS takes a name, with all that it lies in, for a new volume, and guests can name its device."""
+    last = path.rpartition("/")[2]
+    return is_name(path) and " " not in last and last not in {".", ".."} and not last.startswith(("-", ".sa-"))
 
 
 def is_name(name: str) -> bool:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from storage_admin.agent.host import lvm
+from storage_admin.agent.host import lvm, thin
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.swap import volumes
-from storage_admin.agent.swap.volumes import SECONDS, Journal, Place, Volume, change
+from storage_admin.agent.swap.volumes import SECONDS, Journal, Place, Volume, Wanted, change, left_to_recovery
 
 is_atomic = True
 _COLUMNS = (
@@ -172,3 +172,82 @@ def used_with(one: LogicalVolume, io: AgentIO) -> int | None:
         return int(lines[0]["vg_size"]) - int(lines[0]["vg_free"]) if len(lines) == 1 else None
     found = [pool for pool in lvm.thin_pools(io) if (pool["group"], pool["name"]) == (one.group, one.pool)]
     return found[0]["used"] if found else None
+
+
+def check_new(wanted: Wanted) -> None:
+    """As of :class:`Maker`."""
+    if (wanted.pool and not lvm.NAME.match(wanted.pool)) or not lvm.can_be_named(wanted.place.name):
+        raise RefusedError(INVALID, "LVM has no thin pool, or takes no new volume, of that name")
+
+
+def is_sparse(wanted: Wanted) -> bool:
+    """A thin one."""
+    return bool(wanted.pool)
+
+
+def refuse_full(wanted: Wanted, needed: int, io: AgentIO) -> None:
+    """Let nothing be written that a group has no room for, or that would fill a thin pool up to its reserve."""
+    group, pool = wanted.place.group, wanted.pool
+    if not pool:
+        lines = [line for line in lvm.ask("vgs", "vg", "vg_name,vg_free", io, to_end=True) if line["vg_name"] == group]
+        free = int(lines[0]["vg_free"]) if len(lines) == 1 else 0
+        if free < needed:
+            raise RefusedError("not_enough_space", f"{group} has {free} bytes free, {needed} are needed")
+        return
+    told = next((one for one in lvm.thin_pools(io) if (one["group"], one["name"]) == (group, pool)), None)
+    if told is None or told["mode"] != "rw" or told["needs_check"]:
+        raise RefusedError("busy", f"the thin pool {group}/{pool} is not active, or takes no writes now")
+    free = told["size"] - told["used"] - wanted.reserve.of(told["size"])
+    if free < needed or 5 * told["metadata_used"] > 4 * told["metadata_size"]:
+        raise RefusedError(
+            "not_enough_space",
+            f"{group}/{pool} has {max(free, 0)} bytes free above its reserve, {needed} are needed, and of its metadata "
+            f"{told['metadata_used']} of {told['metadata_size']} bytes are in use; extend the pool first",
+        )
+
+
+def make(wanted: Wanted, size: int, needed: int, job: str, io: AgentIO, lock: int) -> LogicalVolume:
+    """A thick volume, or a thin one, with its tag."""
+    group, name, pool = wanted.place.group, volumes.new_name(job), wanted.pool
+    if pool:
+        _refuse_unzeroed(wanted, io)
+    refuse_full(wanted, needed if pool else size, io)
+    # Of a new thin volume LVM takes no such option.
+    knows = not pool and bool(autoactivation(io))
+    tag = f"sa-{job}.m{'y' if knows else 'n'}.{wanted.place.name}"
+    where = ["--type", "thin", "-V", f"{size}b", "--thinpool", pool] if pool else ["-L", f"{size}b", "-Wn", "-Zn"]
+    only = ["--setautoactivation", "n"] if knows else []
+    change(["lvcreate", "--yes", *where, "-n", name, "--addtag", tag, *only, group], io, lock)
+    with left_to_recovery():
+        return next(one for one in there([], io) if (one.group, one.name) == (group, name))
+
+
+def _refuse_unzeroed(wanted: Wanted, io: AgentIO) -> None:
+    """Let only a thin pool be written to that zeroes what it gives to a volume."""
+    lines = lvm.ask("lvs", "lv", "vg_name,lv_name,lv_layout,zero", io, to_end=True)
+    told = [line for line in lines if (line["vg_name"], line["lv_name"]) == (wanted.place.group, wanted.pool)]
+    if len(told) != 1 or not {"thin", "pool"} <= set(told[0]["lv_layout"].split(",")):
+        raise RefusedError("stale_plan", f"{wanted.place.group} has no thin pool {wanted.pool}; scan the host")
+    if told[0]["zero"] != "zero":
+        raise RefusedError(
+            "unsupported_pool",
+            f"the thin pool {wanted.place.group}/{wanted.pool} does not zero what it gives to a volume, so that a disk "
+            "could show what others have left there; change that first (lvchange -Zy)",
+        )
+
+
+def appear(one: LogicalVolume, io: AgentIO, lock: int) -> None:
+    """Active, by a command that waits for udev."""
+    if one.active:
+        raise RefusedError("image_in_use", f"the volume {one.path} was activated at this moment")
+    change(["lvchange", "-ay", "-K", one.path], io, lock)
+
+
+def device(one: LogicalVolume) -> bytes:
+    """As of :class:`Maker`."""
+    return f"/dev/{one.path}".encode()
+
+
+def taken(one: LogicalVolume, io: AgentIO) -> int:
+    """Of a thin volume by the kernel: LVM tells hundredths of a percent."""
+    return thin.mapped_bytes(lvm.dm_name(one.group, one.name), io) if one.pool else one.taken

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from storage_admin.agent.host import lvm, private_device, thin
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
-from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.swap import lvm_volumes, volumes
 from storage_admin.agent.swap.lvm_volumes import LogicalVolume
 from storage_admin.agent.swap.volumes import Place
@@ -100,16 +100,3 @@ def refuse_unfit(one: ThinVolume, io: AgentIO) -> None:
 def pool_of(one: ThinVolume) -> tuple[str, str]:
     """The group and the name of its pool."""
     return one.volume.group, one.volume.pool
-
-
-def mapped_bytes(device: str, io: AgentIO) -> int:
-    """What a thin volume has of its pool, by the kernel.
-
-    Args:
-        device: what the device mapper calls it.
-    """
-    done = tools.run_to_end(["dmsetup", "status", "--noflush", device], io)
-    words = done.stdout.split()
-    if done.exit_code or len(words) < 4 or words[2] != b"thin" or not words[3].isdigit():
-        raise HostError(f"dmsetup tells nothing of {device}: {done.words()}")
-    return int(words[3]) * 512

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from storage_admin.agent.host import far_disks, locking, space
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
-from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError
+from storage_admin.agent.protocol import INTERRUPTED, INVALID, Arguments, HostError, RefusedError
 from storage_admin.agent.swap.journal import file_name
 
 #: A command that changes a volume waits for others that hold its lock.
@@ -51,6 +51,32 @@ class Place:
         if not all(vars(found).values()):
             raise RefusedError(INVALID, "a volume has a backend, a group, a name and ids")
         return found
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Where a volume is to be made.
+
+    Args:
+        place: its group, and the name that it is to have.
+        pool: the thin pool of LVM; empty for any other volume.
+        reserve: what has to stay free where space is taken as the volume is written.
+    """
+
+    place: Place
+    pool: str
+    reserve: space.Reserve
+
+    @classmethod
+    def parse(cls, args: Arguments) -> Wanted:
+        """The argument ``volume``: ``backend``, ``group``, ``group_id``, ``name``, ``pool``; and ``reserve``.
+
+        Raises:
+            RefusedError: ``invalid``.
+        """
+        given = Arguments(args.take("volume", dict), frozenset({"backend", "group", "group_id", "name", "pool"}))
+        backend, group, group_id, name = (given.take(key, str) for key in ("backend", "group", "group_id", "name"))
+        return cls(Place(backend, group, group_id, name, ""), given.take("pool", str), space.Reserve.parse(args))
 
 
 @dataclass(frozen=True)
@@ -163,6 +189,44 @@ class Backend(Protocol[V]):
         """Delete it. Gives the bytes that its pool has less in use than before; ``None`` where nobody tells."""
 
 
+class Maker(Backend[V], Protocol[V]):
+    """A backend of which volumes are made as well, and copied: LVM and ZFS."""
+
+    def check_new(self, wanted: Wanted) -> None:
+        """Refuse names that a new volume cannot have (``invalid``)."""
+
+    def is_sparse(self, wanted: Wanted) -> bool:
+        """Whether it takes space as it is written, and reads as zeros where it was not."""
+
+    def refuse_full(self, wanted: Wanted, needed: int, io: AgentIO) -> None:
+        """Let nothing be written there that there is no room for (``not_enough_space``, ``busy``).
+
+        Args:
+            needed: bytes, beside the reserve.
+        """
+
+    def make(self, wanted: Wanted, size: int, needed: int, job: str, io: AgentIO, lock: int) -> V:
+        """A new volume under the job's own name (:func:`new_name`), with its journal, and its device.
+
+        Args:
+            size: in bytes, at least.
+            needed: the most that will be written of a sparse one, in bytes, as far as it is known.
+
+        Raises:
+            RefusedError: ``not_enough_space``, ``unsupported_pool``, ``stale_plan``, ``busy``.
+            HostError: none was made, or, as ``interrupted``, something is left of it.
+        """
+
+    def appear(self, one: V, io: AgentIO, lock: int) -> None:
+        """Make the device of a hidden volume, which nobody has made appear meanwhile (``image_in_use``)."""
+
+    def device(self, one: V) -> bytes:
+        """The path of the device of a volume that has one, once it is there."""
+
+    def taken(self, one: V, io: AgentIO) -> int:
+        """Bytes that a volume takes by now of its group or pool."""
+
+
 def refuse_unless_alone(what: str, reasons: Mapping[str, object], disks: Sequence[str]) -> None:
     """Let only what is this machine's alone be changed.
 
@@ -223,6 +287,19 @@ def alone(backend: Backend[Any], group: str, check: Callable[[], None] | None = 
                 check()
             time.sleep(_LOOK_INTERVAL)
         yield lock
+
+
+@contextlib.contextmanager
+def left_to_recovery() -> Iterator[None]:
+    """Steps that do not change any more how the job ends: what fails there, a recovery does.
+
+    Raises:
+        HostError: ``interrupted``.
+    """
+    try:
+        yield
+    except (RefusedError, HostError) as error:
+        raise HostError(f"{error.detail}; recover the host", INTERRUPTED) from error
 
 
 def find(backend: Backend[V], place: Place, name: str, io: AgentIO) -> V:

@@ -7,8 +7,9 @@ in whatever namespace, the kernel tells by statistics that a dataset has only wh
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,21 +20,22 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, display
 from storage_admin.agent.swap import volumes
-from storage_admin.agent.swap.volumes import SECONDS, Journal, Place, Volume, change
+from storage_admin.agent.swap.volumes import SECONDS, Journal, Place, Volume, Wanted, change, left_to_recovery
 
 is_atomic = True
-#: What is copied, or inherited from another dataset, names another id than the dataset's own, and counts for nothing.
-PROPERTY = "storage-admin:aside"
 KSTATS = "/proc/spl/kstat/zfs"
 _COLUMNS = (
     "name", "type", "guid", "objsetid", "usedbydataset", "usedbyrefreservation", "volmode", "canmount", "sharenfs",
-    "sharesmb", PROPERTY,
+    "sharesmb", zfs.PROPERTY,
 )  # fmt: skip
-#: The second part says what it was: the mode of a zvol's device, or whether a filesystem is mounted by itself, and was
-#: mounted; with ``=`` where that stood on the dataset itself.
-_JOURNAL = re.compile(r"([0-9a-zA-Z]{1,64})\.(\d+)\.(=?[a-z]+(?:,[mn])?)\.(.+)")
-#: Seconds for the kernel to take a device away, and for ZFS to give back what was destroyed.
+#: Seconds for the kernel to take a device away, or for udev to make one, and for ZFS to give back what was destroyed.
 _AWAY, _FREED = 10.0, 60.0
+#: Seconds after which a device that somebody had open, as udev does that looks at it, is taken away once more.
+_AGAIN = 1.0
+#: The largest block that a zvol can have, in bytes: its size is a multiple of its own one.
+_BLOCK = 128 << 10
+#: sys/fs/zfs.h: of which dataset a device is.
+_BLKZNAME, _NAME_BYTES = 0x8100127D, 256
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,10 @@ def there(places: Sequence[Place], io: AgentIO) -> list[Dataset]:  # noqa: ARG00
 
 def _dataset(line: dict[str, str]) -> Dataset:
     group, _, name = line["name"].rpartition("/")
-    told, is_block = _JOURNAL.fullmatch(line[PROPERTY]), line["type"] == "volume"
-    journal = Journal(line[PROPERTY], *told.group(1, 3, 4)) if told and told[2] == line["guid"] else None
+    told, is_block = zfs.JOURNAL.fullmatch(line[zfs.PROPERTY]), line["type"] == "volume"
+    # A volume is made with its journal, and has its id only then.
+    is_own = told and (told[2] == line["guid"] or (told[2], name) == ("0", volumes.new_name(told[1])))
+    journal = Journal(told[0], *told.group(1, 3, 4), makes=told[3] == "new") if told and is_own else None
     return Dataset(
         group, name, line["guid"], int(line["usedbydataset"]), journal, False, is_block, int(line["objsetid"]),
         int(line["usedbyrefreservation"]), line["volmode" if is_block else "canmount"],
@@ -101,7 +105,7 @@ def refuse_shared(place: Place, io: AgentIO) -> None:
         HostError: ZFS does not answer.
     """
     pool = place.group.partition("/")[0]
-    told = _pool(pool, "guid,health,readonly,multihost", io)
+    told = _told("zpool", "guid,health,readonly,multihost", pool, io)
     if told["guid"] != place.group_id:
         raise RefusedError("stale_plan", f"another ZFS pool has the name {pool} by now; scan the host and try again")
     reasons = {
@@ -112,8 +116,8 @@ def refuse_shared(place: Place, io: AgentIO) -> None:
     volumes.refuse_unless_alone(f"the ZFS pool {pool}", reasons, zfs.disks(pool, io))
 
 
-def _pool(pool: str, properties: str, io: AgentIO) -> dict[str, str]:
-    lines = zfs.ask(["zpool", "get"], ("property", "value"), io, properties, pool, to_end=True)
+def _told(tool: str, properties: str, name: str, io: AgentIO) -> dict[str, str]:
+    lines = zfs.ask([tool, "get"], ("property", "value"), io, properties, name, to_end=True)
     return {line["property"]: line["value"] for line in lines}
 
 
@@ -165,7 +169,7 @@ def write_journal(one: Dataset, job: str, io: AgentIO, lock: int) -> str:
     if not one.is_block:
         before += ",m" if _mounted(one) else ",n"
     made = f"{job}.{one.id}.{before}.{one.name}"
-    change(["zfs", "set", f"{PROPERTY}={made}", one.path], io, lock)
+    change(["zfs", "set", f"{zfs.PROPERTY}={made}", one.path], io, lock)
     return made
 
 
@@ -175,14 +179,17 @@ def hide(one: Dataset, io: AgentIO, lock: int) -> None:
     A filesystem that another namespace has mounted is found afterwards.
     """
     command = ["zfs", "set", f"{one.property}={'none' if one.is_block else 'off'}", one.path]
-    done = tools.run_to_end(command, io, SECONDS, (lock,))
-    if done.exit_code:
-        raise RefusedError("image_in_use", f"the volume {one.path} cannot be taken from its users: {done.words()}")
     deadline = time.monotonic() + _AWAY
-    while _is_open(one):
-        if time.monotonic() > deadline:
+    again = 0.0
+    while not again or _is_open(one):
+        if (now := time.monotonic()) > deadline:
             raise RefusedError("image_in_use", f"the volume {one.path} is open on this host; stop what uses it")
-        time.sleep(0.1)
+        if now < again:
+            time.sleep(0.1)
+            continue
+        done, again = tools.run_to_end(command, io, SECONDS, (lock,)), now + _AGAIN
+        if done.exit_code:
+            raise RefusedError("image_in_use", f"the volume {one.path} cannot be taken from its users: {done.words()}")
 
 
 def _is_open(one: Dataset) -> bool:
@@ -207,22 +214,27 @@ def tidy(one: Dataset, name: str, io: AgentIO, lock: int) -> None:
 
 
 def give_back(one: Dataset, journal: Journal, io: AgentIO, lock: int) -> None:
-    """Its device is there, or it is mounted, as before; then the property goes."""
+    """Its device is there, or it is mounted, as before, of a new one as of others there; then the property goes."""
     mode, _, mounted = journal.before.partition(",")
-    change(["zfs", "set", f"{one.property}={mode.lstrip('=')}", one.path], io, lock)
+    if not journal.makes:
+        change(["zfs", "set", f"{one.property}={mode.lstrip('=')}", one.path], io, lock)
     if not mode.startswith("="):
         # ``-S``, as canmount is not inherited: without a value of its own it has the default one.
         change(["zfs", "inherit", "-S", one.property, one.path], io, lock)
     if mounted == "m" and not _mounted(one):
         change(["zfs", "mount", one.path], io, lock)
-    change(["zfs", "inherit", PROPERTY, one.path], io, lock)
+    change(["zfs", "inherit", zfs.PROPERTY, one.path], io, lock)
 
 
-def remove(one: Dataset, journal: Journal, io: AgentIO, lock: int) -> int | None:  # noqa: ARG001 (as above)
+def remove(one: Dataset, journal: Journal, io: AgentIO, lock: int) -> int | None:
     """In one command, which the kernel refuses while anybody uses it or anything is made of it.
 
-    What was kept for the volume and not written is free at once, and counts in no sum of what is used.
+    What was kept for the volume and not written is free at once, and counts in no sum of what is used. What has taken
+    snapshots of all datasets meanwhile, has some of an incomplete volume: they go with it.
     """
+    if journal.makes:
+        change(["zfs", "destroy", "-r", one.path], io, lock)
+        return None
     before = _used(one.pool, io) - one.reserved
     change(["zfs", "destroy", one.path], io, lock)
     deadline = time.monotonic() + _FREED
@@ -239,4 +251,92 @@ def _used(pool: str, io: AgentIO) -> int:
 def _freeing(pool: str, io: AgentIO, lock: int) -> int:
     """What is destroyed, and not given back yet."""
     change(["zpool", "sync", pool], io, lock)
-    return int(_pool(pool, "freeing", io)["freeing"])
+    return int(_told("zpool", "freeing", pool, io)["freeing"])
+
+
+def check_new(wanted: Wanted) -> None:
+    """As of :class:`Maker`."""
+    if wanted.pool or not zfs.can_be_named(f"{wanted.place.group}/{wanted.place.name}"):
+        raise RefusedError(INVALID, "ZFS takes no new volume of that name, or guests could not name it")
+
+
+def is_sparse(wanted: Wanted) -> bool:  # noqa: ARG001 (all are)
+    """Nothing is reserved for it."""
+    return True
+
+
+def refuse_full(wanted: Wanted, needed: int, io: AgentIO) -> None:
+    """Let nothing be written that would leave less than the reserve in the dataset, by its quotas and its pool."""
+    group = wanted.place.group
+    told = _told("zfs", "used,available", group, io)
+    free = int(told["available"]) - wanted.reserve.of(int(told["used"]) + int(told["available"]))
+    if free < needed:
+        raise RefusedError(
+            "not_enough_space", f"{group} has {max(free, 0)} bytes free above its reserve, {needed} are needed"
+        )
+
+
+def make(wanted: Wanted, size: int, needed: int, job: str, io: AgentIO, lock: int) -> Dataset:
+    """A sparse zvol. Its device has no partitions: the host is not to look into what a guest has in them."""
+    group, path = wanted.place.group, f"{wanted.place.group}/{volumes.new_name(job)}"
+    _refuse_locked(group, io)
+    if _told("zfs", "volmode", group, io)["volmode"] == "none":
+        raise RefusedError("unsupported_pool", f"volumes in {group} have no devices; change that first (volmode)")
+    refuse_full(wanted, needed, io)
+    own, whole = wanted.place.name, -(-size // _BLOCK) * _BLOCK
+    journal = ["-o", f"{zfs.PROPERTY}={job}.0.new.{own}"]
+    change(["zfs", "create", "-s", "-V", str(whole), "-o", "volmode=dev", *journal, path], io, lock)
+    with left_to_recovery():
+        guid = _told("zfs", "guid", path, io)["guid"]
+        change(["zfs", "set", f"{zfs.PROPERTY}={job}.{guid}.new.{own}", path], io, lock)
+        return next(one for one in there([], io) if one.id == guid)
+
+
+def _refuse_locked(path: str, io: AgentIO) -> None:
+    """Let nothing be read or written that is encrypted with a key which is not loaded."""
+    if _told("zfs", "keystatus", path, io)["keystatus"] == "unavailable":
+        raise RefusedError("unsupported_pool", f"the key of {path} is not loaded; load it first (zfs load-key)")
+
+
+def appear(one: Dataset, io: AgentIO, lock: int) -> None:
+    """Its device is there, without those of partitions."""
+    if not one.is_block:
+        raise RefusedError("unsupported_pool", f"{one.path} is a filesystem, and no guest's disk")
+    _refuse_locked(one.path, io)
+    refuse_used(one, io)
+    if _is_open(one):
+        raise RefusedError("image_in_use", f"the volume {one.path} was opened at this moment")
+    change(["zfs", "set", "volmode=dev", one.path], io, lock)
+
+
+def device(one: Dataset) -> bytes:
+    """Once udev has made its link.
+
+    Raises:
+        HostError: it has made none, or one that leads to another dataset.
+    """
+    path, deadline = zfs.device(one.path), time.monotonic() + _AWAY
+    while _dataset_of(path) != one.path:
+        if time.monotonic() > deadline:
+            raise HostError(f"udev has not made {path}, the device of the volume {one.path}")
+        time.sleep(0.1)
+    return path.encode()
+
+
+def _dataset_of(path: str) -> str:
+    """The volume that a device is, as the kernel calls it; empty for what is none."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return fcntl.ioctl(fd, _BLKZNAME, bytes(_NAME_BYTES)).partition(b"\0")[0].decode("utf-8", "replace")
+        finally:
+            os.close(fd)
+    return ""
+
+
+def taken(one: Dataset, io: AgentIO) -> int:
+    """Once all that was written is on its disks."""
+    done = tools.run_to_end(["zpool", "sync", one.pool], io, SECONDS)
+    if done.exit_code:
+        raise HostError(f"zpool ended with {done.words()}")
+    return int(_told("zfs", "usedbydataset", one.path, io)["usedbydataset"])

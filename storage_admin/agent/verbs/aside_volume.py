@@ -246,7 +246,7 @@ def _settle_alone(
         backend.remove(one, journal, io, lock)
         return _row(journal.job, settle.REVERTED, path)
     if one.is_at_work:
-        place = Place("lvm", one.group, "", journal.own_name, one.id)
+        place = Place("", one.group, "", journal.own_name, one.id)
         volumes.put_back(backend, place, journal.text, io, lock)
         return _row(journal.job, settle.REVERTED, path, taken=one.taken)
     if one.name != journal.own_name:

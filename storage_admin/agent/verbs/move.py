@@ -1,4 +1,4 @@
-"""Copy a disk that its guests go on with elsewhere: onto a new logical volume, or from one into a new file.
+"""Copy a disk that its guests go on with elsewhere: onto a new volume of LVM or ZFS, or from one into a new file.
 
 The copy is compared with what it was made from before it gets its name. What it was made from stays as it is: a file is
 watched, and a volume has no name in that time, so that no guest can start from it (docs/safety.md, section 2.7).
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 from storage_admin.agent.host.devices import Device
 from storage_admin.agent.host.errors import host_errors
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import Arguments, Request
+from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import DeviceNode
 from storage_admin.agent.rewrite import base, creation
@@ -21,19 +22,21 @@ from storage_admin.agent.rewrite.base import COMMON, opened
 from storage_admin.agent.rewrite.conversion import Target
 from storage_admin.agent.rewrite.device_copy import DeviceCopy
 from storage_admin.agent.rewrite.device_write import Source, refuse_unfit, write
-from storage_admin.agent.swap import lvm_volumes
+from storage_admin.agent.swap import lvm_volumes, zfs_volumes
 from storage_admin.agent.swap.hidden import hidden
-from storage_admin.agent.swap.new_volumes import NewVolume, Wanted, made
-from storage_admin.agent.swap.volumes import Place
+from storage_admin.agent.swap.new_volumes import NewVolume, made
+from storage_admin.agent.swap.volumes import Maker, Place, Wanted
 from storage_admin.agent.verbs.aside_volume import WHERE
+
+BACKENDS: dict[str, Maker[Any]] = {"lvm": lvm_volumes, "zfs": zfs_volumes}
 
 
 def file_to_volume(request: Request, io: AgentIO) -> dict[str, Any]:
-    """Write what a guest reads of an image onto a new logical volume.
+    """Write what a guest reads of an image onto a new volume.
 
     Args:
-        request: its ``args`` are :data:`base.COMMON` and ``volume``: ``group``, ``group_id``, ``name``, and ``pool``: a
-            thin pool, or empty for a thick volume.
+        request: its ``args`` are :data:`base.COMMON` and ``volume``: ``backend``, ``group``, ``group_id``, ``name``,
+            and ``pool``: a thin pool of LVM, or empty for a thick volume and one of ZFS.
         io: the controller.
 
     Returns:
@@ -46,21 +49,21 @@ def file_to_volume(request: Request, io: AgentIO) -> dict[str, Any]:
             sees to that.
     """
     started, args = time.monotonic(), Arguments(request.args, COMMON | {"volume"})
-    wish, wanted = base.Wish.parse(request.args, args), Wanted.parse(args)
+    wish, (target, wanted) = base.Wish.parse(request.args, args), _wanted(args)
     with opened(wish) as chain:
         size = chain.image.facts.virtual_size
         source = Source.of_image(chain, wish)
-        io.progress("checking", 0, None, "checking the image and the volume group")
+        io.progress("checking", 0, None, "checking the image and where it goes")
         refuse_unfit(chain, wish, io)
         needed = min(size, img.measure(io, source.node, "cluster_size=65536"))
-        with made(wanted, size, needed, request, io) as new:
+        with made(target, wanted, size, needed, request, io) as new:
             told = _write(new, source, io)
         new.finish()
     return told | {"seconds": round(time.monotonic() - started, 3)}
 
 
 def volume_to_volume(request: Request, io: AgentIO) -> dict[str, Any]:
-    """Write a logical volume onto a new one, thick or thin.
+    """Write a volume onto a new one, of the same backend or of another one.
 
     Args:
         request: ``args``: ``backend``, ``group``, ``group_id``, ``name`` and ``id`` of the volume, as the plan has
@@ -75,21 +78,22 @@ def volume_to_volume(request: Request, io: AgentIO) -> dict[str, Any]:
         HostError, StoppedError: as of :func:`file_to_volume`.
     """
     started, args = time.monotonic(), Arguments(request.args, WHERE | {*_SPEED, "volume"})
-    place, wanted = Place.parse(args), Wanted.parse(args)
-    lvm_volumes.check(place)
+    (backend, place), (target, wanted) = _place(args), _wanted(args)
+    if replace(wanted.place, id=place.id) == place:
+        raise RefusedError("target_exists", f"the volume {place.group}/{place.name} itself has that name")
     bandwidth, idle = args.size("bandwidth_bytes_sec"), args.get("idle_io", bool, True)
-    io.progress("checking", 0, None, "checking both volume groups")
-    with host_errors(), hidden(place, request, io) as device:
+    io.progress("checking", 0, None, "checking the volume and where it goes")
+    with host_errors(), hidden(backend, place, request, io) as device:
         node, size = DeviceNode(device.fd, "raw", device.path), device.size
         source = Source(node, size, bandwidth, device.refuse_used, device.refuse_used, idle)
-        with made(wanted, size, size, request, io) as new:
+        with made(target, wanted, size, size, request, io) as new:
             told = _write(new, source, io)
     new.finish()
     return told | {"seconds": round(time.monotonic() - started, 3)}
 
 
 def volume_to_file(request: Request, io: AgentIO) -> dict[str, Any]:
-    """Read a logical volume into an image of a name that no file has.
+    """Read a volume into an image of a name that no file has.
 
     Args:
         request: ``args``: the volume as of :func:`volume_to_volume`; else as of :mod:`from_device`.
@@ -104,21 +108,43 @@ def volume_to_file(request: Request, io: AgentIO) -> dict[str, Any]:
     """
     left_out = {"virtual_size", "base", "chain", "secrets", "iter_time"}
     args = Arguments(request.args, WHERE | (creation.Wish.ARGS - left_out))
-    place, target, wish = Place.parse(args), Target.parse(args.take("target", dict)), creation.Wish.parse(args)
-    lvm_volumes.check(place)
-    with host_errors(), hidden(place, request, io) as device:
+    backend, place = _place(args)
+    target, wish = Target.parse(args.take("target", dict)), creation.Wish.parse(args)
+    with host_errors(), hidden(backend, place, request, io) as device:
         return DeviceCopy(request, io, target, wish, None, device=device).run()
 
 
 def made_by(args: Arguments, io: AgentIO) -> list[dict[str, Any]]:
     """Which of a recovery's ``volumes_made`` are there under the names that they were to have: as ``images``."""
     asked = args.get("volumes_made", list, [])
-    there = {one.id: one for one in lvm_volumes.there([], io)} if asked else {}
+    there = {
+        (name, one.group, one.name, one.id): one
+        for name in {one["backend"] for one in asked}
+        for one in BACKENDS[name].there([], io)
+    }
+    found = [(one, there.get(tuple(one[key] for key in ("backend", "group", "name", "id")))) for one in asked]
     return [
-        {"job": one["job"], "bytes": there[one["id"]].taken, "dev": None, "inode": one["id"]}
-        for one in asked
-        if one["id"] in there and (there[one["id"]].group, there[one["id"]].name) == (one["group"], one["name"])
+        {"job": one["job"], "bytes": volume.taken, "dev": None, "inode": volume.id} for one, volume in found if volume
     ]
+
+
+def _place(args: Arguments) -> tuple[Maker[Any], Place]:
+    place = Place.parse(args)
+    return _backend(place), place
+
+
+def _wanted(args: Arguments) -> tuple[Maker[Any], Wanted]:
+    wanted = Wanted.parse(args)
+    backend = _backend(wanted.place)
+    backend.check_new(wanted)
+    return backend, wanted
+
+
+def _backend(place: Place) -> Maker[Any]:
+    if place.backend not in BACKENDS:
+        raise RefusedError(INVALID, f"no volumes of {place.backend} are moved")
+    BACKENDS[place.backend].check(place)
+    return BACKENDS[place.backend]
 
 
 _SPEED = ("bandwidth_bytes_sec", "idle_io", "reserve", "others_bytes")
@@ -126,7 +152,7 @@ _SPEED = ("bandwidth_bytes_sec", "idle_io", "reserve", "others_bytes")
 
 def _write(new: NewVolume, source: Source, io: AgentIO) -> dict[str, Any]:
     """Writes onto the new volume and compares; gives what the verb tells of it, once it has its name."""
-    device = Device.open(new.path, to_write=True)
+    device = Device.open(new.backend.device(new.one), to_write=True)
     try:
         write(source, device, io, zeroed=new.zeroed, watch=new.watch)
         if not new.zeroed:

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent.host import priority, private_device
+from storage_admin.agent.host import priority, private_device, thin
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.measure import volume_zeros
 from storage_admin.agent.measure.volume_zeros import Range
@@ -158,13 +158,13 @@ class _Work:
     def _discard(self, one: ThinVolume, zeros: list[Range]) -> tuple[int, int, int]:
         device = private_device.NAME + self.request.job
         with one.device(self.request.job, to_write=True) as fd:
-            before, used = thin_volumes.mapped_bytes(device, self.io), lvm_volumes.used_with(one.volume, self.io)
+            before, used = thin.mapped_bytes(device, self.io), lvm_volumes.used_with(one.volume, self.io)
             self.io.emit(OCCUPIED, before_bytes=before)
             told = time.monotonic()
 
             def tell() -> tuple[int, int, int]:
                 os.fsync(fd)  # the pool counts what was let go of once its metadata are written
-                after, now = thin_volumes.mapped_bytes(device, self.io), lvm_volumes.used_with(one.volume, self.io)
+                after, now = thin.mapped_bytes(device, self.io), lvm_volumes.used_with(one.volume, self.io)
                 # Other volumes of the pool may have taken or let go of some meanwhile.
                 freed = 0 if used is None or now is None else min(max(used - now, 0), before - after)
                 self.io.emit(OCCUPIED, before_bytes=before, after_bytes=after, freed_bytes=freed)

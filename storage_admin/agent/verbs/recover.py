@@ -53,7 +53,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
             the same way: they are looked at), ``merges`` (jobs whose merge of an overlay is to be done again),
             ``merges_over`` (those of which the journal may go), ``volumes`` (logical ones that are set aside:
             :func:`aside_volume.recover`), ``volumes_made`` (that jobs which were cut off may have made: each
-            ``job``, ``group``, ``name`` and ``id``).
+            ``job``, ``backend``, ``group``, ``name`` and ``id``).
         io: the controller.
 
     Returns:
