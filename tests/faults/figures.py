@@ -50,7 +50,7 @@ FIGURES = {
     "F15": Figure("STORAGE_ADMIN_HISTORIES", 2, 100),
     "headers": Figure("STORAGE_ADMIN_HEADERS", 10, 500),
     "nfs": Figure("STORAGE_ADMIN_NFS", 5, 50),
-    "nfs faults": Figure("STORAGE_ADMIN_NFS_FAULTS", 13, 13),
+    "nfs faults": Figure("STORAGE_ADMIN_NFS_FAULTS", 14, 14),
     "strangers": Figure("STORAGE_ADMIN_STRANGERS", 10, 500),
     "trims": Figure("STORAGE_ADMIN_TRIMS", 2, 60),
     "strangers less": Figure("STORAGE_ADMIN_STRANGERS_LESS", 1, 50),
