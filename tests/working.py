@@ -44,16 +44,27 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def no_hypervisor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine as one without libvirt and volumes that are no files, whatever else runs on it at this time."""
+def no_libvirt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine as one without libvirt, whatever else runs on it at this time."""
     take = ScanRun.take
 
     def without_libvirt(run: ScanRun, event: dict[str, Any]) -> None:
-        if event["event"] != "volumes":
-            take(run, event | {"libvirt": "absent"} if event["event"] == "host" else event)
+        take(run, event | {"libvirt": "absent"} if event["event"] == "host" else event)
 
     monkeypatch.setattr(ScanRun, "take", without_libvirt)
     monkeypatch.setattr(reader, "read", lambda host: None)
+
+
+@pytest.fixture
+def no_hypervisor(no_libvirt: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, and without volumes that are no files."""
+    take = ScanRun.take
+
+    def without_volumes(run: ScanRun, event: dict[str, Any]) -> None:
+        if event["event"] != "volumes":
+            take(run, event)
+
+    monkeypatch.setattr(ScanRun, "take", without_volumes)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.working import OPERATOR, create, image_at, refused_as, scan, this_mac
 
 __all__ = ["zfs_says"]
 
-pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
+pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_libvirt", "no_reserve")]
 
 DISK = "plain disk"
 GUID = POOLS[0].split("\t")[1]

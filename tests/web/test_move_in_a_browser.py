@@ -1,13 +1,10 @@
 """A disk is moved onto a thin volume from its page."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Page
 
-from images.scan.run import ScanRun
-from storage_admin.hosts.libvirt import reader
 from tests.harness.lvm import Lvm
 from tests.images.test_move import group, lvm, thin
 from tests.web.test_in_a_browser import axe, chromium
@@ -18,20 +15,11 @@ __all__ = ["chromium", "lvm", "page"]
 
 pytestmark = [
     pytest.mark.browser, pytest.mark.qemu, pytest.mark.django_db(transaction=True),
-    pytest.mark.usefixtures("quiet", "no_reserve"),
+    pytest.mark.usefixtures("quiet", "no_libvirt", "no_reserve"),
 ]  # fmt: skip
 
 
-def test_a_disk_is_moved_onto_a_thin_volume(
-    lvm: Lvm, page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take = ScanRun.take
-
-    def without_libvirt(run: ScanRun, event: dict[str, Any]) -> None:
-        take(run, event | ({"libvirt": "absent"} if event["event"] == "host" else {}))
-
-    monkeypatch.setattr(ScanRun, "take", without_libvirt)
-    monkeypatch.setattr(reader, "read", lambda host: None)
+def test_a_disk_is_moved_onto_a_thin_volume(lvm: Lvm, page: Page, tmp_path: Path) -> None:
     pool = tmp_path / "pool"
     pool.mkdir()
     disk = create(pool / "disk.qcow2", "9M")
