@@ -189,7 +189,7 @@ def test_one_that_fills_up_meanwhile_is_given_up(site: Host) -> None:
     with site.agent() as agent:
         agent.request("volume_to_volume", asked, "j9")
         agent.until("progress", stage="copying")
-        site.run("zfs set reservation=400M tank/data")
+        site.run(f"zfs set reservation=$(($(zfs get -Hpo value available tank) - {32 * MIB})) tank/data")
         assert agent.answer()["code"] == "not_enough_space"
     site.run("zfs set reservation=none tank/data")
     assert site.run(STATE) == before
