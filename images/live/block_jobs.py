@@ -157,8 +157,8 @@ class LiveKind(LiveGuestKind):
 
     def pool_of_grown(self, job: Job, wanted: Wanted) -> StoragePool | None:
         """The pool of the image that QEMU writes to, where it is known."""
-        key = path_key(os.fsencode(wanted.chain[0 if wanted.op == "pull" else wanted.base or 0]))
-        image = Image.every.filter(host=job.host_id, path_key=key).select_related("pool").first()
+        grown = wanted.chain[wanted.base or 0] if wanted.op == "commit" else wanted.chain[0]
+        image = Image.every.filter(host=job.host_id, path_key=path_key(os.fsencode(grown))).first()
         return None if image is None else image.pool
 
     def came_to_nothing(self, job: Job, guest: Guest, wanted: Wanted, recorder: Recorder) -> None:
@@ -194,9 +194,8 @@ class LiveKind(LiveGuestKind):
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         if result["before_bytes"] is not None and result["after_bytes"] is not None:
-            grown = path_key(os.fsencode(result.get("grown", result["chain"][0])))
-            image = Image.objects.filter(host=job.host, path_key=grown).first()
-            record.write_line(job, image.pool if image else None, result["before_bytes"], result["after_bytes"])
+            pool = self.pool_of_grown(job, kept(job)[0])
+            record.write_line(job, pool, result["before_bytes"], result["after_bytes"])
         return result
 
 

@@ -176,7 +176,7 @@ def refuse_needed(guest: Guest, layers: Layers, top: int, base: int) -> None:
 
 def room_gone(guest: Guest, pool: StoragePool | None) -> str:
     """Why QEMU must not go on writing to a pool, as its host's agent tells how full it is now; empty for nothing."""
-    if pool is None or refusals.without_agent(guest.host):
+    if pool is None or pool.kind not in refusals.FOLDERS or refusals.without_agent(guest.host):
         return ""
     told = None
     with contextlib.suppress(RefusedError, HostError):
@@ -203,9 +203,8 @@ def in_the_clear(images: Iterable[Image], into: str) -> list[Refusal]:
         "{image} is encrypted, and its data would be written to {into} unencrypted. Use virsh, with a definition of "
         "the new file that encrypts it, or leave the disk as it is."
     )
-    return [Refusal("encrypted", sentence.format(image=image.name, into=into)) for image in images if image.encrypted][
-        :1
-    ]
+    image = next((one for one in images if one.encrypted), None)
+    return [] if image is None else [Refusal("encrypted", sentence.format(image=image.name, into=into))]
 
 
 def backed_up(guest: Guest, now: GuestNow) -> list[Refusal]:

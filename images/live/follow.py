@@ -64,7 +64,7 @@ class Follower:
         """Args:
 
         against: asked once as soon as QEMU writes: why the guest must not be switched over; empty for nothing.
-        watch: asked every :data:`WATCH` seconds while QEMU writes: why there is no room to go on; empty for nothing.
+        watch: asked every :data:`WATCH` seconds while QEMU copies: why there is no room to go on; empty for nothing.
         """
         self._job, self._recorder, self._program, self._wanted = job, recorder, program, wanted
         self._against: Callable[[], str] | None = against
@@ -121,15 +121,15 @@ class Follower:
                 raise GoesOnError("another worker has it")
             return "abort"
         if stage in {"mirroring", "ready"} and self.refused is None:
-            self._look()
+            self._look(stage)
         if self.refused is not None:
             return "abort"
         return "pivot" if stage == "ready" and self._job.ours().filter(cancel_requested=False).exists() else ""
 
-    def _look(self) -> None:
+    def _look(self, stage: str) -> None:
         if self._against is not None and (why := self._against()):
             self.refused = HostError(why)
-        elif time.monotonic() > self._watched + WATCH:
+        elif stage == "mirroring" and time.monotonic() > self._watched + WATCH:
             self._watched = time.monotonic()
             if why := self._watch():
                 self.refused = HostError(why, "not_enough_space")

@@ -113,7 +113,6 @@ class LiveMerge(LiveKind):
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         result, wanted = super().work(job, recorder), kept(job)[0]
-        result["grown"] = wanted.chain[wanted.base or 0]
         if not job.options["delete_merged"]:
             return result
         deleted = _deleted(find(job.target_id), wanted.chain[wanted.top : wanted.base], recorder)

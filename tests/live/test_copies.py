@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -123,21 +123,29 @@ def test_a_cancel_leaves_the_guest_where_it_was_and_nothing_of_the_copy(
     whole(guest, chain[0], acknowledged(guest))
 
 
+@contextlib.contextmanager
+def _guest_and_small_pool(
+    tcg_guest: Callable[..., LibvirtGuest], disk: Path, mebibytes: int
+) -> Iterator[tuple[LibvirtGuest, Guest, Path]]:
+    """A running guest, and a folder of images on a filesystem of its own."""
+    with loop_filesystem(disk.parent, mebibytes) as small, daemons.sees(small):
+        guest = tcg_guest(Disk(disk))
+        host, row = scanned(disk.parent, guest)
+        small.chmod(0o755)
+        register(host, small)
+        scan(host)
+        yield guest, row, small
+
+
 def test_a_copy_is_given_up_before_others_are_left_without_room(
     tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guests whose images lie there would be paused."""
-    folder = chain[0].parent
     write_pattern(chain[0], "qcow2", (20, 60, 0x11))
     monkeypatch.setattr(follow, "WATCH", 0.5)
     monkeypatch.setattr(refusals, "RESERVE_BYTES", 20 << 20)
     monkeypatch.setattr(refusals, "RESERVE_PERCENT", 0)
-    with loop_filesystem(folder, 160) as small, daemons.sees(small):
-        guest = tcg_guest(Disk(chain[0]))
-        host, row = scanned(folder, guest)
-        small.chmod(0o755)
-        register(host, small)
-        scan(host)
+    with _guest_and_small_pool(tcg_guest, chain[0], 160) as (guest, row, small):
         with writing(guest):
             job = submit("live_copy", row, target_pool=pool_at(small), bandwidth_bytes_sec=2 << 20)
 
@@ -157,15 +165,9 @@ def test_a_destination_that_fills_up_leaves_the_guest_where_it_was(
     tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nobody looks in time."""
-    folder = chain[0].parent
     monkeypatch.setattr(follow, "WATCH", 1000.0)
     write_pattern(chain[0], "qcow2", (20, 60, 0x11))  # QEMU copies 16 MiB at once, whatever the limit
-    with loop_filesystem(folder, 128) as small, daemons.sees(small):
-        guest = tcg_guest(Disk(chain[0]))
-        host, row = scanned(folder, guest)
-        small.chmod(0o755)
-        register(host, small)
-        scan(host)
+    with _guest_and_small_pool(tcg_guest, chain[0], 128) as (guest, row, small):
         StoragePool.objects.filter(path_bytes=bytes(small)).update(available_bytes=1 << 40, capacity_bytes=1 << 40)
         with writing(guest):
             job = submit("live_copy", row, target_pool=pool_at(small), bandwidth_bytes_sec=4 << 20)

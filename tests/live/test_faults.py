@@ -128,35 +128,34 @@ def test_a_worker_that_dies_at_any_stage_is_followed(
     all_agree(guest, folder, after)
 
 
-def test_one_that_dies_before_anything_is_begun_is_begun_by_the_next(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    __, row = scanned(folder, guest)
-    job, after = begun("pull", row, folder)
-    with monkeypatch.context() as patch:
+def _dies_before_it_begins(job: Job) -> None:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_jobs.Program, "follow", lambda *_args, **_how: die())
         with pytest.raises(KilledError):
             runner.run(job.pk)
     heart.release(job)
     falls_silent(job)
+
+
+def test_one_that_dies_before_anything_is_begun_is_begun_by_the_next(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    __, row = scanned(folder, guest)
+    job, after = begun("pull", row, folder)
+    _dies_before_it_begins(job)
     run(job)
     ended_well(job)
     assert chain_of(guest) == after
 
 
 def test_a_block_job_of_somebody_else_is_neither_taken_over_nor_ended(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], monkeypatch: pytest.MonkeyPatch
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
 ) -> None:
     guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
     __, row = scanned(folder, guest)
     job, _after = begun("copy", row, folder)
-    with monkeypatch.context() as patch:
-        patch.setattr(block_jobs.Program, "follow", lambda *_args, **_how: die())
-        with pytest.raises(KilledError):
-            runner.run(job.pk)
-    heart.release(job)
-    falls_silent(job)
+    _dies_before_it_begins(job)
     theirs = f"<disk type='file'><source file='{folder}/theirs.qcow2'/><driver type='qcow2'/></disk>"
     guest.domain.blockCopy("vda", theirs, {}, libvirt.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB)
     job = run(job)
