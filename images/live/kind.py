@@ -8,6 +8,7 @@ from images.rewrite import neighbours
 from storage_admin.agent.protocol import INVALID, RefusedError
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
+from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.libvirt import running
 from storage_admin.hosts.libvirt.block_jobs import Program
 from storage_admin.hosts.libvirt.relay import refuse_to_write
@@ -15,6 +16,7 @@ from storage_admin.hosts.live_facts import GuestNow
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import Refusal
 
 #: The state of a guest that is off, in libvirt's words.
 OFF = "shut off"
@@ -41,6 +43,12 @@ class LiveGuestKind(JobKind):
 
     def ended(self, job: Job) -> None:
         services.rescan(job)
+
+
+def bugs(guest: Guest, kind: str) -> list[Refusal]:
+    """What of QEMU's known bugs could corrupt a disk of a running guest: a user may do it all the same, no policy."""
+    running = qemu_bugs.started_with(guest.host, guest.name)
+    return [Refusal("qemu_bug", one) for one in qemu_bugs.against(guest.host, kind, running)]
 
 
 def libvirt_guest(guest: Guest, *, agent: bool = False, by: Program | None = None) -> GuestNow:

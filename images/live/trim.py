@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from images.live import doctor
 from images.live.disks import change, images_of, occupied, pool_of, seen
+from images.live.kind import bugs
 from images.rewrite import record, refusals
 from storage_admin.accounts.models import Actor
 from storage_admin.agent import protocol
@@ -19,7 +20,7 @@ from storage_admin.guests import proxmox_vms
 from storage_admin.guests.kinds.vm_disks import Draft, VmKind, find
 from storage_admin.guests.models import Guest
 from storage_admin.guests.proxmox_vms import Vm
-from storage_admin.hosts import asking, qemu_bugs, transport
+from storage_admin.hosts import asking, transport
 from storage_admin.hosts.libvirt import running
 from storage_admin.hosts.libvirt.relay import why_read_only
 from storage_admin.hosts.live_facts import AgentNow, DeviceNow, DiskNow, GuestNow, Trimmed
@@ -64,7 +65,7 @@ class Trim(VmKind):
             except (RefusedError, HostError) as error:
                 draft.refusals = [Refusal(error.code, error.detail)]
         qcow2 = guest.disks.filter(format="qcow2", device="disk").exists()
-        by_hand = [Refusal("qemu_bug", one) for one in qemu_bugs.against(guest.host, self.name) if qcow2]
+        by_hand = bugs(guest, self.name) if qcow2 else []
         return self.planned(guest, draft, by_hand, options)
 
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:  # noqa: ARG002 (it has none)

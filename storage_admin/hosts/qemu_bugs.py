@@ -174,6 +174,13 @@ def build_of(host: Host) -> Build | None:
     return Build.parse(host.capabilities.get("qemu_system"))
 
 
+def started_with(host: Host, guest: str) -> str:
+    """The QEMU that a guest of libvirt was started with where an update has replaced that since, as of the last scan;
+    empty where it runs the one that is installed.
+    """
+    return str((host.capabilities.get("older_qemus") or {}).get(guest, ""))
+
+
 def of_host(host: Host) -> list[tuple[Bug, str]]:
     """The bugs that a host's emulator has, and what mends each; none where guests cannot run on it."""
     facts = host.capabilities
@@ -187,11 +194,11 @@ def against(host: Host, kind: str, running: str = "") -> list[str]:
     """Why a kind of job may corrupt a running guest's disk, what to do instead and what mends it, in sentences.
 
     Args:
-        running: the version that the guest runs, where its node tells: it may have been started before an update.
+        running: the version that the guest runs, where somebody tells: it may have been started before an update.
     """
     build = build_of(host)
     now = Build.parse(running) if running else build
-    if build is not None and now is not None and now.version[:3] == build.version[:3]:
+    if build is not None and now is not None and not now.revision and now.version[:3] == build.version[:3]:
         now = build
     said = _("(version unknown)") if now is None else ".".join(map(str, now.version))
     said = f"{said} ({now.revision})" if now is not None and now.revision else said

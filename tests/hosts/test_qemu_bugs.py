@@ -78,6 +78,17 @@ def test_a_guest_that_goes_on_with_an_older_qemu_is_judged_by_that() -> None:
     assert qemu_bugs.against(mended, "resize", "10.1.2") == []
 
 
+def test_a_guest_that_was_started_before_an_update_is_judged_by_what_its_host_told() -> None:
+    older = {"one": "10.1.0 (qemu-kvm-10.1.0-14.el10)", "two": "unknown"}
+    mended = host(qemu_system="10.1.0 (qemu-kvm-10.1.0-16.el10)", older_qemus=older)
+    told = {
+        name: qemu_bugs.against(mended, "live_copy", qemu_bugs.started_with(mended, name))
+        for name in ("one", "two", "three")
+    }
+    assert {name: len(bugs) for name, bugs in told.items()} == {"one": 2, "two": 2, "three": 1}
+    assert qemu_bugs.started_with(host(), "one") == ""
+
+
 def test_a_host_without_qemu_has_no_bugs_of_it() -> None:
     assert qemu_bugs.of_host(host()) == []
     assert qemu_bugs.of_host(host(tools={"qemu-system": False})) == []

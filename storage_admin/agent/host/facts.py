@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent.host import nbd
+from storage_admin.agent.host import nbd, older_qemus
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.programs import confined
 from storage_admin.agent.protocol import HostError, machine_id
@@ -77,6 +77,7 @@ def host_event(etc_pve: str = "/etc/pve", root: str = "/", known: Any = None) ->
         "memory_available_bytes": memory_bytes("MemAvailable"),
         "qemu_img": version,
         "qemu_system": asked.emulator(paths["qemu-system"]),
+        "older_qemus": older_qemus.by_guest(root),
         # qemu writes zstd clusters since 5.1, and distributions build it in.
         "zstd": None if version is None else tuple(map(int, version.split(".")[:2])) >= (5, 1),
         # How a tool is kept from what an image's header names; None where it cannot be.
