@@ -8,19 +8,17 @@ from django.utils import timezone
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
-from images.kinds.scan import layout
 from images.models import Image
 from images.orphans import ask_hypervisors, rows
 from images.orphans import refusals as against
-from images.rewrite import in_use, refusals
+from images.rewrite import in_use, needed_as_it_is, refusals
 from images.rewrite import record as rewriting
 from images.rewrite.kind import ImageKind
 from images.rewrite.neighbours import facts, find, locks_on, silent_storage
-from images.scan import known
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.errors import InvalidError
-from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
@@ -122,7 +120,7 @@ class SetAside(AsideKind):
             return image.volume_place
         asked = facts(image)
         del asked["format"]
-        return asked | {"children_known": True, "pools": looked_through(image.host)}
+        return asked | {"children_known": True, **needed_as_it_is.pools(image)}
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
@@ -235,7 +233,7 @@ class DeleteAside(AsideKind):
         self.refuse(against.deleting(image))
         if image.volume:
             return where(image)
-        return where(image) | {"inode": int(image.inode), "pools": looked_through(image.host)}
+        return where(image) | {"inode": int(image.inode), "pools": needed_as_it_is.looked_through(image.host)}
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
@@ -298,16 +296,3 @@ def _removal(image: Image) -> str:
     if volume := image.volume:
         return shlex.join([*_TOOLS[volume["backend"]][2], f"{volume['group']}/.sa-JOB.aside"])
     return shlex.join(["rm", f"{image.path.rpartition('/')[0]}/.sa-JOB.aside"])
-
-
-def looked_through(host: Host) -> list[dict[str, str]]:
-    """The pools in which the agent looks for what needs an image, with the files that need not be opened again."""
-    folders = host.pools.filter(kind__in=refusals.FOLDERS).exclude(path_bytes=b"")
-    return [
-        {
-            "path_b64": b64(bytes(pool.path_bytes)),
-            "kind": layout(pool),
-            "known_b64": known.linked_fingerprints(pool),
-        }
-        for pool in folders
-    ]

@@ -101,7 +101,7 @@ class Commit(Rewriting):
         return replace(plan, before_bytes=image.backing.allocated_size) if image.backing is not None else plan
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
-        return needed_as_it_is.pools(image)
+        return needed_as_it_is.pools(image, below[0])
 
     def written(self, job: Job) -> Image | None:
         image = super().written(job)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from django.utils.translation import gettext
 
-from images.kinds.aside import looked_through
 from images.models import Image
 from images.rewrite import neighbours, refusals
+from images.rewrite.needed_as_it_is import looked_through, refuse_elsewhere
 from images.scan import look
 from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.guests.models import Guest
@@ -160,17 +160,19 @@ def refuse_needed(guest: Guest, layers: Layers, top: int, base: int) -> None:
     """Has a host's agent look once more who needs the images between two places, also what was made since the scan.
 
     Raises:
-        RefusedError: ``has_overlays``, ``guests_unknown``: somebody does, or may; or one is gone.
+        RefusedError: ``has_overlays``, ``guests_unknown``: somebody does, or may, also on other hosts that share their
+            storage; or one is gone.
         HostError: the host does not answer.
     """
     if refusals.without_agent(guest.host):
         return
     places = [place for place in range(max(top - 1, 0), base + 1) if place in layers.rows]
+    images, first = layers.images_at(places), sum(place < top for place in places)
+    refuse_elsewhere(images, first)
     chain = [
         {"path_b64": b64(bytes(image.path_bytes)), "pool_path_b64": b64(bytes(image.pool.path_bytes))}
-        for image in layers.images_at(places)
+        for image in images
     ]
-    first = sum(place < top for place in places)
     asking.ask(guest.host, "needed", {"images": chain, "first": first, "pools": looked_through(guest.host)})
 
 
@@ -232,6 +234,16 @@ def about_bitmaps(images: Iterable[Image]) -> list[str]:
         "be a full one."
     )
     return [sentence.format(names=", ".join(names[:5]))]
+
+
+def as_scanned(guest: Guest, target: str) -> Layers:
+    """A disk's chain as of the last scan; empty where that does not know it, or it is cut."""
+    images, image = list[Image](), images_of(guest).get(target)
+    if image is not None:
+        with contextlib.suppress(RefusedError):
+            images = [image, *neighbours.ancestors(image)]
+    chain = [one.path for one in images]
+    return Layers(guest.pk, target, chain, dict(enumerate(images)), "", None, ())
 
 
 def layers_of(guest: Guest, now: GuestNow, disk: DiskNow) -> Layers:

@@ -3,6 +3,7 @@
 Such an overlay stands on what has changed under it: it is marked as merged, and can only be deleted.
 """
 
+import contextlib
 import os
 from typing import Any
 
@@ -10,7 +11,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.live.block_jobs import DISK, PATH, Choice, LiveKind
-from images.live.disks import Layers, drop, files, in_the_clear, refuse_needed
+from images.live.disks import Layers, as_scanned, drop, files, in_the_clear, refuse_needed
 from images.live.follow import kept
 from images.models import Image
 from images.rewrite import neighbours, record, refusals
@@ -47,8 +48,7 @@ class LiveMerge(LiveKind):
 
     def choose(self, guest: Guest, layers: Layers, options: dict[str, Any]) -> Choice:
         chain, against = layers.chain, list[Refusal]()
-        top = 0 if options["layer"] is None else _place(layers, options["layer"], against)
-        base = top + 1 if options["into"] is None else _place(layers, options["into"], against)
+        top, base = _places(layers, options, against)
         if not against and not 0 <= top < base < len(chain):
             sentence = gettext(
                 "Nothing can be merged there: {disk} has {count} images below, and the other must be below."
@@ -89,8 +89,19 @@ class LiveMerge(LiveKind):
             (told, after),
         )  # fmt: skip
 
-    def look_again(self, guest: Guest, layers: Layers, wanted: Wanted) -> None:
-        refuse_needed(guest, layers, wanted.top, wanted.base or 0)
+    def look_ahead(self, guest: Guest, options: dict[str, Any]) -> object:
+        layers, against = as_scanned(guest, options["disk"]), list[Refusal]()
+        top, base = _places(layers, options, against)
+        if against or not 0 <= top < base < len(layers.chain):
+            return None
+        with contextlib.suppress(RefusedError, HostError):  # of what may be no more: it is looked at again
+            refuse_needed(guest, layers, top, base)
+            return layers.chain, top, base
+        return None
+
+    def look_again(self, guest: Guest, layers: Layers, wanted: Wanted, ahead: object) -> None:
+        if ahead != (wanted.chain, wanted.top, wanted.base):
+            refuse_needed(guest, layers, wanted.top, wanted.base or 0)
 
     def _allocated(self, guest: Guest, wanted: Wanted, told: int | None) -> int | None:
         """What the image that has grown occupies now."""
@@ -149,6 +160,12 @@ def _rows(guest: Guest, paths: list[str]) -> dict[str, Image]:
     keys = [path_key(os.fsencode(path)) for path in paths]
     images = Image.objects.filter(host=guest.host_id, path_key__in=keys).select_related("pool")
     return {image.path_key: image for image in images}
+
+
+def _places(layers: Layers, options: dict[str, Any], against: list[Refusal]) -> tuple[int, int]:
+    """The places of the uppermost layer that is merged, and of the image that it is merged into."""
+    top = 0 if options["layer"] is None else _place(layers, options["layer"], against)
+    return top, top + 1 if options["into"] is None else _place(layers, options["into"], against)
 
 
 def _place(layers: Layers, path: str, against: list[Refusal]) -> int:

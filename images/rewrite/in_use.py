@@ -158,7 +158,7 @@ def _files(paths: set[bytes]) -> set[tuple[str, str]]:
 
 def asked_elsewhere(image: Image) -> dict[str, bool]:
     """What the agent is told of it."""
-    return {"shared": any(_others(image))}
+    return {"shared": any(others(image))}
 
 
 def refuse_used_elsewhere(image: Image, *, named: bool = True) -> None:
@@ -171,7 +171,7 @@ def refuse_used_elsewhere(image: Image, *, named: bool = True) -> None:
         RefusedError: ``image_in_use``; ``stale_plan``; ``guests_unknown``, where one of these hosts cannot be asked. No
             host is named: it may not exist for whoever reads that.
     """
-    for pair, path in _others(image):
+    for pair, path in others(image):
         told = _ask(pair, path, image, [int(image.inode)])
         if not pair.is_proven and told["inode"] != int(image.inode):
             continue  # it is another storage, or has another file there
@@ -196,7 +196,7 @@ def look_again_elsewhere(job: Job, image: Image) -> None:
     """
     went, came = int(image.inode), int(job.kept["ready"]["made_inode"])
     used: set[int] = set()
-    for pair, path in _others(image):
+    for pair, path in others(image):
         told = _ask(pair, path, image, [went, came])
         if not pair.is_proven and told["inode"] not in {went, came}:
             continue
@@ -219,7 +219,7 @@ def look_again_elsewhere(job: Job, image: Image) -> None:
         raise _used(image, _("It was opened during the swap."))
 
 
-def _others(image: Image) -> Iterator[tuple[shared_storages.Shared, bytes]]:
+def others(image: Image) -> Iterator[tuple[shared_storages.Shared, bytes]]:
     """Each other mount that shows the image, once, and the path that it has there."""
     found = set()
     for pair, path in shared_storages.elsewhere(image):

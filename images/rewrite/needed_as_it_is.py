@@ -1,13 +1,19 @@
 """What stands against a job that takes an image's name or content away: who needs the image as it is."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from images.kinds.aside import looked_through
+from images.kinds.scan import layout
 from images.models import Image
-from images.rewrite import neighbours
+from images.rewrite import in_use, neighbours
+from images.rewrite.refusals import FOLDERS, without_agent
+from images.scan import known
+from storage_admin.agent.protocol import HostError, RefusedError, b64
+from storage_admin.hosts import asking
+from storage_admin.hosts.models import Host
 from storage_admin.jobs.plan_and_progress import Refusal
 
 
@@ -32,6 +38,66 @@ def refusals(image: Image, advice: str) -> list[Refusal]:
     return found
 
 
-def pools(image: Image) -> dict[str, Any]:
-    """The agent's argument that says where it looks for what needs the image."""
+def pools(image: Image, *below: Image) -> dict[str, Any]:
+    """The agent's argument that says where it looks for what needs the image.
+
+    Args:
+        below: what it stands on, if these are changed as well.
+
+    Raises:
+        RefusedError: as :func:`refuse_elsewhere`, which is asked now.
+    """
+    refuse_elsewhere([image, *below])
     return {"pools": looked_through(image.host)}
+
+
+def looked_through(host: Host) -> list[dict[str, str]]:
+    """The pools in which the agent looks for what needs an image, with the files that need not be opened again."""
+    folders = host.pools.filter(kind__in=FOLDERS).exclude(path_bytes=b"")
+    return [
+        {
+            "path_b64": b64(bytes(pool.path_bytes)),
+            "kind": layout(pool),
+            "known_b64": known.linked_fingerprints(pool),
+        }
+        for pool in folders
+    ]
+
+
+def refuse_elsewhere(chain: Sequence[Image], first: int = 0) -> None:
+    """Has the agents of other hosts that share these images' storage look who needs them in all their pools, also what
+    was made since their last scan.
+
+    Args:
+        chain: images from above, which may need each other.
+        first: place of the first that nobody else may need.
+
+    Raises:
+        RefusedError: ``has_overlays``; ``guests_unknown``, where one of these hosts cannot be asked. No host is named:
+            it may not exist for whoever reads that.
+    """
+    there: dict[int, tuple[Host, list[dict[str, str]], int]] = {}
+    for place, image in enumerate(chain):
+        for pair, path in in_use.others(image):
+            other = pair.other
+            if pair.is_proven and other.host_id != image.host_id:
+                host, asked, above = there.get(other.host_id, (other.host, [], 0))
+                one = {"path_b64": b64(path), "pool_path_b64": b64(bytes(other.path_bytes))}
+                there[host.pk] = (host, [*asked, one], above + (place < first))
+    name = chain[first].name if there else ""
+    for host, asked, above in there.values():
+        if above == len(asked):
+            continue  # of those that nobody else may need it sees none
+        try:
+            if without := without_agent(host):
+                raise RefusedError(without[0].code, without[0].detail)
+            asking.ask(host, "needed", {"images": asked, "first": above, "pools": looked_through(host)})
+        except (HostError, RefusedError) as error:
+            if error.code == "has_overlays":
+                sentence = _("On another host that shares the storage of {image}, an image was made on it. Scan both.")
+                raise RefusedError("has_overlays", sentence.format(image=name)) from error
+            sentence = _(
+                "Another registered host shares the storage of {image} and did not report who needs it ({code}). Scan "
+                "that host and try again."
+            )
+            raise RefusedError("guests_unknown", sentence.format(image=name, code=error.code)) from error

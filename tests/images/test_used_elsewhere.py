@@ -25,7 +25,7 @@ from tests.agent import on_a_network
 from tests.factories import HostFactory
 from tests.images.away import goes_away
 from tests.images.test_silent_storage import opened
-from tests.working import ADMIN, OPERATOR, image_at, register, run, said, scan
+from tests.working import ADMIN, OPERATOR, create, image_at, register, run, said, scan
 
 pytestmark = [pytest.mark.qemu, pytest.mark.django_db]
 pytestmark.append(pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve"))
@@ -93,6 +93,39 @@ def test_another_file_there_is_refused_and_hosts_of_other_storages_are_not_asked
     assert _refused(image) == "stale_plan"
     other.pools.update(shared_key="nfs:server:/another")
     in_use.refuse_used_elsewhere(image)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "on"),
+    [
+        ("set_aside", {}, "base"),
+        ("convert", {"format": "raw", "replace": True}, "base"),
+        ("commit", {}, "base"),
+        ("commit", {}, "overlay"),
+        ("reclaim", {"method": "copy"}, ""),
+    ],
+)
+def test_what_another_host_has_made_on_an_image_since_its_scan_refuses_whoever_takes_that_away(
+    path: Path, other: Host, kind: str, options: dict[str, Any], on: str
+) -> None:
+    """In a folder that only that host has."""
+    overlay = create(path.parent / "overlay.qcow2", base=path.name) if kind == "commit" else path
+    scan(image_at(path).host)
+    share()
+    local = path.parent.parent / "of the other alone"
+    local.mkdir()
+    register(other, local)
+    target = image_at(overlay)
+    job = services.submit(ADMIN, kind, target.pk, options)
+    kinds.get(kind).request(job)
+    on_what = overlay if on == "overlay" else path
+    create(local / "clone.qcow2", base=str(path.parent.parent / "mounted" / on_what.name))
+    try:
+        kinds.get(kind).request(job)
+        code = ""
+    except RefusedError as refused:
+        code = refused.code
+    assert code == ("has_overlays" if on else "")
 
 
 # After the exchange
