@@ -4,6 +4,7 @@ Of a guest that runs libvirt writes what the overlays hold into the images below
 when whoever asked for it has gone. Of a guest that is off it takes the snapshot out of the images.
 """
 
+import shlex
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -24,6 +25,7 @@ from storage_admin.guests import backups, proxmox_vms
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import snapshots
+from storage_admin.hosts.libvirt.process import GoneError
 from storage_admin.hosts.libvirt.snapshots import Snapshots
 from storage_admin.hosts.live_facts import GuestNow, Snapshot
 from storage_admin.jobs import runner
@@ -96,8 +98,13 @@ class DeleteSnapshot(SnapshotKind):
                 continue
             disk = next((one for one in now.disks if one.target == part.target), None)
             if disk is None or part.path not in disk.chain[:-1]:
-                sentence = gettext("{path} is not in the chain of {disk}.")
-                against.append(Refusal("stale_plan", sentence.format(path=part.path, disk=part.target)))
+                sentence = gettext(
+                    "{path} is not in the chain of {disk}. If libvirt ended after it had merged that, have it forget "
+                    "the snapshot ({command}), and never attach the file to a guest again."
+                )
+                command = shlex.join(["virsh", "snapshot-delete", guest.name, chosen.name, "--metadata"])
+                told = sentence.format(path=part.path, disk=part.target, command=command)
+                against.append(Refusal("stale_plan", told))
                 continue
             layers = layers_of(guest, now, disk)
             top = layers.chain.index(part.path)
@@ -144,7 +151,8 @@ class DeleteSnapshot(SnapshotKind):
             if recorder.cancel_requested:
                 if not job.ours().exists():
                     raise GoesOnError("another worker has it")
-                raise StoppedError(protocol.CANCELLED, gettext("Cancelled. libvirt finishes deleting the snapshot."))
+                told = gettext("Cancelled. libvirt finishes deleting the snapshot, unless it has ended.")
+                raise StoppedError(protocol.CANCELLED, told)
 
         begun = name != ""
         while True:
@@ -162,7 +170,7 @@ class DeleteSnapshot(SnapshotKind):
                 name = wanted[0].name
                 job.kept = job.kept | {BEGUN: {"name": name, "before": before, "deleted": deleted}}
                 job.ours().update(kept=job.kept)
-            self._delete(guest, name, tick, begun=begun)
+            self._delete(guest, name, recorder, tick, begun=begun)
             recorder.log(f"The snapshot {name} of {guest.name} is deleted; what was written since stays.")
             deleted.append(name)
             begun = False
@@ -177,22 +185,33 @@ class DeleteSnapshot(SnapshotKind):
                 top = layers.chain.index(overlays[disk.target])
                 refuse_needed(guest, layers, top, top + 1)
 
-    @staticmethod
-    def _delete(guest: Guest, name: str, tick: Callable[[], None], *, begun: bool) -> None:
-        """Has libvirt delete one, and waits for it.
+    def _delete(self, guest: Guest, name: str, recorder: Recorder, tick: Callable[[], None], *, begun: bool) -> None:
+        """Has libvirt delete one, and waits for it, also for a libvirt that has ended: it leaves all as it was.
 
         Args:
             begun: a worker before has asked for it: libvirt may still be at it.
         """
+        gone = False
         while True:
             try:
+                if gone:
+                    now, known = asked(guest, {})
+                    if (chosen := known.named(name)) is None:
+                        return
+                    for refusal in self.against(guest, now, known, chosen):
+                        raise RefusedError(refusal.code, refusal.detail)
+                    self._look_again(guest, now, chosen)
                 known = snapshots.delete(guest.host, guest.uid, name, tick)
                 break
+            except GoneError as error:
+                begun = gone = True
+                message = f"libvirt does not answer; it is asked again: {error}"
+                recorder.progress({"stage": "lost", "message": message})
             except HostError as error:
                 if not begun or not any(word in error.detail for word in _BUSY):
                     raise
-                tick()
-                time.sleep(_AGAIN)
+            tick()
+            time.sleep(_AGAIN)
         if known.named(name) is not None:
             raise HostError(gettext("libvirt deleted the snapshot {name} and still lists it.").format(name=name))
 

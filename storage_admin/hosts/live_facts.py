@@ -88,6 +88,7 @@ class GuestNow:
         machine: its type, such as ``pc-q35-7.2``; empty where nobody tells.
         snapshots, checkpoints: names of those that its hypervisor keeps.
         backs_up: it makes a backup of it now.
+        saved: its memory is kept for its next start.
     """
 
     state: str
@@ -98,6 +99,7 @@ class GuestNow:
     snapshots: tuple[str, ...] = ()
     checkpoints: tuple[str, ...] = ()
     backs_up: bool = False
+    saved: bool = False
 
     @property
     def runs(self) -> bool:

@@ -50,6 +50,7 @@ def look(domain: Any, *, agent: bool = False) -> dict[str, Any]:
         "snapshots": domain.snapshotListNames(),
         "checkpoints": [one.getName() for one in domain.listAllCheckpoints()],
         "backs_up": backs_up(domain),
+        "saved": bool(domain.hasManagedSaveImage()),
     }
 
 

@@ -34,9 +34,9 @@ def say(answer: dict[str, Any]) -> None:
 
 
 def answer(work: Callable[[], dict[str, Any]]) -> None:
-    """Says what ``work`` returns, or what libvirt said against it."""
+    """Says what ``work`` returns, or what libvirt said against it; ``gone`` where the line to it broke."""
     prepare()
     try:
         say(work())
     except libvirt.libvirtError as error:
-        say({"error": str(error)})
+        say({"error": str(error), "gone": error.get_error_domain() == libvirt.VIR_FROM_RPC})

@@ -16,6 +16,10 @@ from storage_admin.agent.protocol import HostError
 TICK = 0.5
 
 
+class GoneError(HostError):
+    """libvirt ended while it was asked, or cannot be reached: what was asked for may be at work, done, or not begun."""
+
+
 def command(uri: str, words: list[str]) -> list[str]:
     """The argument list of a program: its module's name, and what it is given after the URI."""
     module, *arguments = words
@@ -35,12 +39,13 @@ def ask(
         tick: called twice a second; what it raises ends the program.
 
     Raises:
+        GoneError: libvirt ended meanwhile, or cannot be reached.
         HostError: no answer, or one that says why there is none.
     """
     said = _said(uri, words, seconds, sent, tick)
     answer = json.loads(said)
     if "error" in answer:
-        raise HostError(f"{failed}: {answer['error']}")
+        raise (GoneError if answer.get("gone") else HostError)(f"{failed}: {answer['error']}")
     return answer
 
 

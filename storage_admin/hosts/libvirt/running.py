@@ -7,7 +7,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from storage_admin.agent.protocol import HostError
-from storage_admin.hosts.libvirt.process import ask
+from storage_admin.hosts.libvirt.process import GoneError, ask
 from storage_admin.hosts.libvirt.relay import refuse_to_write
 from storage_admin.hosts.libvirt.uri import uri_of
 from storage_admin.hosts.live_facts import AgentNow, DiskNow, Filesystem, GuestNow, Trimmed, trimmed
@@ -42,6 +42,7 @@ def guest_now(told: dict[str, Any]) -> GuestNow:
         snapshots=tuple(told["snapshots"]),
         checkpoints=tuple(told["checkpoints"]),
         backs_up=told["backs_up"],
+        saved=told["saved"],
     )
 
 
@@ -82,7 +83,7 @@ def _asked(
     refuse_to_write(host)
     with uri_of(host) as uri:
         if uri is None:
-            raise HostError(_("No libvirt listens on {host}.").format(host=host.name))
+            raise GoneError(_("No libvirt listens on {host}.").format(host=host.name))
         answer: dict[str, Any] = ask(
             uri, ["guest"], seconds, json.dumps({"uid": uid, "do": what, **more}).encode(), tick=tick
         )

@@ -7,8 +7,8 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from storage_admin.agent.protocol import HostError, RefusedError
-from storage_admin.hosts.libvirt.process import ask
+from storage_admin.agent.protocol import RefusedError
+from storage_admin.hosts.libvirt.process import GoneError, ask
 from storage_admin.hosts.libvirt.relay import refuse_to_write
 from storage_admin.hosts.libvirt.uri import uri_of
 from storage_admin.hosts.live_facts import Part, Snapshot, newest_first, since_1970
@@ -90,7 +90,7 @@ def _asked(host: Host, request: dict[str, Any], seconds: float, tick: Callable[[
     refuse_to_write(host)
     with uri_of(host) as uri:
         if uri is None:
-            raise HostError(_("No libvirt listens on {host}.").format(host=host.name))
+            raise GoneError(_("No libvirt listens on {host}.").format(host=host.name))
         told = ask(uri, ["snapshot"], seconds, json.dumps(request).encode(), tick=tick)
     if "contradiction" in told:
         raise RefusedError("stale_plan", _("Nothing was changed: {contradiction}.").format(**told))

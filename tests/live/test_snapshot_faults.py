@@ -1,0 +1,208 @@
+"""Snapshots with files of their own that libvirt deletes under a running guest, and what may go away meanwhile."""
+
+import contextlib
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import libvirt_qemu
+import pytest
+
+from storage_admin.guests.models import Guest
+from storage_admin.hosts.libvirt import snapshots
+from storage_admin.hosts.models import Host
+from storage_admin.jobs import runner, services
+from storage_admin.jobs.liveness import heart
+from storage_admin.jobs.models import Job
+from tests.chance import night
+from tests.harness import libvirtd as daemons
+from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.live.chains import chain_of, definition_of, done
+from tests.live.conftest import scanned
+from tests.live.test_faults import KilledError, falls_silent
+from tests.live.writer import acknowledged, begin, check, wait_for_writes, writing
+from tests.working import OPERATOR, create, run, said, scan
+
+pytestmark = [
+    pytest.mark.guest,
+    pytest.mark.services,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("quiet", "libvirtd"),
+]
+TIMES = 5 if night() else 1
+#: MiB that each overlay holds, and bytes a second by which they are merged: libvirt itself takes no limit.
+HELD, SPEED = 40, 20 << 20
+#: What the guest's disk stands on after each of them was deleted.
+AFTER = {"one": ["disk.two", "disk.qcow2"], "two": ["disk.one", "disk.qcow2"]}
+
+#: Of two snapshots the inner one, and the one whose overlay the guest writes to.
+both = pytest.mark.parametrize("name", AFTER)
+one_by_day = pytest.mark.parametrize("name", [pytest.param("one", marks=pytest.mark.night), "two"])
+times = pytest.mark.parametrize("time_of", range(TIMES))
+
+
+def of_qemu(guest: LibvirtGuest, command: str, **arguments: object) -> Any:
+    told = json.dumps({"execute": command, "arguments": arguments})
+    return json.loads(libvirt_qemu.qemuMonitorCommand(guest.domain, told, 0))["return"]
+
+
+@contextlib.contextmanager
+def while_it_merges(guest: LibvirtGuest, happens: Callable[[], object]) -> Iterator[None]:
+    """Within it, something happens once QEMU has begun to merge an overlay of the guest, which it does slowly then."""
+    happened: list[str] = []
+
+    def watch() -> None:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            if jobs := of_qemu(guest, "query-block-jobs"):
+                of_qemu(guest, "block-job-set-speed", device=jobs[0]["device"], speed=SPEED)
+                time.sleep(0.5)
+                happens()
+                happened.append(jobs[0]["device"])
+                return
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    yield
+    watching.join()
+    assert happened, "nothing was merged"
+
+
+@pytest.fixture
+def begun(domains: Domains, shared_folder: Path) -> Callable[[str], tuple[LibvirtGuest, Job]]:
+    """``begun(name)``: a guest with the snapshots one and two, and a job that deletes one of them."""
+
+    def made(name: str) -> tuple[LibvirtGuest, Job]:
+        guest = domains.run([Disk(create(shared_folder / "disk.qcow2", "96M"))])
+        host, row = scanned(shared_folder, guest)
+        for one in AFTER:
+            done(services.submit(OPERATOR, "snapshot", row.pk, {"name": one, "quiesce": False}))
+            write = f"dd if=/dev/urandom of=/dev/vda bs=1M seek=4 count={HELD} conv=notrunc,fsync"
+            guest.console.run(f"{write} 2>/dev/null")
+        scan(host)
+        return guest, services.submit(OPERATOR, "delete_snapshot", row.pk, {"name": name})
+
+    return made
+
+
+def listed(job: Job) -> set[str]:
+    return {one.name for one in snapshots.of(job.host, Guest.objects.get(pk=job.target_id).uid).found}
+
+
+def whole(guest: LibvirtGuest, folder: Path, after: list[str]) -> None:
+    """Chain, definition and every acknowledged write; a check of the guest's last state."""
+    assert (chain_of(guest), definition_of(guest)) == (after, after[0])
+    last = acknowledged(guest)
+    guest.stop()
+    check(folder / after[0], last)
+
+
+@times
+@both
+def test_libvirtd_is_killed_meanwhile_and_asked_again(
+    domains: Domains, begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path, name: str, time_of: int
+) -> None:
+    guest, job = begun(name)
+
+    def kill() -> None:
+        daemons.kill()
+        time.sleep(3)
+        daemons.restart()
+
+    with writing(guest):
+        with while_it_merges(guest, kill):
+            run(job)
+        domains.reconnect(guest)
+        assert job.state == "succeeded", (job.error_detail, said(job))
+        wait_for_writes(guest, 2)
+    assert listed(job) == set(AFTER) - {name}
+    whole(guest, shared_folder, AFTER[name])
+    assert not (shared_folder / f"disk.{name}").exists()
+
+
+@times
+@both
+def test_a_guest_that_is_killed_meanwhile_keeps_what_was_acknowledged_and_its_snapshot(
+    begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path, name: str, time_of: int
+) -> None:
+    guest, job = begun(name)
+    last: list[int] = []
+
+    def kill() -> None:
+        last.append(acknowledged(guest))
+        guest.domain.destroy()
+
+    begin(guest)
+    with while_it_merges(guest, kill):
+        run(job)
+    assert (job.state, job.error_code) == ("failed", "tool_failed"), said(job)
+    assert listed(job) == set(AFTER)
+    assert definition_of(guest) == "disk.two"
+    check(shared_folder / "disk.two", last[0])
+    scan(job.host)
+    done(services.submit(OPERATOR, "delete_snapshot", job.target_id, {"name": name}))
+    check(shared_folder / AFTER[name][0], last[0])
+
+
+@one_by_day
+def test_a_worker_that_dies_meanwhile_is_followed_by_the_next_one(
+    begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    guest, job = begun(name)
+    deletes = snapshots.delete
+
+    def dies(host: Host, uid: str, one: str, tick: object) -> None:
+        """The request goes on in libvirt, and whoever waits for it is gone."""
+        threading.Thread(target=deletes, args=(host, uid, one, lambda: None), daemon=True).start()
+        time.sleep(1)
+        raise KilledError
+
+    with writing(guest):
+        with monkeypatch.context() as patch:
+            patch.setattr(snapshots, "delete", dies)
+            with pytest.raises(KilledError):
+                runner.run(job.pk)
+        heart.release(job)
+        falls_silent(job)
+        assert job.state == "queued"
+        run(job)
+        assert job.state == "succeeded", (job.error_detail, said(job))
+        wait_for_writes(guest, 2)
+    assert listed(job) == set(AFTER) - {name}
+    whole(guest, shared_folder, AFTER[name])
+
+
+@one_by_day
+def test_a_cancel_ends_the_waiting_and_libvirt_finishes_it(
+    begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path, name: str
+) -> None:
+    guest, job = begun(name)
+    with writing(guest):
+        with while_it_merges(guest, lambda: services.cancel(OPERATOR, job)):
+            run(job)
+        assert job.state == "cancelled", (job.error_detail, said(job))
+        until = time.monotonic() + 60
+        while name in listed(job) and time.monotonic() < until:
+            time.sleep(0.5)
+        wait_for_writes(guest, 2)
+    assert listed(job) == set(AFTER) - {name}
+    whole(guest, shared_folder, AFTER[name])
+
+
+def test_a_snapshot_whose_overlay_was_merged_before_libvirt_ended_is_told_how_to_go(
+    begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path
+) -> None:
+    guest, job = begun("one")
+    services.cancel(OPERATOR, job)
+    subprocess.run(
+        ["virsh", "blockcommit", guest.name, "vda", "--top", shared_folder / "disk.one", "--wait"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    scan(job.host)
+    plan = services.plan(OPERATOR, "delete_snapshot", job.target_id, {"name": "one"})
+    assert [one.code for one in plan.refusals] == ["stale_plan"]
+    assert f"virsh snapshot-delete {guest.name} one --metadata" in plan.refusals[0].detail
