@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from images.live.disks import Layers, about_bitmaps, images_of, in_the_clear, layers_of, occupied, room_gone
 from images.live.follow import GUEST_ENDED, Follower, keep, kept, settled, unseen_switch
-from images.live.kind import LiveGuestKind, running_guest
+from images.live.kind import LiveGuestKind, bugs, running_guest
 from images.models import Image
 from images.rewrite import record, refusals
 from storage_admin.accounts.models import Actor
@@ -24,7 +24,6 @@ from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.libvirt import running
 from storage_admin.hosts.libvirt.block_jobs import Program, Wanted
 from storage_admin.hosts.models import StoragePool
@@ -76,7 +75,7 @@ class LiveKind(LiveGuestKind):
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         guest = find(target_id)
         layers, choice, against = self._chosen(guest, options)
-        by_hand = [Refusal("qemu_bug", one) for one in qemu_bugs.against(guest.host, self.name)]
+        by_hand = bugs(guest, self.name)
         images = layers.images if layers else []
         grown = None if choice.most is None or choice.before is None else choice.most - choice.before
         return Plan(
@@ -148,8 +147,14 @@ class LiveKind(LiveGuestKind):
         freed = None if before is None or after is None else before - after
         return result | {"before_bytes": before, "after_bytes": after, "freed_bytes": freed}
 
-    def look_again(self, guest: Guest, layers: Layers, wanted: Wanted) -> None:
-        """Looks right before it begins at what no scan may have seen yet; raises RefusedError or HostError."""
+    def look_ahead(self, guest: Guest, options: dict[str, Any]) -> object:  # noqa: ARG002 (most have nothing to look at)
+        """Looks, while libvirt is asked for the chain, at what no scan may have seen yet, by the chain as of the last
+        one; what :meth:`look_again` gets.
+        """
+        return None
+
+    def look_again(self, guest: Guest, layers: Layers, wanted: Wanted, ahead: object) -> None:
+        """Looks right before it begins at what was not looked at ahead; raises RefusedError or HostError."""
 
     def against_switching(self, guest: Guest, wanted: Wanted) -> str:  # noqa: ARG002 (for those that have a target)
         """Why the guest must not be switched over now that all is copied; empty for nothing."""
@@ -169,6 +174,8 @@ class LiveKind(LiveGuestKind):
 
     def _begin(self, job: Job, guest: Guest, by: Program) -> tuple[Wanted, int | None]:
         """Plans anew, and keeps what is begun before it is."""
+        by.ask(guest.uid)
+        ahead = self.look_ahead(guest, job.options)
         layers, choice, against = self._chosen(guest, job.options, by)
         for refusal in against:
             raise RefusedError(refusal.code, refusal.detail)
@@ -177,7 +184,7 @@ class LiveKind(LiveGuestKind):
         disk = job.options["disk"] if layers is None else layers.disk
         wanted = Wanted(guest.uid, disk, self.op, chain, choice.top, choice.base, speed, choice.target)
         if layers is not None:
-            self.look_again(guest, layers, wanted)
+            self.look_again(guest, layers, wanted, ahead)
         keep(job, "planned", wanted, choice.before)
         return wanted, choice.before
 

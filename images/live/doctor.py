@@ -19,9 +19,14 @@ from storage_admin.jobs.plan_and_progress import Cause
 WITHOUT_DISCARD = frozenset({"fdc", "sd", "usb"})
 #: Filesystems on which a file has no holes.
 WITHOUT_HOLES = frozenset({"exfat", "fuse.exfat", "hfs", "hfsplus", "iso9660", "msdos", "udf", "ufs", "vfat"})
-#: The first machine types whose virtio disks take discards (hw_compat_3_1 turns them off).
+#: The first machine types whose virtio disks take discards (hw_compat_3_1 turns them off), and the older ones of
+#: distributions: RHEL's up to 8.0 (hw_compat_rhel_8_0), Ubuntu's by the names of releases (QEMU 2.0 to 3.1).
 _FIRST_MACHINE = (4, 0)
-_MACHINE = re.compile(r"(?:pc-i440fx|pc-q35|virt|pseries|s390-ccw-virtio)-(\d+)\.(\d+)(?:$|[^\d])")
+_BOARD = r"(?:pc-i440fx|pc-q35|virt|pseries|s390-ccw-virtio)-"
+_MACHINE = re.compile(_BOARD + r"(\d+)\.(\d+)(?:$|[^\d])")
+_OLDER = re.compile(
+    _BOARD + r"(?:rhel[67]\.|rhel8\.0\.|(?:trusty|utopic|vivid|wily|xenial|yakkety|zesty|artful|bionic|cosmic|disco)\b)"
+)
 #: Bytes that a guest's filesystem frees at once, at least; what is freed in coarser pieces is freed less often.
 _BLOCK = 4096
 #: Bytes of a cluster from which on much of what a guest frees covers no whole cluster.
@@ -131,7 +136,7 @@ def _of_disk(guest: GuestNow, disk: DiskNow, image: Image | None) -> Iterator[Ca
 
 def _of_bus(guest: GuestNow, disk: DiskNow) -> Iterator[Cause]:
     known = _MACHINE.match(guest.machine)
-    old = known is not None and (int(known[1]), int(known[2])) < _FIRST_MACHINE
+    old = _OLDER.match(guest.machine) or (known and (int(known[1]), int(known[2])) < _FIRST_MACHINE)
     if disk.bus in WITHOUT_DISCARD or (disk.bus == "virtio" and old):
         why = (
             _("{disk} is a virtio disk of the machine type {machine}, which passes no trim requests.")

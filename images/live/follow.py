@@ -18,11 +18,13 @@ from storage_admin.hosts.libvirt import block_jobs
 from storage_admin.hosts.libvirt.block_jobs import Ended, LostError, Program, Wanted
 from storage_admin.jobs import runner
 from storage_admin.jobs.kinds import BEGUN, GoesOnError
-from storage_admin.jobs.models import Job
+from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plan_and_progress import Recorder
 
 #: The guest ended while its block job was at work.
 GUEST_ENDED = "guest_ended"
+#: How often libvirt may refuse to switch a guest over before the block job is given up.
+REFUSED = 5
 #: Seconds between two looks at the room that is left where QEMU writes.
 WATCH = 5.0
 _LOST = gettext_lazy(
@@ -68,7 +70,7 @@ class Follower:
         """
         self._job, self._recorder, self._program, self._wanted = job, recorder, program, wanted
         self._against: Callable[[], str] | None = against
-        self._watch, self._watched = watch, time.monotonic()
+        self._watch, self._watched, self._pivots_refused = watch, time.monotonic(), 0
         self.refused: HostError | None = None
 
     def run(self, *, taken_over: bool) -> Ended:
@@ -110,6 +112,12 @@ class Follower:
         if stage != begun["stage"]:
             keep(self._job, stage, self._wanted, begun["before"])
             self._recorder.log(stage)
+        if why := document.get("against"):
+            self._pivots_refused += 1
+            self._recorder.log(f"libvirt refuses to switch over: {why}", JobLog.Level.WARNING)
+            if self._pivots_refused == REFUSED:
+                sentence = gettext("libvirt refuses to switch {guest} over: {why}.")
+                self.refused = HostError(sentence.format(guest=self._job.target_label, why=why.rstrip(".")))
         self._recorder.progress({"stage": stage, "done": document.get("done"), "total": document.get("total")})
 
     def _order(self, stage: str) -> str:

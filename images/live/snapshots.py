@@ -14,8 +14,8 @@ from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images.live import merging
-from images.live.disks import chain_of, change_of, images_of, in_the_clear, layers_of, pool_of, whole_chains
-from images.live.kind import OFF, LiveGuestKind, libvirt_guest
+from images.live.disks import backed_up, chain_of, change_of, images_of, in_the_clear, layers_of, pool_of, whole_chains
+from images.live.kind import OFF, LiveGuestKind, bugs, libvirt_guest
 from images.live.vm_snapshots import CreateVmSnapshot, RevertVm, VmSnapshotKind
 from images.rewrite import record
 from storage_admin.accounts.models import Actor
@@ -23,7 +23,6 @@ from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.guests import backups, proxmox_vms
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.libvirt.snapshots import Snapshots
 from storage_admin.hosts.live_facts import GuestNow, Snapshot
@@ -63,7 +62,7 @@ class SnapshotKind(LiveGuestKind):
             reason, warnings, against = self.choose(guest, now, known, options)
             commands = self.commands(guest, known, options)
             if now.runs:
-                by_hand = [Refusal("qemu_bug", one) for one in qemu_bugs.against(guest.host, self.name)]
+                by_hand = bugs(guest, self.name)
         except (RefusedError, HostError) as error:
             against = [Refusal(error.code, error.detail)]
         return Plan(
@@ -148,6 +147,7 @@ class CreateSnapshot(SnapshotKind):
                 targets=", ".join(targets) or "none",
             )
             against.append(Refusal(INVALID, sentence))
+        against += backed_up(guest, now)
         if now.state == OFF:
             return self._internal(guest, now, wanted, against)
         if options["quiesce"] and (now.agent.commands is None or _FREEZE not in now.agent.commands):
@@ -235,6 +235,12 @@ class RevertSnapshot(SnapshotKind):
         if now.state != OFF:
             sentence = gettext("{guest} is not off ({state}): shut it down first.")
             against.append(Refusal("image_in_use", sentence.format(guest=guest.name, state=now.state)))
+        if now.saved:
+            sentence = gettext(
+                "{guest} was saved with its memory, which would not fit its disks afterwards: start it and shut it "
+                "down, or drop the memory (virsh managedsave-remove)."
+            )
+            against.append(Refusal("image_in_use", sentence.format(guest=guest.name)))
         if chosen.is_external and known.version < snapshots.REVERTS_EXTERNAL:
             sentence = gettext(
                 "libvirt {version} on {host} cannot go back to snapshots that have files of their own; 9.9 and later "

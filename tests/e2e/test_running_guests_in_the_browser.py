@@ -124,15 +124,49 @@ def test_a_disk_is_copied_and_switched_back_its_settings_changed_and_a_snapshot_
     expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
 
 
-def test_a_block_job_is_taken_over_when_the_worker_is_back(
-    dashboard: Dashboard, rest: Rest, shared_folder: Path, tcg_guest: Callable[..., LibvirtGuest]
+def test_a_snapshot_of_a_running_guest_is_created_and_merged(
+    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, tcg_guest: Callable[..., LibvirtGuest]
 ) -> None:
+    guest = tcg_guest(Disk(make_chain(shared_folder)[0]))
+    disks.registered(rest, shared_folder)
+    seen = admin_tab()
+    page = seen.page
+    seen.open(f"/guests/?search={guest.name}")
+    page.get_by_role("link", name=guest.name, exact=True).click()
+    page.get_by_role("link", name="Create…").click()
+    page.get_by_label("Name", exact=True).fill("before")
+    page.get_by_label("Filesystems in the guest").select_option("false")
+    page.get_by_role("button", name="Show plan").click()
+    expect(page.get_by_text(f"virsh snapshot-create-as {guest.name} before")).to_be_visible()
+    page.get_by_role("button", name="Create a snapshot").click()
+    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    assert chain_of(guest)[0] == "top.before"
+
+    rest.quiet()
+    seen.open(f"/guests/?search={guest.name}")
+    page.get_by_role("link", name=guest.name, exact=True).click()
+    page.get_by_role("link", name="Delete the snapshot before").click()
+    expect(page.get_by_text(f"virsh snapshot-delete {guest.name} before")).to_be_visible()
+    seen.assert_accessible()
+    page.get_by_label(f"Type “{guest.name}” to confirm").fill(guest.name)
+    page.get_by_role("button", name="Delete a snapshot").click()
+    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    assert (chain_of(guest)[0], definition_of(guest), patterns(guest)) == ("top.qcow2", "top.qcow2", PATTERNS)
+
+
+def test_a_block_job_is_taken_over_when_the_worker_is_back_and_its_page_follows(
+    admin_tab: Callable[..., Tab], dashboard: Dashboard, rest: Rest, shared_folder: Path,
+    tcg_guest: Callable[..., LibvirtGuest],
+) -> None:  # fmt: skip
     guest = tcg_guest(Disk(make_chain(shared_folder)[0]))
     disks.registered(rest, shared_folder)
     row = next(one for one in rest.get("guests/", limit=1000)["results"] if one["name"] == guest.name)
     options = {"disk": "vda", "bandwidth_bytes_sec": 1 << 20}
     job = rest.post("jobs/", {"kind": "live_flatten", "guest": row["id"], "options": options})
     wait_until(lambda: rest.get(f"jobs/{job['id']}/")["stage"] == "mirroring", 60, "QEMU copies")
+    seen = admin_tab()
+    seen.open(f"/jobs/{job['id']}/")
+    expect(seen.page.locator("#status")).to_contain_text("running")
     workers = [
         child
         for child in psutil.Process(dashboard.pid).children(recursive=True)
@@ -140,6 +174,7 @@ def test_a_block_job_is_taken_over_when_the_worker_is_back(
     ]
     for worker in workers:
         worker.kill()
-    ended = rest.finished(job)
-    assert (ended["state"], chain_of(guest)) == ("succeeded", ["top.qcow2"])
-    assert patterns(guest) == PATTERNS
+    expect(seen.page.locator("#status")).to_contain_text("succeeded", timeout=120_000)
+    expect(seen.page.locator("body")).to_contain_text("taken over from the worker before")
+    assert rest.finished(job)["state"] == "succeeded"
+    assert (chain_of(guest), patterns(guest)) == (["top.qcow2"], PATTERNS)

@@ -66,13 +66,14 @@ def test_what_backups_keep_of_a_running_guest_stands_against_changing_its_chain(
     __, row = scanned(folder, guest)
 
     def told(kind: str) -> tuple[set[str], bool]:
-        plan = services.plan(OPERATOR, kind, row.pk, {"disk": "vda"})
+        options = {"disk": "vda"} if kind in kinds else {"name": "now", "quiesce": False}
+        plan = services.plan(OPERATOR, kind, row.pk, options)
         return {one.code for one in plan.refusals}, any(GONE in warning for warning in plan.warnings)
 
     kinds = ("live_flatten", "live_merge", "live_copy")
     assert [told(kind) for kind in kinds] == [(set(), True)] * 3
     made = guest.domain.checkpointCreateXML(f"<domaincheckpoint><name>{KEPT}</name></domaincheckpoint>", 0)
-    assert [told(kind)[0] for kind in kinds] == [{"checkpoint_kept"}] * 3
+    assert [told(kind)[0] for kind in (*kinds, "snapshot")] == [{"checkpoint_kept"}] * 4
     made.delete()
     folder.chmod(0o777)  # QEMU makes a socket in it
     guest.domain.backupBegin(
@@ -80,6 +81,6 @@ def test_what_backups_keep_of_a_running_guest_stands_against_changing_its_chain(
         f"<disk name='vda' type='file'><scratch file='{folder}/scratch'/></disk></disks></domainbackup>",
         None,
     )
-    assert [told(kind)[0] for kind in kinds] == [{"guest_locked"}] * 3
+    assert [told(kind)[0] for kind in (*kinds, "snapshot")] == [{"guest_locked"}] * 4
     guest.domain.abortJob()
-    assert [told(kind)[0] for kind in kinds] == [set()] * 3
+    assert [told(kind)[0] for kind in (*kinds, "snapshot")] == [set()] * 4

@@ -80,7 +80,19 @@ def test_an_agent_tells(agent: AgentNow, code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "passes"), [("pc-q35-3.1", False), ("pc-i440fx-2.12", False), ("pc-q35-4.0", True), ("q35", True)]
+    ("machine", "passes"),
+    [
+        ("pc-q35-3.1", False),
+        ("pc-i440fx-2.12", False),
+        ("pc-q35-4.0", True),
+        ("q35", True),
+        ("pc-i440fx-rhel7.6.0", False),
+        ("pc-q35-rhel8.0.0", False),
+        ("pc-q35-rhel8.1.0", True),
+        ("pc-i440fx-bionic", False),
+        ("pc-q35-disco-hpb", False),
+        ("pc-q35-focal", True),
+    ],
 )
 def test_virtio_disks_pass_discards_since_machine_type_4(machine: str, passes: bool) -> None:
     assert found({}, image(), machine=machine) == (set() if passes else {"bus_without_discard"})

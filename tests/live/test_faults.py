@@ -30,7 +30,7 @@ from tests.harness.guests import Disk, Domains, LibvirtGuest
 from tests.harness.processes import wait_until
 from tests.live.chains import PATTERNS, at_stage, chain_of, definition_of, patterns, submit, whole
 from tests.live.conftest import scanned
-from tests.live.writer import acknowledged, begin, wait_for_writes, writing
+from tests.live.writer import acknowledged, begin, check, wait_for_writes, writing
 from tests.working import OPERATOR, refused_as, run, said
 
 pytestmark = [
@@ -291,56 +291,44 @@ def test_a_guest_that_is_killed_meanwhile_keeps_what_was_acknowledged(
     whole(guest, chain[0], last[0])
 
 
-def test_a_guest_that_is_reset_meanwhile_keeps_its_block_job(domains: Domains, chain: list[Path]) -> None:
+@operations
+def test_a_reset_a_second_job_and_a_snapshot_by_virsh_meanwhile_change_nothing(
+    domains: Domains, chain: list[Path], operation: str
+) -> None:
     guest, folder = domains.run([Disk(chain[0])], on_reboot="restart"), chain[0].parent
     __, row = scanned(folder, guest)
-    job, after = begun("pull", row, folder)
-    with at_stage("mirroring", guest.domain.reset):
-        run(job)
-    ended_well(job)
-    assert chain_of(guest) == after
+    job, after = begun(operation, row, folder)
+    refused: list[str] = []
+    last: list[int] = []
 
-
-def test_a_second_job_on_the_chain_is_refused(tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    __, row = scanned(folder, guest)
-    job, after = begun("pull", row, folder)
-    codes: list[str] = []
-    with at_stage("mirroring", lambda: codes.append(refused_as(begun, "active commit", row, folder))):
-        run(job)
-    ended_well(job)
-    assert codes == ["busy"]
-    assert chain_of(guest) == after
-
-
-def test_a_snapshot_by_virsh_meanwhile_is_refused_by_libvirt(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
-) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    __, row = scanned(folder, guest)
-    job, after = begun("active commit", row, folder)
-    said: list[str] = []
-
-    def snapshot() -> None:
+    def at_once() -> None:
+        other = "active commit" if operation == "pull" else "pull"
+        refused.append(refused_as(begun, other, row, folder))
         command = ["virsh", "snapshot-create-as", guest.name, "now", "--disk-only"]
-        said.append(subprocess.run(command, capture_output=True, text=True, check=False).stderr)
+        refused.append(subprocess.run(command, capture_output=True, text=True, check=False).stderr)
+        last.append(acknowledged(guest))
+        guest.domain.reset()
 
-    with at_stage("mirroring", snapshot):
+    begin(guest)
+    with at_stage("mirroring", at_once):
         run(job)
     ended_well(job)
-    assert "block" in said[0]
-    assert chain_of(guest) == after
+    assert (refused[0], "block" in refused[1]) == ("busy", True)
+    assert (chain_of(guest), definition_of(guest)) == (after, after[0])
+    guest.domain.destroy()
+    check(folder / after[0], last[0])
 
 
+@operations
 def test_a_job_that_somebody_aborts_by_virsh_has_failed_and_says_what_stands(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], operation: str
 ) -> None:
     guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
     __, row = scanned(folder, guest)
     with writing(guest):
-        job, _after = begun("pull", row, folder)
+        job, _after = begun(operation, row, folder)
         with at_stage("mirroring", lambda: guest.domain.blockJobAbort("vda", 0)):
             run(job)
         assert (job.state, job.error_code) == ("failed", "tool_failed")
     all_agree(guest, folder, AS_BEFORE)
-    assert kinds.LiveFlatten.goes_on
+    assert not (folder / "top-copy.qcow2").exists()

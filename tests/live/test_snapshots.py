@@ -174,7 +174,7 @@ def test_a_guest_that_is_off_goes_back_to_a_snapshot_in_its_image(
     assert digest_of(image) == PATTERNS[0]
 
 
-def test_nobody_goes_back_under_a_running_guest_or_under_overlays_of_others(
+def test_nobody_goes_back_under_a_running_or_a_saved_guest_or_under_overlays_of_others(
     tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
 ) -> None:
     guest = tcg_guest(Disk(create(shared_folder / "disk.qcow2")))
@@ -183,7 +183,10 @@ def test_nobody_goes_back_under_a_running_guest_or_under_overlays_of_others(
     done(submit("snapshot", row, name="before"))
     guest.domain.create()
     assert codes(plan_of("revert_snapshot", row, name="before")) == ["image_in_use"]
-    guest.domain.destroy()
+    guest.domain.managedSave(0)
+    assert codes(plan_of("revert_snapshot", row, name="before")) == ["image_in_use"], "its memory would not fit"
+    guest.domain.managedSaveRemove()
+    assert codes(plan_of("revert_snapshot", row, name="before")) == []
     create(shared_folder / "overlay.qcow2", base="disk.qcow2")
     scan(host)
     assert codes(plan_of("revert_snapshot", row, name="before")) == ["shared_base"]

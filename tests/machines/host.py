@@ -64,6 +64,15 @@ class Host:
         return self.run("ls -A /dev/.storage-admin; pgrep -x qemu-nbd; ls /dev/nbd0 || true")
 
 
+def cut_off(host: Host, agent: Agent, how: str, kills: str) -> None:
+    """An agent at work is cancelled, or with ``kill`` killed with its tools by a script."""
+    if how == "kill":
+        host.run(kills)
+    else:
+        agent.say("cancel")
+        assert agent.answer()["code"] == "cancelled"
+
+
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     with machine() as own:

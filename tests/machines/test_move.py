@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.protocol import b64
-from tests.machines.host import MIB, POOL, Host, host
+from tests.machines.host import MIB, POOL, Host, cut_off, host
 from tests.machines.test_exclusive import used
 from tests.machines.test_lvm import group
 from tests.machines.test_volume_reclaim import args as place
@@ -143,11 +143,7 @@ def test_one_that_is_cut_off_in_the_middle_leaves_all_as_it_was(site: Host) -> N
             assert not names & {"slim", "moved"}
             # A guest whose definition names the volume by its id does not write to it either.
             assert site.run(f'test -b "{link}"; dd if=/dev/zero of="{link}" bs=4k count=1 || echo no').endswith("no\n")
-            if how == "kill":
-                site.run(KILLS)
-            else:
-                agent.say("cancel")
-                assert agent.answer()["code"] == "cancelled"
+            cut_off(site, agent, how, KILLS)
         if how == "kill":
             assert {row["outcome"] for row in site.ask("recover", {"pools": []})["recovered"]} == {"reverted"}
         assert site.run(LISTED) == before, (how, pool)

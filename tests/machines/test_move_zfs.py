@@ -15,7 +15,7 @@ from storage_admin.hosts.models import Host as Row
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from tests.machines.host import MIB, POOL, Host, host
+from tests.machines.host import MIB, POOL, Host, cut_off, host
 from tests.machines.test_lvm import group, row
 from tests.machines.test_move import NOTHING, of_image
 from tests.machines.test_volume_reclaim import args as logical_place
@@ -218,11 +218,7 @@ def test_one_that_is_cut_off_in_the_middle_leaves_all_as_it_was(site: Host, sour
             site.run(
                 f"test -b {work} && ! dd if=/dev/zero of={work} bs=4k count=1 2>/dev/null && zfs snapshot -r tank@all"
             )
-            if how == "kill":
-                site.run(KILLS)
-            else:
-                agent.say("cancel")
-                assert agent.answer()["code"] == "cancelled"
+            cut_off(site, agent, how, KILLS)
         if how == "kill":
             assert {row["outcome"] for row in site.ask("recover", {"pools": []})["recovered"]} == {"reverted"}
         site.run("zfs destroy -r tank@all")

@@ -15,7 +15,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
 from tests.factories import StoragePoolFactory
-from tests.machines.host import MIB, Host, host
+from tests.machines.host import MIB, Host, cut_off, host
 from tests.machines.test_exclusive import used
 from tests.machines.test_lvm import group, row
 from tests.working import ADMIN, refused_as, run, said, scan, work
@@ -190,11 +190,7 @@ def test_one_that_is_cut_off_in_the_middle_leaves_the_volume_whole(site: Host, r
         agent.until("progress", stage=stage)
         names, device = listed(site), site.run("dmsetup ls | grep -c storage-admin").strip()
         assert (NAME in names, device) == (stage == "reading", "1")
-        if how == "kill":
-            site.run(KILLS)
-        else:
-            agent.say("cancel")
-            assert agent.answer()["code"] == "cancelled"
+        cut_off(site, agent, how, KILLS)
     if how == "kill":
         assert site.run("dmsetup ls | grep -c storage-admin").strip() == "1"
         work("recover", row.pk)

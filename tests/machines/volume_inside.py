@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, "/root/agent.pyz")
 GO = Path("/root/go")
 CHUNK, BLOCK, FIRST, CHUNKS = 1 << 16, 1 << 12, 64, 160
+#: What somebody has written: when, where and what.
+Written = list[tuple[float, int, str]]
 COUNTS = """#!/bin/sh
 count=$(($(cat /root/count) + 1)); echo $count >/root/count
 [ "$count before" != "$(cat /root/dies)" ] || { kill -KILL $PPID; sleep 1; }
@@ -92,9 +95,9 @@ def zeros(name: str) -> None:
     tool(f"udevadm settle; lvchange -ay -K vg/{name}; udevadm settle; {write} status=none; udevadm settle")
 
 
-def stranger(name: str, stop: Path, path: str) -> list[tuple[float, int, str]]:
+def stranger(name: str, stop: Path, path: str) -> Written:
     """Starts again and again as a guest does: activates the volume by its name, and writes. What, where and when."""
-    written = list[tuple[float, int, str]]()
+    written = Written()
     while not stop.exists():
         time.sleep(random.uniform(0, 1.5))
         if not tries("lvchange", "-ay", "-K", f"vg/{name}") and "by-id" not in path:
@@ -115,25 +118,34 @@ def stranger(name: str, stop: Path, path: str) -> list[tuple[float, int, str]]:
     return written
 
 
+@contextlib.contextmanager
+def beside(works: Callable[[Path], Written]) -> Iterator[Written]:
+    """Somebody is at work in a process of his own, until there is the file that he gets; what he has written is in the
+    list afterwards.
+    """
+    stop, written = Path("/root/stop"), Written()
+    stop.unlink(missing_ok=True)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, json.dumps(works(stop)).encode())
+        os._exit(0)
+    os.close(write)
+    time.sleep(random.uniform(0, 2))
+    yield written
+    stop.touch()
+    with os.fdopen(read, "rb") as pipe:
+        written += json.loads(pipe.read())
+    os.waitpid(child, 0)
+
+
 def race(name: str, count: str) -> None:
     """Says how each of so many reclaims ended, how many writes there were meanwhile, and how many of them are lost."""
-    stop = Path("/root/stop")
     for number in range(int(count)):
         zeros(name)
         tries("lvchange", "-an", f"vg/{name}")
-        stop.unlink(missing_ok=True)
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.write(write, json.dumps(stranger(name, stop, f"/dev/vg/{name}")).encode())
-            os._exit(0)
-        os.close(write)
-        time.sleep(random.uniform(0, 2))
-        end = reclaim(name, f"j{number}")
-        stop.touch()
-        with os.fdopen(read, "rb") as pipe:
-            written = json.loads(pipe.read())
-        os.waitpid(child, 0)
+        with beside(lambda stop: stranger(name, stop, f"/dev/vg/{name}")) as written:
+            end = reclaim(name, f"j{number}")
         tool(f"udevadm settle; lvchange -ay -K vg/{name}; udevadm settle")
         print(json.dumps([end, len(written), missing(f"/dev/vg/{name}", written)]), flush=True)
 
@@ -204,23 +216,13 @@ def move_race(name: str, pool: str, count: str) -> None:
     """Moves while somebody starts again and again as a guest does, by the name or by the id of the volume: how each
     ended, how many writes there were, how many of them the volume has lost, and how many the moved one.
     """
-    stop, own_id = Path("/root/stop"), place(name)["id"]
+    own_id = place(name)["id"]
     link = tool(f"lvchange -ay -K vg/{name}; udevadm settle; find -L /dev/disk/by-id -samefile /dev/vg/{name}")
     by_id = next(line for line in link.split() if line.endswith(own_id.replace("-", "")))
     for number in range(int(count)):
-        stop.unlink(missing_ok=True)
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.write(write, json.dumps(stranger(name, stop, by_id if number % 2 else f"/dev/vg/{name}")).encode())
-            os._exit(0)
-        os.close(write)
-        time.sleep(random.uniform(0, 2))
-        end = move(name, f"m{number}", pool)
-        stop.touch()
-        with os.fdopen(read, "rb") as pipe:
-            written = json.loads(pipe.read())
-        os.waitpid(child, 0)
+        path = by_id if number % 2 else f"/dev/vg/{name}"
+        with beside(partial(stranger, name, path=path)) as written:
+            end = move(name, f"m{number}", pool)
         tool(f"udevadm settle; lvchange -ay -K vg/{name}; udevadm settle")
         lost = [missing(f"/dev/vg/{name}", written), 0]
         if end == "done":  # what is written to the volume that has its name again, the moved one has not
@@ -229,7 +231,7 @@ def move_race(name: str, pool: str, count: str) -> None:
         print(json.dumps([end, len(written), *lost]), flush=True)
 
 
-def missing(path: str, written: list[tuple[float, int, str]]) -> int:
+def missing(path: str, written: Written) -> int:
     """How many blocks are not there as they were written last."""
     last = {at: bytes.fromhex(block) for _, at, block in written}
     with Path(path).open("rb") as disk:

@@ -6,10 +6,11 @@ import os
 import random
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.machines.volume_inside import GO, alive, ask, counted, missing, recover, tool
+from tests.machines.volume_inside import GO, Written, alive, ask, beside, counted, missing, recover, tool
 
 GROUP, OTHER = "tank/data", "tank/other"
 DEVICES, MOVED = f"/dev/zvol/{GROUP}", f"/dev/zvol/{OTHER}/moved"
@@ -58,9 +59,9 @@ def moves(name: str, calls: str) -> None:
         print(json.dumps([step, when, end, said, same, made[1:], there]), flush=True)
 
 
-def stranger(path: str, stop: Path) -> list[tuple[float, int, str]]:
+def stranger(path: str, stop: Path) -> Written:
     """Opens the volume again and again as a guest does that starts, and writes. What, where and when."""
-    written = list[tuple[float, int, str]]()
+    written = Written()
     while not stop.exists():
         time.sleep(random.uniform(0, 4))
         try:
@@ -82,23 +83,11 @@ def race(name: str, count: str) -> None:
     """Moves while somebody opens the volume again and again, by its name or by the number of its device: how each
     ended, how many writes there were, how many of them the volume has lost, and how many the moved one.
     """
-    stop, path = Path("/root/stop"), f"{DEVICES}/{name}"
+    path = f"{DEVICES}/{name}"
     for number in range(int(count)):
-        stop.unlink(missing_ok=True)
         tool("udevadm settle")
-        by_number = str(Path(path).resolve())
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.write(write, json.dumps(stranger(by_number if number % 2 else path, stop)).encode())
-            os._exit(0)
-        os.close(write)
-        time.sleep(random.uniform(0, 2))
-        end = move(name, f"m{number}")
-        stop.touch()
-        with os.fdopen(read, "rb") as pipe:
-            written = json.loads(pipe.read())
-        os.waitpid(child, 0)
+        with beside(partial(stranger, str(Path(path).resolve()) if number % 2 else path)) as written:
+            end = move(name, f"m{number}")
         tool("udevadm settle")
         lost = [missing(path, written), 0]
         if end == "done":  # what is written to the volume that has its name again, the moved one has not

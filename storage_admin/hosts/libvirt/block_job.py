@@ -12,9 +12,10 @@ tells of as ``guest`` does. Then it reads the request:
 - ``start``: else it only takes over what is at work.
 
 Afterwards ``{"do": "abort"}`` gives the job up. It writes ``{"stage": …, "done": …, "total": …}`` at least once a
-second, and at last ``ended`` with what the disk stands on now, ``contradiction`` where the domain is not what the
-request takes it for and nothing was begun, or ``error``; nothing where the connection ends. A block job goes on in QEMU
-when this process ends: whoever started it may come back and take it over.
+second, with ``against`` where libvirt has just refused to switch the guest over, and at last ``ended`` with what the
+disk stands on now, ``contradiction`` where the domain is not what the request takes it for and nothing was begun, or
+``error``; nothing where the connection ends. A block job goes on in QEMU when this process ends: whoever started it may
+come back and take it over.
 """
 
 import json
@@ -174,13 +175,15 @@ def _refuse_memories(domain: Any) -> None:
 
 def _follow(domain: Any, request: dict[str, Any], orders: _Orders) -> None:
     """Tells how far the job is until there is none any more; ends this process where nobody listens any more."""
-    disk, aborted = request["disk"], False
+    disk, aborted, against = request["disk"], False, ""
     while True:
         try:
             info = domain.blockJobInfo(disk, libvirt.VIR_DOMAIN_BLOCK_JOB_INFO_BANDWIDTH_BYTES)
         except libvirt.libvirtError as error:
             if error.get_error_code() in _GONE and not _runs(domain):
                 return  # the guest ended, and its jobs with it
+            if domain.connect().isAlive() and _element(ET.fromstring(domain.XMLDesc()), disk) is None:  # noqa: S314
+                return  # the disk was unplugged
             raise
         if not info:
             return
@@ -189,14 +192,19 @@ def _follow(domain: Any, request: dict[str, Any], orders: _Orders) -> None:
             return  # somebody else's, who neither wants it given up nor the guest switched over
         ready = info["type"] in _PIVOTS and mirror is not None and mirror.get("ready") == "yes"
         stage = "aborting" if aborted else "ready" if ready else "mirroring"
-        helper.say({"stage": stage, "done": info["cur"], "total": info["end"]})
-        order = orders.next()
+        helper.say({"stage": stage, "done": info["cur"], "total": info["end"], "against": against})
+        order, against = orders.next(), ""
         if order == "abort" and not aborted:
             aborted = True
             domain.blockJobAbort(disk, libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_ASYNC)
         elif ready and order == "pivot" and not aborted:
             helper.say({"stage": "pivoting"})
-            domain.blockJobAbort(disk, libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT)
+            try:
+                domain.blockJobAbort(disk, libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT)
+            except libvirt.libvirtError as error:
+                if not domain.connect().isAlive():
+                    raise
+                against = str(error)
 
 
 def _runs(domain: Any) -> bool:

@@ -82,20 +82,36 @@ class Program:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._said: tuple[_Say, Iterator[dict[str, Any] | None]] | None = None
+        self._looks = False
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._said = None
+        self._said, self._looks = None, False
         self._open.close()
+
+    def ask(self, uid: str) -> None:
+        """Begins to look at a domain: whoever has more to do does that before :meth:`look` waits for the answer.
+
+        Raises:
+            RefusedError, HostError: as :func:`running.look`.
+        """
+        try:
+            say, __ = self._started()
+        except LostError as lost:
+            raise HostError(str(lost)) from lost
+        say({"look": uid})
+        self._looks = True
 
     def look(self, uid: str) -> GuestNow:
         """As :func:`running.look`."""
+        if not self._looks:
+            self.ask(uid)
+        self._looks = False
         try:
-            say, heard = self._started()
-            say({"look": uid})
+            __, heard = self._started()
             told = next((document for document in heard if document is not None), {"error": str(_ENDED)})
         except LostError as lost:
             raise HostError(str(lost)) from lost
