@@ -8,13 +8,24 @@ back to one.
 import shlex
 from abc import abstractmethod
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images.live import merging
-from images.live.disks import backed_up, chain_of, change_of, images_of, in_the_clear, layers_of, pool_of, whole_chains
+from images.live.disks import (
+    backed_up,
+    chain_of,
+    change_of,
+    files,
+    images_of,
+    in_the_clear,
+    layers_of,
+    pool_of,
+    whole_chains,
+)
 from images.live.kind import OFF, LiveGuestKind, bugs, libvirt_guest
 from images.live.vm_snapshots import CreateVmSnapshot, RevertVm, VmSnapshotKind
 from images.rewrite import record
@@ -24,6 +35,7 @@ from storage_admin.guests import backups, proxmox_vms
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import snapshots
+from storage_admin.hosts.libvirt.process import GoneError
 from storage_admin.hosts.libvirt.snapshots import Snapshots
 from storage_admin.hosts.live_facts import GuestNow, Snapshot
 from storage_admin.jobs.kinds import Target, Unsuccessful
@@ -195,7 +207,11 @@ class CreateSnapshot(SnapshotKind):
         recorder.flush()
         before = whole_chains(guest, now) if now.state == OFF else {}
         described = gettext("Created by {user} (job {job}).").format(user=job.created_by, job=job.pk)
-        known = snapshots.create(guest.host, guest.uid, options["name"], described, disks, quiesce=options["quiesce"])
+        quiesce = options["quiesce"]
+        try:
+            known = snapshots.create(guest.host, guest.uid, options["name"], described, disks, quiesce=quiesce)
+        except GoneError as error:
+            raise _cut_off(guest, now, options["name"], disks) or error from error
         made = known.named(options["name"])
         if made is None:
             raise HostError(
@@ -205,6 +221,20 @@ class CreateSnapshot(SnapshotKind):
         recorder.log(words)
         overlays = {part.target: part.path for part in made.disks if part.how == "external"}
         return {"name": made.name, "overlays": overlays, "words": words, **change_of(guest, before)}
+
+
+def _cut_off(guest: Guest, now: GuestNow, name: str, disks: list[str]) -> HostError | None:
+    """What to know of overlays that are there though libvirt ended before it told of them; ``None`` for none."""
+    tops = [disk.chain[0] for disk in now.disks if now.runs and disk.target in disks and disk.chain]
+    paths = [f"{PurePosixPath(top).with_suffix('')}.{name}" for top in tops]  # as libvirt names them
+    left = [path for path, file in zip(paths, files(guest, paths), strict=True) if file is not None]
+    if not left:
+        return None
+    sentence = gettext(
+        "libvirt ended while it created the snapshot, and does not know whether {guest} writes to {paths} now. Before "
+        "the guest is shut down, look who has that open (lsof): if QEMU has, what is written since is in there alone."
+    )
+    return HostError(sentence.format(guest=guest.name, paths=", ".join(left)))
 
 
 class RevertSnapshot(SnapshotKind):

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -206,3 +208,35 @@ def test_a_snapshot_whose_overlay_was_merged_before_libvirt_ended_is_told_how_to
     plan = services.plan(OPERATOR, "delete_snapshot", job.target_id, {"name": "one"})
     assert [one.code for one in plan.refusals] == ["stale_plan"]
     assert f"virsh snapshot-delete {guest.name} one --metadata" in plan.refusals[0].detail
+
+
+def test_a_libvirtd_that_dies_while_it_creates_one_leaves_the_guest_and_the_job_names_what_is_there(
+    domains: Domains, shared_folder: Path
+) -> None:
+    """QEMU is held once the overlay is there, so that libvirtd waits for it, and is killed."""
+    guest = domains.run([Disk(create(shared_folder / "disk.qcow2", "96M"))])
+    __, row = scanned(shared_folder, guest)
+    qemu = int(Path(f"/run/libvirt/qemu/{guest.name}.pid").read_text())
+    overlay = shared_folder / "disk.one"
+    job = services.submit(OPERATOR, "snapshot", row.pk, {"name": "one", "quiesce": False})
+
+    def dies() -> None:
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not overlay.exists():
+            time.sleep(0.001)
+        os.kill(qemu, signal.SIGSTOP)
+        time.sleep(3)
+        daemons.kill()
+        os.kill(qemu, signal.SIGCONT)
+        daemons.restart()
+
+    dying = threading.Thread(target=dies)
+    with writing(guest):
+        dying.start()
+        run(job)
+        dying.join()
+        domains.reconnect(guest)
+        assert (job.state, str(overlay) in job.error_detail) == ("failed", True), job.error_detail
+        wait_for_writes(guest, 2)
+    assert listed(job) == set()
+    whole(guest, shared_folder, ["disk.qcow2"])
