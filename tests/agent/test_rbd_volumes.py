@@ -61,7 +61,7 @@ class Pool(RecordingIO):
     def recover(self, *, is_aside: bool) -> list[tuple[str, str]]:
         row = WAITS | {"inode": "7", "path_b64": b64(b"rbd:vms/vm-900-disk-0")}
         args: dict[str, Any] = {"volumes": [row] if is_aside else [], "volumes_cut_off": [] if is_aside else [WHERE]}
-        found = aside_volume.recover(Arguments(args, frozenset(args)), frozenset(), self)
+        found = aside_volume.recover(Arguments(args, frozenset(args)), frozenset(), set(), self)
         return [(one["job"], one["outcome"]) for one in found]
 
 

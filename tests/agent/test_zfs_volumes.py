@@ -152,7 +152,9 @@ def test_a_recovery_goes_on_with_files_where_zfs_does_not_answer(disk: str, tmp_
     (tmp_path / "bin/zfs").write_text("#!/bin/sh\nexit 5\n")
     (tmp_path / "bin/lvs").write_text("#!/bin/sh\nexit 5\n")
     (tmp_path / "bin/lvs").chmod(0o755)
-    assert ask("recover", {"pools": [], "volumes": []}) == {"recovered": [], "images": [], "unread": []}
+    told = {"recovered": [], "images": [], "unread": [], "silent": ["lvm", "zfs"]}
+    made = [{"job": "j1", "backend": name, "group": "g", "name": "n", "id": "i"} for name in ("lvm", "zfs")]
+    assert ask("recover", {"pools": [], "volumes": [], "volumes_made": made}) == told
 
 
 @pytest.mark.parametrize(

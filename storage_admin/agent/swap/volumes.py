@@ -342,7 +342,8 @@ def put_back(backend: Backend[Any], place: Place, text: str, io: AgentIO, lock: 
     """The volume has its name again, its device where it had one, and no journal."""
     for one in backend.there([place], io):
         journal = one.journal
-        if one.id == place.id and journal is not None and journal.text == text:
+        is_it = (one.group, one.id) == (place.group, place.id)  # a copy of the group has the same ids
+        if is_it and journal is not None and journal.text == text:
             if one.is_aside or one.is_at_work:
                 give_name(backend, place, one, journal.own_name, io, lock)
             backend.give_back(find(backend, place, journal.own_name, io), journal, io, lock)
