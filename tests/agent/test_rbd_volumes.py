@@ -159,3 +159,14 @@ def test_a_deletion_that_was_started_is_finished_and_not_undone(pool: Pool, is_t
     assert pool.code("restore", "j2") == "aside_missing"
     assert pool.recover(is_aside=True) == [("j1", "lost")]
     assert pool.names() == ([], [], [])
+
+
+def test_what_a_deletion_has_begun_to_take_away_is_never_called_whole_again(pool: Pool) -> None:
+    """The client that was killed in it is a watcher for half a minute more, and Ceph removes no image that has one."""
+    pool.ask("aside")
+    pool.change(meta={"storage-admin:aside": f"j1.1a.d.{NAME}"}, watchers=["192.0.2.9:0/1"])
+    assert pool.recover(is_aside=True) == [("j1", "busy")]
+    pool.change(watchers=[])
+    assert pool.code("restore", "j2") == "aside_missing"
+    assert pool.recover(is_aside=True) == [("j1", "lost")]
+    assert pool.names() == ([], [], [])
