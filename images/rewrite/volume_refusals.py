@@ -43,9 +43,12 @@ def elsewhere(pool: StoragePool, what: str) -> list[Refusal]:
 
 
 def _others_with(pool: StoragePool) -> QuerySet[StoragePool]:
-    """Other hosts' pools that are the same volume group or Ceph pool, or lie in the same ZFS pool."""
+    """Other hosts' pools that lie in the same volume group or ZFS pool, or are the same Ceph pool."""
     key = pool.shared_key
     same = Q(shared_key=key)
+    if pool.kind in {StoragePool.Kind.LVM, StoragePool.Kind.LVMTHIN}:
+        group = key.partition("/")[0]  # without the name of the thin pool
+        same = Q(shared_key=group) | Q(shared_key__startswith=f"{group}/")
     if pool.kind == StoragePool.Kind.ZFS:
         same = Q(shared_key__startswith=f"{' '.join(key.split(' ')[:2])} ")  # without the name of the dataset
     others = StoragePool.objects.filter(same).exclude(host=pool.host_id)

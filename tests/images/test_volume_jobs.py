@@ -6,10 +6,10 @@ import pytest
 from django.urls import reverse
 
 from images.models import Image
-from images.rewrite import guest_locks
+from images.rewrite import guest_locks, volume_refusals
 from storage_admin.accounts.models import Role
 from storage_admin.guests.models import Guest
-from storage_admin.hosts.models import Host
+from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.proxmox.volumes import own_id
 from storage_admin.jobs import services
 from storage_admin.jobs.plan_and_progress import Plan
@@ -94,11 +94,20 @@ def test_what_a_pool_cannot_do_is_refused(kind: str, job: str) -> None:
     assert codes(job, volume(kind)) == ["unsupported_pool"]
 
 
-def test_a_group_that_another_host_sees_is_left_alone() -> None:
-    image = volume("lvmthin")
-    Image.objects.get().pool.__class__.objects.update(shared_key="lvm g/pool")
-    StoragePoolFactory.create(host=HostFactory.create(slug="other"), shared_key="lvm g/pool")
-    assert codes("reclaim", image) == ["shared_pool"]
+@pytest.mark.parametrize(
+    ("theirs", "refused"),
+    [("lvm g/pool", ["shared_pool"]), ("lvm g", ["shared_pool"]), ("lvm g/other", ["shared_pool"]), ("lvm g2", []),
+     ("lvm g2/pool", []), ("rbd g/pool", [])],
+)  # fmt: skip
+@pytest.mark.parametrize("ours", [("lvmthin", "lvm g/pool"), ("lvm", "lvm g")])
+def test_a_group_that_another_host_sees_is_left_alone_whatever_it_knows_of_it(
+    ours: tuple[str, str], theirs: str, refused: list[str]
+) -> None:
+    """It may have been looked at there before its thin pool was made."""
+    image = volume(ours[0])
+    StoragePool.objects.update(shared_key=ours[1])
+    StoragePoolFactory.create(host=HostFactory.create(slug="other"), shared_key=theirs)
+    assert [one.code for one in volume_refusals.seen_elsewhere(Image.objects.get(pk=image.pk))] == refused
 
 
 def test_a_plan_never_promises_what_snapshots_hold() -> None:
