@@ -103,12 +103,14 @@ def flatten(request: Request, io: AgentIO) -> dict[str, Any]:
     info = image.look()
     if "parent" not in info:
         raise RefusedError("stale_plan", f"{image.shown} has no parent; there is nothing to flatten")
-    need = int(info["parent"]["overlap"])
+    overlap = int(info["parent"]["overlap"])
+    # What it has may all lie behind what it reads of its parent.
+    need = overlap - max(image.used() - (int(info["size"]) - overlap), 0)
     stats = next(
         pool["stats"] for pool in _ceph(image, "df")["pools"] if pool["name"] == image.named.pool
     )  # fmt: skip
     available = int(stats["max_avail"]) * (100 - _RESERVE) // 100
-    if need - image.used() > available:
+    if need > available:
         raise RefusedError(
             "not_enough_space",
             f"{image.shown} reads up to {need:,} bytes of its parent, and its pool has {available:,} for that",
