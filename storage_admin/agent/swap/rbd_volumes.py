@@ -222,7 +222,8 @@ def remove(one: RbdImage, journal: Journal, io: AgentIO, lock: int) -> int | Non
         if time.monotonic() > deadline:
             return None if one.taken else 0
         time.sleep(1)
-    return before - after
+    # Others may have given up some meanwhile.
+    return min(before - after, one.taken) if one.taken else before - after
 
 
 def _stored(one: RbdImage, io: AgentIO) -> int:

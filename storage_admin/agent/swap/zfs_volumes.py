@@ -240,7 +240,7 @@ def remove(one: Dataset, journal: Journal, io: AgentIO, lock: int) -> int | None
     deadline = time.monotonic() + _FREED
     while (left := _freeing(one.pool, io, lock)) and time.monotonic() < deadline:
         time.sleep(0.5)
-    return before - _used(one.pool, io) - left
+    return min(before - _used(one.pool, io) - left, one.taken)  # others may have given up some meanwhile
 
 
 def _used(pool: str, io: AgentIO) -> int:
