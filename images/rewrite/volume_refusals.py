@@ -4,7 +4,7 @@ from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 
 from images.models import Image
-from images.rewrite import refusals
+from images.rewrite import neighbours, refusals
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.plan_and_progress import Refusal
 
@@ -17,7 +17,26 @@ def for_change(image: Image) -> list[Refusal]:
     found = [*refusals.for_pool(image.pool, {image.pool.kind}), *refusals.of_itself(image)]
     return [
         *refusals.reachable(image.host), *seen_elsewhere(image), *(one for one in found if one.code not in needless),
+        *_of_snapshots(image),
     ]  # fmt: skip
+
+
+def _of_snapshots(image: Image) -> list[Refusal]:
+    """Snapshots of LVM that have blocks of their own: of those in one thin pool each volume stands alone."""
+    if image.pool.kind == StoragePool.Kind.LVM and image.backing_id is not None:
+        told = _("{image} is a snapshot with blocks of its own, which cannot be changed without its origin.")
+        return [Refusal("unsupported_pool", told.format(image=image.name))]
+    above = [one for one in neighbours.of(image).above if one.backing_id == image.pk]
+    is_thin = image.pool.kind == StoragePool.Kind.LVMTHIN
+    if image.pool.kind == StoragePool.Kind.LVM or (is_thin and any(one.pool_id != image.pool_id for one in above)):
+        return has_snapshots(image) if above else []
+    return []
+
+
+def has_snapshots(image: Image) -> list[Refusal]:
+    """Refuses what its snapshots would not survive."""
+    told = _("Snapshots stand on the volume {image}. Delete them first.")
+    return [Refusal("has_overlays", told.format(image=image.name))]
 
 
 def for_look(image: Image) -> list[Refusal]:

@@ -175,7 +175,10 @@ class Told:
     def _image(self, row: StoragePool, volume: Volume) -> Event:
         names = (volume.path, volume.alias)
         form = next((form for name in names if (form := self._declared.get(name))), volume.format)[:20]
-        base = b64(_raw(volume.base)) if volume.base else ""
+        base, snapshots = (
+            b64(_raw(volume.base)) if volume.base else "",
+            {"snapshots": "y"} if volume.has_snapshots else {},
+        )
         dev, inode = _inode(volume)
         written = json.dumps([row.pk, vars(volume) | {"open": ""}, form], sort_keys=True).encode()
         return {
@@ -186,7 +189,7 @@ class Told:
             "reservation_bytes": volume.reserved, "virtual_size": volume.size,
             "cluster_size": volume.block_size, "format": form, "encrypted": None,
             "state": "unreadable" if volume.unreadable else "ok", "detail": volume.unreadable,
-            **({"volume": volume.ids | {"alias": volume.alias}} if volume.ids else {}),
+            **({"volume": volume.ids | {"alias": volume.alias} | snapshots} if volume.ids else {}),
             **({"backing_b64": base, "backing_path_b64": base} if base else {}),
         }  # fmt: skip
 

@@ -33,6 +33,7 @@ class Volume:
         block_size: in which it is written, where a place has no one size.
         ids: what the agent knows it by, where it can be set aside.
         kept: why it is needed though no guest names it, in a sentence; empty where nothing says so.
+        has_snapshots: without them, it gets no other name (of ZFS).
     """
 
     path: str
@@ -51,6 +52,7 @@ class Volume:
     block_size: int | None = None
     ids: dict[str, str] = field(default_factory=dict)
     kept: str = ""
+    has_snapshots: bool = False
 
 
 @dataclass
@@ -235,6 +237,7 @@ def _add(one: Event, datasets: Mapping[str, Event], places: Mapping[str, Place],
                 _zfs_path(origin) if origin is not None and origin["volume"] is not None else "",
                 dev=volume["dev"], inode=volume["inode"], open=volume["open"], block_size=volume.get("block_size"),
                 ids=_ids("zfs", group, pool["guid"], last, one["id"]), kept=_kept(one, place, datasets),
+                has_snapshots=volume["has_snapshots"],
             )  # fmt: skip
             place.volumes.append(found)
 

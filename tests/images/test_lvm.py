@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from images.alert_rules.looking import look
 from images.models import Image
+from images.orphans import rows
 from images.rewrite.space import due_for_exclusive_sizes
 from images.selectors.overview import overview
 from storage_admin.events.models import Alert
@@ -19,7 +20,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.test_lvm import GROUPS, MIB, VOLUMES
 from tests.agent.test_thin import NUMBERED, Tools, pool
-from tests.factories import HostFactory, StoragePoolFactory
+from tests.factories import HostFactory, JobFactory, StoragePoolFactory
 from tests.guests.test_other_pools import LOGICAL, Node, disk, domain, image, node
 from tests.working import ADMIN, client_as, run, scan, this_machine, work
 
@@ -272,3 +273,38 @@ def test_exclusive_sizes_of_thin_volumes_are_measured_once_an_hour_and_dated(
     assert due_for_exclusive_sizes(host.pk)
     lvm_says([], [])
     assert work("exclusive", host.pk).state == "failed"
+
+
+def test_one_that_is_set_aside_has_its_own_size_and_not_that_of_what_has_its_name_now(
+    lvm_says: Says, pool: Tools
+) -> None:
+    pool()
+    lvm_says(GROUPS, NUMBERED)
+    host = this_machine()
+    scan(host)
+    volume = image("thin1")
+    job = JobFactory.create(kind="set_aside", target=volume, state="succeeded")
+    rows.set_aside(volume, job)
+    usual = next(line for line in NUMBERED if line["lv_name"] == "thin1")
+    waits, new = {"lv_name": f".sa-{job.uid}.aside"}, {"lv_uuid": "new", "thin_id": "7"}
+    lvm_says(GROUPS, [*(line for line in NUMBERED if line != usual), usual | waits, usual | new])
+    scan(host)
+    work("exclusive", host.pk)
+    found = Image.every.filter(name="thin1")
+    assert {one.state: one.deletion_frees for one in found} == {"set_aside": 4 * MIB, "ok": 65536}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "code"),
+    [("thick", "move", "has_overlays"), ("classic", "move", "unsupported_pool"), ("thin1", "move", ""),
+     ("snap1", "move", ""), ("idle", "move", ""), ("thin1", "reclaim", "")],
+)  # fmt: skip
+def test_what_a_snapshot_with_blocks_of_its_own_stands_on_is_refused_in_the_plan(
+    lvm_says: Says, name: str, kind: str, code: str
+) -> None:
+    scan(this_machine())
+    other = StoragePoolFactory.create(host=image(name).host, kind="lvm", path="/dev/vg9", path_bytes=b"")
+    StoragePool.objects.filter(pk=other.pk).update(shared_key="lvm u9")
+    options = {"target_pool": other.pk} if kind == "move" else {}
+    codes = {one.code for one in services.plan(ADMIN, kind, image(name).pk, options).refusals}
+    assert codes == ({code} if code else set())
