@@ -165,13 +165,18 @@ def test_a_place_that_is_none_is_refused(changes: dict[str, str]) -> None:
     assert answer["code"] == "invalid"
 
 
-@pytest.mark.parametrize(("others", "freed"), [(0, 4096), (1 << 30, 4096), (-(1 << 30), 4096 - (1 << 30))])
+@pytest.mark.parametrize(
+    ("others", "left", "freed"),
+    [(0, 0, 4096), (1 << 30, 0, 4096), (-(1 << 30), 0, 4096 - (1 << 30)), (0, 1024, 3072), (1 << 30, 1024, 3072)],
+)
 def test_what_others_give_up_meanwhile_is_nothing_that_a_deletion_has_freed(
-    monkeypatch: pytest.MonkeyPatch, others: int, freed: int
+    monkeypatch: pytest.MonkeyPatch, others: int, left: int, freed: int
 ) -> None:
-    used = iter([8 << 30, (8 << 30) - 4096 - others])
+    """What is being freed is in use still (dsl_destroy.c: it is the pool's ``$FREE`` that has it)."""
+    used = iter([8 << 30, (8 << 30) - 4096 + left - others])
     monkeypatch.setattr(zfs_volumes, "_used", lambda *_: next(used))
-    monkeypatch.setattr(zfs_volumes, "_freeing", lambda *_: 0)
+    monkeypatch.setattr(zfs_volumes, "_freeing", lambda *_: left)
+    monkeypatch.setattr(zfs_volumes, "_FREED", 0.0)
     monkeypatch.setattr(zfs_volumes, "change", lambda *_: None)
     one = zfs_volumes.Dataset("tank/data", "disk", "5", 4096, None, False, True, 1, 0, "dev", False)
     assert zfs_volumes.remove(one, Journal("", "j1", "=dev", "disk"), RecordingIO(), 0) == freed
