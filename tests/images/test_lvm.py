@@ -12,7 +12,7 @@ from django.utils import timezone
 from images.alert_rules.looking import look
 from images.models import Image
 from images.orphans import rows
-from images.rewrite.space import due_for_exclusive_sizes
+from images.rewrite.space import due_for_exclusive_sizes, record_estimate
 from images.selectors.overview import overview
 from storage_admin.events.models import Alert
 from storage_admin.hosts.models import StoragePool
@@ -308,3 +308,24 @@ def test_what_a_snapshot_with_blocks_of_its_own_stands_on_is_refused_in_the_plan
     options = {"target_pool": other.pk} if kind == "move" else {}
     codes = {one.code for one in services.plan(ADMIN, kind, image(name).pk, options).refusals}
     assert codes == ({code} if code else set())
+
+
+def test_zeros_that_others_share_are_nothing_that_a_thin_volume_could_give_back(lvm_says: Says, pool: Tools) -> None:
+    pool()
+    lvm_says(GROUPS, NUMBERED)
+    host = this_machine()
+    scan(host)
+    predicted = {"reclaimable_bytes": 5 * MIB, "reclaimable_low": 3 * MIB, "reclaimable_high": 6 * MIB}
+    estimate = {"allocated_size": 8 * MIB, "methods": {"in_place": predicted}}
+
+    def offered(look: bool) -> list[int | None]:
+        one = image("thin1")
+        if look:
+            record_estimate(one, bytes(one.fingerprint), estimate, timezone.now())
+        one = image("thin1")
+        return [one.reclaimable_bytes, one.reclaimable_low, one.reclaimable_high]
+
+    assert offered(look=True) == [5 * MIB, 3 * MIB, 6 * MIB]
+    work("exclusive", host.pk)  # it has 4 MiB alone
+    assert offered(look=False) == offered(look=True) == [4 * MIB, 3 * MIB, 4 * MIB]
+    assert pools()["vg0/pool0"].reclaimable_bytes == 4 * MIB
