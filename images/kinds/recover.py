@@ -64,7 +64,8 @@ class Recover(HostKind):
     def request(self, job: Job) -> dict[str, Any]:
         jobs = Job.objects.filter(host=job.host_id)
         folders = job.host.pools.filter(kind__in=refusals.FOLDERS)
-        active = jobs.filter(state=Job.State.RUNNING, rewrites=True)
+        # Also those of other hosts, which may have a disk with volumes that this one sees as well.
+        active = Job.objects.filter(state=Job.State.RUNNING, rewrites=True)
         kept = jobs.filter(undo_state=Job.UndoState.AVAILABLE)
         lost = jobs.filter(undo_state=Job.UndoState.MISSING)
         aside = _where_aside(job.host_id)

@@ -11,7 +11,7 @@ from images.models import Image
 from images.orphans import rows
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
-from tests.factories import ImageFactory, JobFactory
+from tests.factories import HostFactory, ImageFactory, JobFactory
 from tests.images.test_volume_jobs import MIB, volume
 from tests.working import reread
 
@@ -95,3 +95,11 @@ def test_what_is_on_a_backend_that_is_silent_is_still_owed_a_recovery(aside: Ima
     assert {name for name, job in jobs.items() if reread(job).needs_recovery} == {"volume", "moved there"}
     recover(aside, silent=["zfs", "rbd"])
     assert not any(reread(job).needs_recovery for job in jobs.values())
+
+
+def test_a_recovery_leaves_alone_what_a_running_job_of_another_host_has_made_on_a_disk_that_both_see() -> None:
+    here, there = (volume("lvm", HostFactory.create(slug=slug)) for slug in ("here", "there"))
+    running = [JobFactory.create(kind="move", target=one, state="running", rewrites=True).uid for one in (here, there)]
+    JobFactory.create(kind="move", target=there, state="failed", rewrites=True)
+    asked = Recover().request(JobFactory.create(kind="recover", target=here.host))
+    assert sorted(asked["jobs_active"]) == sorted(running)
