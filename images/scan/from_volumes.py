@@ -150,6 +150,7 @@ class Told:
         return self.backend.name_of(row, self._event)
 
     def _pool(self, row: StoragePool, place: Place) -> Iterator[Event]:
+        _forget_measures(row, place)
         known, is_known = _known(row), not _owners_unknown(row, place)
         for volume in (_as_guests_name_it(row, one) for one in place.volumes):
             image = self._image(row, volume)
@@ -196,6 +197,15 @@ class Told:
 
 def _has_images(row: StoragePool) -> bool:
     return Image.every.filter(pool=row).exists()
+
+
+def _forget_measures(row: StoragePool, place: Place) -> None:
+    """What was measured of a volume is nothing of another one that was made under its name."""
+    ids = {one.path: one.ids.get("id") for one in place.volumes}
+    measured = Image.every.filter(pool=row, alone_at__isnull=False, aside_since=None)
+    found = measured.values_list("pk", "path", "header__volume__id")
+    gone = [pk for pk, path, number in found if ids.get(path, number) != number]
+    Image.every.filter(pk__in=gone).update(alone_bytes=None, alone_at=None)
 
 
 def _known(row: StoragePool) -> set[bytes]:

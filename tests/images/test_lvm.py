@@ -329,3 +329,18 @@ def test_zeros_that_others_share_are_nothing_that_a_thin_volume_could_give_back(
     work("exclusive", host.pk)  # it has 4 MiB alone
     assert offered(look=False) == offered(look=True) == [4 * MIB, 3 * MIB, 4 * MIB]
     assert pools()["vg0/pool0"].reclaimable_bytes == 4 * MIB
+
+
+def test_a_volume_that_was_made_anew_has_not_the_size_that_was_measured_of_the_one_before(
+    lvm_says: Says, pool: Tools
+) -> None:
+    pool()
+    lvm_says(GROUPS, NUMBERED)
+    host = this_machine()
+    scan(host)
+    work("exclusive", host.pk)
+    assert (image("thin1").deletion_frees, image("snap1").deletion_frees) == (4 * MIB, MIB)
+    lvm_says(GROUPS, [line | ({"lv_uuid": "new"} if line["lv_name"] == "thin1" else {}) for line in NUMBERED])
+    scan(host)
+    assert (image("thin1").deletion_frees, image("snap1").deletion_frees) == (None, MIB)
+    assert image("thin1").alone_at is None
