@@ -23,14 +23,14 @@ def for_change(image: Image) -> list[Refusal]:
 
 def _of_snapshots(image: Image) -> list[Refusal]:
     """Snapshots of LVM that have blocks of their own: of those in one thin pool each volume stands alone."""
-    if image.pool.kind == StoragePool.Kind.LVM and image.backing_id is not None:
+    is_thick = image.pool.kind == StoragePool.Kind.LVM
+    if not is_thick and image.pool.kind != StoragePool.Kind.LVMTHIN:
+        return []
+    if is_thick and image.backing_id is not None:
         told = _("{image} is a snapshot with blocks of its own, which cannot be changed without its origin.")
         return [Refusal("unsupported_pool", told.format(image=image.name))]
     above = [one for one in neighbours.of(image).above if one.backing_id == image.pk]
-    is_thin = image.pool.kind == StoragePool.Kind.LVMTHIN
-    if image.pool.kind == StoragePool.Kind.LVM or (is_thin and any(one.pool_id != image.pool_id for one in above)):
-        return has_snapshots(image) if above else []
-    return []
+    return has_snapshots(image) if any(is_thick or one.pool_id != image.pool_id for one in above) else []
 
 
 def has_snapshots(image: Image) -> list[Refusal]:
