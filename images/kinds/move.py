@@ -160,7 +160,8 @@ class Move(OnVolumes):
         except NotFoundError:
             return Choice("to_volume", str(self.description), scratch=0)
         size, whole = image.virtual_size or 0, sum(one.occupied_bytes for one in (image, *below))
-        taken = size if pool.kind == Kind.LVM else min(size, whole) or size
+        is_all_asked_for = pool.kind == Kind.LVM or (image.is_volume and pool.is_of_volumes)
+        taken = size if is_all_asked_for else min(size, whole) or size
         full = size
         if size and (layout := (pool.volume_facts or {}).get("raidz")):
             full = raidz.full_bytes(size, _SMALL_BLOCK, **layout)

@@ -124,3 +124,11 @@ def test_a_volume_with_snapshots_is_refused_in_the_plan_as_its_agent_refuses_it(
 
     assert codes("vm-100-disk-0") == {"has_overlays"}
     assert codes("vm-102-disk-0") == set()
+
+
+def test_what_a_volume_needs_elsewhere_is_in_the_plan_what_its_agent_asks_for(image: Image) -> None:
+    """It does not know before it reads a volume how much of it is zeros."""
+    volume = Image.objects.get(name="vm-104-disk-0")
+    options = {"target_pool": StoragePool.objects.get(name="data").pk, "target_name": "other"}
+    assert (volume.allocated_size or 0) < (volume.virtual_size or 0)
+    assert services.plan(OPERATOR, "move", volume.pk, options).scratch_bytes == volume.virtual_size
