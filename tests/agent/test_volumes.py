@@ -10,8 +10,9 @@ from storage_admin.agent.host import far_disks
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.swap import lvm_volumes
 from storage_admin.agent.swap.volumes import Place
+from storage_admin.agent.verbs import aside_volume
 from tests.agent.harness import ask
-from tests.agent.recording import RecordingIO
+from tests.agent.recording import RecordingIO, request
 from tests.harness.lvm import GROUP, VOLUME, Lvm
 
 OWN = {
@@ -173,4 +174,28 @@ def test_a_volume_gets_its_name_back_beside_a_copy_of_its_group_that_has_its_id(
     assert [(one["job"], one["outcome"]) for one in told] == [("j1", "reverted")] * 2
     assert [(one["vg_name"], one["lv_name"], one["lv_tags"]) for one in lvm.read()["lv"]] == [
         ("copy", "disk", ""), ("vg0", "disk", "")
+    ]  # fmt: skip
+
+
+def test_another_volume_that_has_taken_the_name_in_that_moment_gets_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What changes a volume names it: between the last look and its tag, its name may have become another one's."""
+    lvm = lvm_with(tmp_path, monkeypatch, {"lv_name": "disk", "lv_uuid": "id", "lv_active": "active"})
+    write = lvm_volumes.write_journal
+
+    def late(*args: Any) -> str:
+        told = lvm.read()
+        lvm.write(told | {"lv": [told["lv"][0] | {"lv_uuid": "another"}]})
+        return write(*args)
+
+    monkeypatch.setattr(lvm_volumes, "write_journal", late)
+    monkeypatch.setattr(RecordingIO, "wait_for_go", lambda *_, **__: None)
+    place = {"backend": "lvm", "group": "vg0", "group_id": "g1", "name": "disk", "id": "id"}
+    with pytest.raises(RefusedError) as refused:
+        aside_volume.set_aside(request("set_volume_aside", **place), RecordingIO())
+    assert refused.value.code == "stale_plan"
+    (one,) = lvm.read()["lv"]
+    assert [one[name] for name in ("lv_name", "lv_tags", "lv_active", "lv_autoactivation")] == [
+        "disk", "", "active", "enabled"
     ]  # fmt: skip
