@@ -153,6 +153,11 @@ def _ids(*told: str) -> dict[str, str]:
     return dict(zip(("backend", "group", "group_id", "name", "id"), told, strict=True))
 
 
+_IN_CHAIN = (
+    "Proxmox VE calls it a snapshot in the backing chain of a volume. What reads it is in headers, not in names."
+)
+
+
 def _lvm_volume(one: Event, has_base: bool, ids: dict[str, str]) -> Volume:
     return Volume(
         f"/dev/{one['group']}/{one['name']}", one["size"], one["allocated"],
@@ -161,7 +166,7 @@ def _lvm_volume(one: Event, has_base: bool, ids: dict[str, str]) -> Volume:
         base=f"/dev/{one['group']}/{one['origin']}" if has_base else "", alias=one["dm_path"],
         dev=one["dev"], inode=one["inode"], open="The volume is open on the host." if one["open"] else "",
         unreadable="A physical volume that it lies on is missing." if one["health"] == "partial" else "",
-        ids=ids,
+        ids=ids, kept=_IN_CHAIN if one["name"].startswith("snap_") and one["name"].endswith(".qcow2") else "",
     )  # fmt: skip
 
 
