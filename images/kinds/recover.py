@@ -239,7 +239,8 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
     """The image was swapped before the worker died: the job has succeeded, and nobody was left to write it down."""
     waits, gone = found["undo_waits"], found["outcome"] == "lost"
     before = int(found["before_bytes"] or 0) if lost.target_kind == "image" else 0
-    made = int(found["made_bytes"] or found["after_bytes"] or 0)
+    ready = lost.kept.get("ready", {})  # of a thin volume that is inactive nobody tells it
+    made = int(found["made_bytes"] or found["after_bytes"] or ready.get("made_bytes") or 0)
     goes, given = before - found.get("goes_shared", 0), made - found.get("made_shared", 0)
     freed = goes - given if _in_its_place(lost) and not waits else 0
     if gone and found["put_back"]:

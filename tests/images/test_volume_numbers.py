@@ -103,3 +103,13 @@ def test_a_recovery_leaves_alone_what_a_running_job_of_another_host_has_made_on_
     JobFactory.create(kind="move", target=there, state="failed", rewrites=True)
     asked = Recover().request(JobFactory.create(kind="recover", target=here.host))
     assert sorted(asked["jobs_active"]) == sorted(running)
+
+
+def test_what_a_move_has_made_takes_what_its_agent_said_where_nobody_tells_it_any_more() -> None:
+    """As after a restart of the host: the new volume is thin, and inactive until the recovery."""
+    image = volume("lvmthin")
+    options = {"target_pool": image.pool_id, "target_name": "new", "repoint_guest": False}
+    lost = cut_off(image, "move", options=options, kept={"ready": {"made_bytes": 7 * MIB}})
+    recover(image, row(lost, "finished", made_bytes=0, undo_waits=False, path_b64=""))
+    assert (reread(lost).state, (reread(lost).result or {})["after_bytes"]) == ("succeeded", 7 * MIB)
+    assert reread(lost).freed_bytes == -7 * MIB
