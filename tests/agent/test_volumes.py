@@ -199,3 +199,15 @@ def test_another_volume_that_has_taken_the_name_in_that_moment_gets_it_back(
     assert [one[name] for name in ("lv_name", "lv_tags", "lv_active", "lv_autoactivation")] == [
         "disk", "", "active", "enabled"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("attributes", "taken"), [("-wi-a-----", 25165824), ("owi-a-s---", 25165824), ("rwi-a-r---", 0), ("mwi-a-m---", 0)]
+)
+def test_what_a_mirror_takes_of_its_group_is_not_taken_for_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attributes: str, taken: int
+) -> None:
+    """A scan adds its legs up; to an agent that changes it nobody tells."""
+    lvm_with(tmp_path, monkeypatch, {"lv_name": "disk", "lv_uuid": "id", "lv_attr": attributes})
+    (one,) = lvm_volumes.there([], RecordingIO())
+    assert one.taken == taken
