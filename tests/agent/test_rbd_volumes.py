@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.programs import tools
-from storage_admin.agent.protocol import Arguments, RefusedError, Request, b64
+from storage_admin.agent.protocol import Arguments, HostError, RefusedError, Request, b64
 from storage_admin.agent.swap import rbd_volumes
 from storage_admin.agent.verbs import aside_volume
 from tests.agent import rbd_pool
@@ -168,5 +168,17 @@ def test_what_a_deletion_has_begun_to_take_away_is_never_called_whole_again(pool
     assert pool.recover(is_aside=True) == [("j1", "busy")]
     pool.change(watchers=[])
     assert pool.code("restore", "j2") == "aside_missing"
+    assert pool.recover(is_aside=True) == [("j1", "lost")]
+    assert pool.names() == ([], [], [])
+
+
+def test_a_deletion_that_fails_half_way_is_owed_a_recovery_which_finishes_it(pool: Pool) -> None:
+    pool.ask("aside")
+    pool.state["broken"] = {"rm": True}
+    with pytest.raises(HostError) as failed:
+        pool.ask("delete", "j2")
+    assert failed.value.code == "interrupted"
+    assert pool.recover(is_aside=True) == [("j1", "busy")]
+    del pool.state["broken"]
     assert pool.recover(is_aside=True) == [("j1", "lost")]
     assert pool.names() == ([], [], [])

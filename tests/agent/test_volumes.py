@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.host import far_disks
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.agent.swap import lvm_volumes
 from storage_admin.agent.swap.volumes import Place
 from storage_admin.agent.verbs import aside_volume
@@ -211,3 +211,15 @@ def test_what_a_mirror_takes_of_its_group_is_not_taken_for_its_size(
     lvm_with(tmp_path, monkeypatch, {"lv_name": "disk", "lv_uuid": "id", "lv_attr": attributes})
     (one,) = lvm_volumes.there([], RecordingIO())
     assert one.taken == taken
+
+
+def test_a_deletion_of_which_nobody_knows_whether_it_was_done_is_told_by_a_recovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aside = {"lv_name": ".sa-j1.aside", "lv_uuid": "id", "lv_tags": "sa-j1.iy.disk"}
+    lvm_with(tmp_path, monkeypatch, aside, fails="lvremove")
+    place = {"backend": "lvm", "group": "vg0", "group_id": "g1", "name": "disk", "id": "id", "aside_job": "j1"}
+    assert ask("delete_volume", place, job="j2")["code"] == "interrupted"
+    waits = place | {"inode": "7", "path_b64": b64(b"/dev/vg0/disk")}
+    (told,) = ask("recover", {"pools": [], "volumes": [waits]})["recovered"]
+    assert (told["job"], told["outcome"]) == ("j1", "kept")

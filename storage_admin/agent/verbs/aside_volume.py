@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, b64
+from storage_admin.agent.protocol import INTERRUPTED, INVALID, Arguments, HostError, RefusedError, Request, b64
 from storage_admin.agent.swap import lvm_volumes, rbd_volumes, settle, volumes, zfs_volumes
 from storage_admin.agent.swap.volumes import Backend, Journal, Place, Volume, left_to_recovery
 
@@ -111,7 +111,7 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
     Raises:
         RefusedError: ``aside_missing``, ``image_in_use``, ``has_overlays``, ``shared_pool``, ``busy``,
             ``tool_missing``.
-        HostError, StoppedError: it is set aside still.
+        HostError, StoppedError: it is set aside still; as ``interrupted``, a recovery tells, or finishes it.
     """
     started = time.monotonic()
     with _waiting(request, io) as (backend, place, one, journal, lock):
@@ -120,7 +120,10 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
         io.wait_for_go(request.generation)
         backend.refuse_used(volumes.find(backend, place, one.name, io), io)
         backend.hide(one, io, lock)
-        freed = backend.remove(one, journal, io, lock)
+        try:
+            freed = backend.remove(one, journal, io, lock)
+        except HostError as error:  # some of it may be gone, or all
+            raise HostError(f"{error.detail}; recover the host", INTERRUPTED) from error
     if freed is None:
         io.log("what the pool got back is not known", "warning")
     return {
