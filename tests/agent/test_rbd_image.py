@@ -68,6 +68,7 @@ def test_zeros_are_given_back_as_the_storage_is_asked_and_told_in_whole_objects(
             "image_in_use",
         ),
         ("", {"size": 32 * MIB}, "stale_plan"),
+        ("", {"id": "made anew"}, "stale_plan"),
         ("", {"pool": "gone"}, "stale_plan"),
         ("", {"name_b64": b64(b"a@b")}, "invalid"),
         ("""case "$*" in *sparsify*) exit 30 ;; esac""", {}, "tool_failed"),

@@ -6,8 +6,9 @@ import pytest
 from django.urls import reverse
 
 from images.models import Image
-from images.rewrite import guest_locks, volume_refusals
+from images.rewrite import guest_locks, on_volumes, volume_refusals
 from storage_admin.accounts.models import Role
+from storage_admin.agent.protocol import b64
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.proxmox.volumes import own_id
@@ -176,3 +177,13 @@ def test_the_page_of_a_volumes_job_asks_for_nothing_that_only_files_have(kind: s
     page = client_as(role="operator").get(reverse(job, args=[volume(kind).pk]))
     assert {field.name for field in page.context["fields"]} == {"idle_io", "start_after"}
     assert (page.context["has_undo"], page.context["replaces"]) == (False, False)
+
+
+def test_an_image_of_ceph_is_told_by_its_id_where_a_scan_has_told_that() -> None:
+    ids = {"backend": "rbd", "group": "vms", "group_id": "f", "name": "vm-100-disk-0", "id": "1a"}
+    one = volume("rbd", header={"volume": ids})
+    assert on_volumes.place(one) == {
+        "pool": "vms", "name_b64": b64(b"vm-100-disk-0"), "size": 64 * MIB, "id": "1a"
+    }  # fmt: skip
+    one.header = {}
+    assert on_volumes.place(one)["id"] == ""
