@@ -182,3 +182,14 @@ def test_a_deletion_that_fails_half_way_is_owed_a_recovery_which_finishes_it(poo
     del pool.state["broken"]
     assert pool.recover(is_aside=True) == [("j1", "lost")]
     assert pool.names() == ([], [], [])
+
+
+def test_a_pool_that_the_host_names_no_more_keeps_no_other_one_from_being_recovered(pool: Pool) -> None:
+    pool.ask("aside")
+    shown = {"inode": "7", "path_b64": b64(b"rbd:vms/vm-900-disk-0")}
+    gone = WAITS | shown | {"group": "gone", "aside_job": "j9"}
+    args: dict[str, Any] = {"volumes": [gone, WAITS | shown]}
+    silent = set[str]()
+    found = aside_volume.recover(Arguments(args, frozenset(args)), frozenset(), silent, pool)
+    assert [(one["job"], one["outcome"]) for one in found] == [("j1", "kept")]
+    assert silent == set()

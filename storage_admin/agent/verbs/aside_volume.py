@@ -175,14 +175,25 @@ def recover(args: Arguments, active: frozenset[str], silent: set[str], io: Agent
     told = list[dict[str, Any]]()
     for name, backend in BACKENDS.items():
         here = {job: one for job, one in wanted.items() if one.place.backend == name}
-        try:
-            told += _recover(backend, here, [one for one in cut_off if one.backend == name], active, io)
-        except HostError as error:
-            silent.add(name)
-            io.log(f"volumes of {name} that jobs have left were not looked for: {error.detail}", "warning")
+        for some, cut in _asked_together(backend, here, [one for one in cut_off if one.backend == name]):
+            try:
+                told += _recover(backend, some, cut, active, io)
+            except HostError as error:
+                silent.add(name)
+                io.log(f"volumes of {name} that jobs have left were not looked for: {error.detail}", "warning")
     # Of a job that has made its volume, the one that it had copied has its name again as well.
     done = {row["job"] for row in told if row["outcome"] == settle.FINISHED}
     return [row for row in told if row["job"] not in done or row["outcome"] != settle.REVERTED]
+
+
+def _asked_together(
+    backend: Backend[Any], wanted: dict[str, _Wanted], cut_off: list[Place]
+) -> Iterator[tuple[dict[str, _Wanted], list[Place]]]:
+    """All that LVM or ZFS has; what is in one pool of Ceph, of which the host may name others no more."""
+    groups = {one.place.group for one in wanted.values()} | {one.group for one in cut_off}
+    for group in [""] if backend.is_atomic else sorted(groups):
+        some = {job: one for job, one in wanted.items() if group in {"", one.place.group}}
+        yield some, [one for one in cut_off if group in {"", one.group}]
 
 
 def _recover(
