@@ -187,3 +187,13 @@ def test_an_image_of_ceph_is_told_by_its_id_where_a_scan_has_told_that() -> None
     }  # fmt: skip
     one.header = {}
     assert on_volumes.place(one)["id"] == ""
+
+
+def test_a_thin_volume_that_reads_from_a_volume_outside_of_its_pool_gives_no_zeros_back() -> None:
+    image = volume("lvmthin")
+    group = StoragePoolFactory.create(host=image.host, kind="lvm", path="/dev/vg", path_bytes=b"", source="proxmox")
+    base = ImageFactory.create(host=image.host, pool=group, path="/dev/vg/base", path_bytes=b"/dev/vg/base")
+    Image.objects.filter(pk=image.pk).update(backing=base)
+    assert codes("reclaim", Image.objects.get(pk=image.pk)) == ["unsupported_pool"]
+    Image.objects.filter(pk=base.pk).update(pool=image.pool)
+    assert codes("reclaim", Image.objects.get(pk=image.pk)) == []
