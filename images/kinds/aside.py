@@ -125,9 +125,7 @@ class SetAside(AsideKind):
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
         rows.set_aside(image, job)
-        # Of a thin volume that is inactive LVM tells nothing now; the scan may have seen more.
-        held = (image.allocated_size or 0) if image.volume else result["held_bytes"]
-        return aside_result(held, result["seconds"])
+        return aside_result(rows.taken(image, result["held_bytes"]), result["seconds"])
 
 
 class RestoreAside(AsideKind):
@@ -162,15 +160,14 @@ class RestoreAside(AsideKind):
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
-        before = image.allocated_size
-        if not image.volume:
-            image.dev, image.inode = str(result["dev"]), str(result["inode"])
-        image.allocated_size = result["after_bytes"]
-        image.save(update_fields=["dev", "inode", "allocated_size"])
+        before, after = image.allocated_size, rows.taken(image, result["after_bytes"])
+        if not image.volume:  # else the next scan tells what it takes now
+            image.dev, image.inode, image.allocated_size = str(result["dev"]), str(result["inode"]), after
+            image.save(update_fields=["dev", "inode", "allocated_size"])
         rows.restored(image)
         return {
-            "before_bytes": before, "after_bytes": result["after_bytes"], "held_bytes": 0, "freed_bytes": 0,
-            "freed_at": None, "seconds": result["seconds"],
+            "before_bytes": before, "after_bytes": after, "held_bytes": 0, "freed_bytes": 0, "freed_at": None,
+            "seconds": result["seconds"],
         }  # fmt: skip
 
 
@@ -238,8 +235,9 @@ class DeleteAside(AsideKind):
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         image = find(job.target_id)
         rows.deleted(image)
-        rewriting.write_line(job, image.pool, result["before_bytes"], 0, freed=result["freed_bytes"])
-        return deletion_result(result["before_bytes"], result["freed_bytes"], result["seconds"])
+        before, freed = rows.taken(image, result["before_bytes"]), result["freed_bytes"]
+        rewriting.write_line(job, image.pool, before, 0, freed=freed)
+        return deletion_result(before, freed, result["seconds"])
 
 
 def aside_result(held: int, seconds: float | None) -> dict[str, Any]:

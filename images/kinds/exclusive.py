@@ -2,12 +2,15 @@
 
 from typing import Any
 
+from django.db.models import F
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from images.models import Image
 from images.rewrite import refusals, space
 from storage_admin.accounts.models import Actor
+from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.names import path_key
 from storage_admin.jobs.kinds import HostKind
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
@@ -48,13 +51,18 @@ class Exclusive(HostKind):
         if why:
             self._skipped[job.pk].append({"pool": f"{group}/{pool}", "detail": why})
             return
-        alone = {f"/dev/{group}/{name}".encode(): size for name, size in event["volumes"].items()}
+        # By the keys of their paths, of which one that is set aside has that of the name that it has now.
+        alone = {path_key(f"/dev/{group}/{name}".encode()): size for name, size in event["volumes"].items()}
         now, paths = timezone.now(), [f"/dev/{group}/{pool}", f"lvmthin {group}/{pool}"]
-        images = list(space.thin_volumes(job.host_id).filter(pool__path__in=paths).only("path_bytes"))
+        volumes = space.thin_volumes(job.host_id).filter(pool__path__in=paths)
+        images = list(volumes.only("path_key", "pool"))
         for image in images:
-            image.alone_bytes = alone.get(bytes(image.path_bytes))
+            image.alone_bytes = alone.get(image.path_key)
             image.alone_at = None if image.alone_bytes is None else now
         Image.objects.bulk_update(images, ["alone_bytes", "alone_at"], batch_size=500)
+        for name in space.OFFER[:3]:  # zeros that others share free nothing
+            volumes.filter(**{f"{name}__gt": F("alone_bytes")}).update(**{name: F("alone_bytes")})
+        space.write_totals(StoragePool.objects.filter(pk__in={image.pool_id for image in images}))
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         return result | {"skipped": self._skipped[job.pk]}

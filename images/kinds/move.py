@@ -7,6 +7,7 @@ from django.db.models import Exists, OuterRef, QuerySet
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
+from images import raidz
 from images.kinds.convert import Convert, stem_of, target_of, wrong_target
 from images.kinds.stages import WRITTEN
 from images.models import Image
@@ -28,6 +29,8 @@ from storage_admin.jobs.plan_and_progress import Refusal
 Kind = StoragePool.Kind
 #: Of pools in which a volume can be made.
 VOLUMES = (Kind.LVM, Kind.LVMTHIN, Kind.ZFS)
+#: Of a new volume of ZFS, unless its version takes larger ones, which take less space beside their bytes.
+_SMALL_BLOCK = 8192
 _PROXMOX = _(
     "A volume of Proxmox VE carries its guest and its format in its name. Use Move disk on the page of the guest, "
     "which has Proxmox VE move it."
@@ -128,6 +131,8 @@ class Move(OnVolumes):
         if image.format == "subvol":
             told = gettext("{image} is a filesystem of a container, and no disk. Only disks are moved.")
             found.append(Refusal("unsupported_pool", told.format(image=image.name)))
+        if image.volume.get("snapshots"):
+            found += volume_refusals.has_snapshots(image)
         try:
             pool, path = place(image, options)
         except NotFoundError as error:
@@ -155,7 +160,12 @@ class Move(OnVolumes):
         except NotFoundError:
             return Choice("to_volume", str(self.description), scratch=0)
         size, whole = image.virtual_size or 0, sum(one.occupied_bytes for one in (image, *below))
-        taken = size if pool.kind == Kind.LVM else min(size, whole) or size
+        is_all_asked_for = pool.kind == Kind.LVM or (image.is_volume and pool.is_of_volumes)
+        taken = size if is_all_asked_for else min(size, whole) or size
+        full = size
+        if size and (layout := (pool.volume_facts or {}).get("raidz")):
+            full = raidz.full_bytes(size, _SMALL_BLOCK, **layout)
+            taken = taken * full // size
         foreign, allowed = readers.for_taken(image, below)
         told = gettext(
             "What a guest reads of {image}, {size:,} bytes, is written to {path} and compared with it. The original "
@@ -184,7 +194,7 @@ class Move(OnVolumes):
             told.format(image=image.name, size=size, path=display(path)),
             _commands(image, pool, path, options),
             low=0 if pool.kind != Kind.LVM else taken,
-            high=size + (size >> 6) + (4 << 20),
+            high=full + (full >> 6) + (4 << 20),
             took=forecasts.seconds(image, self.name, 2 * size, options["bandwidth_bytes_sec"]),
             scratch=taken,
             refusals=foreign,
@@ -330,8 +340,10 @@ def _hiding(image: Image) -> Commands:
         own, work = f"{group}/{image.name}", f"{group}/.sa-JOB.work"
         begin = [["zfs", "set", "volmode=none", own], ["zfs", "rename", own, work], ["zfs", "set", "volmode=dev", work]]
         return begin, zfs.device(work), [["zfs", "rename", work, own], ["zfs", "inherit", "volmode", own]]
+    work = f"{group}/.sa-JOB.work"
     begin = [["lvchange", "-an", image.path], ["lvrename", group, image.name, ".sa-JOB.work"]]
-    return begin, f"/dev/{group}/.sa-JOB.work", [["lvrename", group, ".sa-JOB.work", image.name]]
+    back = [["lvrename", group, ".sa-JOB.work", image.name]]
+    return [*begin, ["lvchange", "-ay", "-K", work]], f"/dev/{work}", back
 
 
 def _making(image: Image, pool: StoragePool, target: str) -> Commands:

@@ -18,6 +18,7 @@ from images.models import Image
 from images.orphans import recovery, rows
 from images.rewrite import record as rewriting
 from images.rewrite import refusals, repointing
+from images.scan.from_volumes import KINDS
 from storage_admin.accounts.models import Actor
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import b64, unb64
@@ -63,7 +64,8 @@ class Recover(HostKind):
     def request(self, job: Job) -> dict[str, Any]:
         jobs = Job.objects.filter(host=job.host_id)
         folders = job.host.pools.filter(kind__in=refusals.FOLDERS)
-        active = jobs.filter(state=Job.State.RUNNING, rewrites=True)
+        # Also those of other hosts, which may have a disk with volumes that this one sees as well.
+        active = Job.objects.filter(state=Job.State.RUNNING, rewrites=True)
         kept = jobs.filter(undo_state=Job.UndoState.AVAILABLE)
         lost = jobs.filter(undo_state=Job.UndoState.MISSING)
         aside = _where_aside(job.host_id)
@@ -100,7 +102,9 @@ class Recover(HostKind):
         for found in result["images"]:
             if found["job"] not in open_:
                 replaced |= self._settle_traceless(job, found)
-        self._ask_no_more(job, open_, result["unread"])
+        silent = [kind for kind, backend in KINDS.items() if backend in result["silent"]]
+        away = job.host.pools.filter(kind__in=silent).values_list("pk", flat=True)
+        self._ask_no_more(job, open_, [*result["unread"], *away])
         return {
             "recovered": [{key: found[key] for key in ("job", "outcome", "detail")} for found in result["recovered"]],
             "replaced": replaced,
@@ -112,12 +116,13 @@ class Recover(HostKind):
 
         Args:
             uids: jobs that do, with those at work on what they left.
-            unread: pools into which nobody could look, with all jobs on their images.
+            unread: pools into which nobody could look, with all jobs on their images, and those that make some there.
         """
         still = Job.objects.filter(host=job.host_id).filter(
             Q(uid__in=uids)
             | Q(target_kind="image", target_id__in=Image.every.filter(pool__in=unread).values("pk"))
             | Q(target_kind="pool", target_id__in=unread)
+            | Q(plan__scratch_pool__in=unread)
         )
         # Only what had ended before the agent looked: it may not have seen what a later one left.
         settled = Job.objects.filter(host=job.host_id, needs_recovery=True, finished__lt=job.started or job.created)
@@ -234,7 +239,8 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
     """The image was swapped before the worker died: the job has succeeded, and nobody was left to write it down."""
     waits, gone = found["undo_waits"], found["outcome"] == "lost"
     before = int(found["before_bytes"] or 0) if lost.target_kind == "image" else 0
-    made = int(found["made_bytes"] or found["after_bytes"] or 0)
+    ready = lost.kept.get("ready", {})  # of a thin volume that is inactive nobody tells it
+    made = int(found["made_bytes"] or found["after_bytes"] or ready.get("made_bytes") or 0)
     goes, given = before - found.get("goes_shared", 0), made - found.get("made_shared", 0)
     freed = goes - given if _in_its_place(lost) and not waits else 0
     if gone and found["put_back"]:

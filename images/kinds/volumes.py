@@ -59,14 +59,17 @@ def discard(image: Image, options: dict[str, Any]) -> Choice:
     told = gettext("Chunks of zeros go back to the thin pool. The savings are unknown until the volume is analyzed.")
     if won is not None:
         told = gettext("Chunks of zeros go back to the thin pool. Expected savings, from a sample: {won:,} bytes.")
+    against = [*_only_auto(options), *guest_locks.refusals(image, 1)]
+    if image.backing is not None and image.backing.pool_id != image.pool_id:
+        outside = gettext("Where {image} has nothing, it reads from {base}, not zeros. Its zeros cannot be given back.")
+        against.append(Refusal("unsupported_pool", outside.format(image=image.name, base=image.backing.name)))
     if image.orphan is not True and (guest_locks.are_needed(image) or image.disks):
         warnings.append(
             gettext("It is read first. While zeros are discarded, it has another name and its guests cannot start.")
         )
     return Choice(
         DISCARD, told.format(won=won), _discarding(image), after, low, high, won, scratch=0,
-        refusals=[*_only_auto(options), *guest_locks.refusals(image, 1)],
-        warnings=[*warnings, *guest_locks.warnings(image)],
+        refusals=against, warnings=[*warnings, *guest_locks.warnings(image)],
     )  # fmt: skip
 
 

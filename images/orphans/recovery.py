@@ -46,7 +46,7 @@ def _settle_kept(recovery: Job, lost: Job, image: Image, found: dict[str, Any]) 
     if lost.state == Job.State.SUCCEEDED:
         return image.state in Image.NOT_THERE and _settle_found_again(recovery, lost, image)
     rows.set_aside(image, lost)
-    _succeed(lost, aside.aside_result(found["undo_bytes"], None))
+    _succeed(lost, aside.aside_result(rows.taken(image, found["undo_bytes"]), None))
     claims.log(lost, "recovered: the image was already set aside; the job has succeeded")
     return True
 
@@ -95,7 +95,8 @@ def _finish(later: Job, image: Image, found: dict[str, Any]) -> None:
         _succeed(later, aside.aside_result(size, None) | {"held_bytes": 0})
     else:
         rows.deleted(image)
-        freed = size if found["discarded_bytes"] is None else found["discarded_bytes"]
+        # Nobody has counted what a volume gave back: no more than what it had alone, where that is known.
+        freed = (image.own_bytes or 0) if found["discarded_bytes"] is None else found["discarded_bytes"]
         _succeed(later, aside.deletion_result(size, freed, None))
         record.write_line(later, image.pool, size, 0, freed=freed)
     claims.log(later, "recovered: the change was already done; the job has succeeded")

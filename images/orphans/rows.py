@@ -76,6 +76,16 @@ def _close(image: Image) -> None:
         Job.objects.filter(pk=job.pk).update(result=job.result | {"held_bytes": 0})
 
 
+def taken(image: Image, told: int) -> int:
+    """What an image takes, in bytes.
+
+    Args:
+        told: by the agent, which says 0 of a volume of which nobody tells, as of a thin one that is inactive: then what
+            a scan has seen counts.
+    """
+    return told or image.allocated_size or 0 if image.volume else told
+
+
 def bytes_aside(pools: list[StoragePool]) -> dict[int, tuple[int, int]]:
     """How many images are set aside in each pool, and the bytes that they occupy; pools without any are left out."""
     rows = Image.objects.filter(pool__in=pools, aside_since__isnull=False).order_by().values_list("pool_id")

@@ -97,7 +97,7 @@ def place(image: Image) -> dict[str, Any]:
     if image.pool.kind == StoragePool.Kind.RBD:
         pool = image.pool.path.partition(" ")[2]
         name = bytes(image.path_bytes).removeprefix(f"rbd:{pool}/".encode())
-        return {"pool": pool, "name_b64": b64(name), "size": image.virtual_size}
+        return {"pool": pool, "name_b64": b64(name), "size": image.virtual_size, "id": image.volume.get("id", "")}
     if image.pool.kind == StoragePool.Kind.ZFS:
         return {"dataset": dataset(image.path), "origin": dataset(image.backing_path)}
     return image.volume_place

@@ -100,9 +100,10 @@ def _offer(image: Image) -> None:
     methods = (image.estimate or {}).get("methods") or {}
     method = best(methods, offered(image))
     numbers = methods[method] if method and image.state == Image.State.OK else {}
-    image.reclaimable_bytes = numbers.get("reclaimable_bytes")
-    image.reclaimable_low = numbers.get("reclaimable_low")
-    image.reclaimable_high = numbers.get("reclaimable_high")
+    most = image.alone_bytes  # what other volumes share stays taken
+    for name in OFFER[:3]:
+        told = numbers.get(name)
+        setattr(image, name, told if told is None or most is None else min(told, most))
     image.reclaimable_method = method if method and numbers else ""
 
 

@@ -4,7 +4,7 @@ from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 
 from images.models import Image
-from images.rewrite import refusals
+from images.rewrite import neighbours, refusals
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.plan_and_progress import Refusal
 
@@ -17,7 +17,26 @@ def for_change(image: Image) -> list[Refusal]:
     found = [*refusals.for_pool(image.pool, {image.pool.kind}), *refusals.of_itself(image)]
     return [
         *refusals.reachable(image.host), *seen_elsewhere(image), *(one for one in found if one.code not in needless),
+        *_of_snapshots(image),
     ]  # fmt: skip
+
+
+def _of_snapshots(image: Image) -> list[Refusal]:
+    """Snapshots of LVM that have blocks of their own: of those in one thin pool each volume stands alone."""
+    is_thick = image.pool.kind == StoragePool.Kind.LVM
+    if not is_thick and image.pool.kind != StoragePool.Kind.LVMTHIN:
+        return []
+    if is_thick and image.backing_id is not None:
+        told = _("{image} is a snapshot with blocks of its own, which cannot be changed without its origin.")
+        return [Refusal("unsupported_pool", told.format(image=image.name))]
+    above = [one for one in neighbours.of(image).above if one.backing_id == image.pk]
+    return has_snapshots(image) if any(is_thick or one.pool_id != image.pool_id for one in above) else []
+
+
+def has_snapshots(image: Image) -> list[Refusal]:
+    """Refuses what its snapshots would not survive."""
+    told = _("Snapshots stand on the volume {image}. Delete them first.")
+    return [Refusal("has_overlays", told.format(image=image.name))]
 
 
 def for_look(image: Image) -> list[Refusal]:
@@ -43,9 +62,12 @@ def elsewhere(pool: StoragePool, what: str) -> list[Refusal]:
 
 
 def _others_with(pool: StoragePool) -> QuerySet[StoragePool]:
-    """Other hosts' pools that are the same volume group or Ceph pool, or lie in the same ZFS pool."""
+    """Other hosts' pools that lie in the same volume group or ZFS pool, or are the same Ceph pool."""
     key = pool.shared_key
     same = Q(shared_key=key)
+    if pool.kind in {StoragePool.Kind.LVM, StoragePool.Kind.LVMTHIN}:
+        group = key.partition("/")[0]  # without the name of the thin pool
+        same = Q(shared_key=group) | Q(shared_key__startswith=f"{group}/")
     if pool.kind == StoragePool.Kind.ZFS:
         same = Q(shared_key__startswith=f"{' '.join(key.split(' ')[:2])} ")  # without the name of the dataset
     others = StoragePool.objects.filter(same).exclude(host=pool.host_id)

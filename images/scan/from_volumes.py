@@ -150,6 +150,7 @@ class Told:
         return self.backend.name_of(row, self._event)
 
     def _pool(self, row: StoragePool, place: Place) -> Iterator[Event]:
+        _forget_measures(row, place)
         known, is_known = _known(row), not _owners_unknown(row, place)
         for volume in (_as_guests_name_it(row, one) for one in place.volumes):
             image = self._image(row, volume)
@@ -175,7 +176,10 @@ class Told:
     def _image(self, row: StoragePool, volume: Volume) -> Event:
         names = (volume.path, volume.alias)
         form = next((form for name in names if (form := self._declared.get(name))), volume.format)[:20]
-        base = b64(_raw(volume.base)) if volume.base else ""
+        base, snapshots = (
+            b64(_raw(volume.base)) if volume.base else "",
+            {"snapshots": "y"} if volume.has_snapshots else {},
+        )
         dev, inode = _inode(volume)
         written = json.dumps([row.pk, vars(volume) | {"open": ""}, form], sort_keys=True).encode()
         return {
@@ -186,13 +190,22 @@ class Told:
             "reservation_bytes": volume.reserved, "virtual_size": volume.size,
             "cluster_size": volume.block_size, "format": form, "encrypted": None,
             "state": "unreadable" if volume.unreadable else "ok", "detail": volume.unreadable,
-            **({"volume": volume.ids | {"alias": volume.alias}} if volume.ids else {}),
+            **({"volume": volume.ids | {"alias": volume.alias} | snapshots} if volume.ids else {}),
             **({"backing_b64": base, "backing_path_b64": base} if base else {}),
         }  # fmt: skip
 
 
 def _has_images(row: StoragePool) -> bool:
     return Image.every.filter(pool=row).exists()
+
+
+def _forget_measures(row: StoragePool, place: Place) -> None:
+    """What was measured of a volume is nothing of another one that was made under its name."""
+    ids = {one.path: one.ids.get("id") for one in place.volumes}
+    measured = Image.every.filter(pool=row, alone_at__isnull=False, aside_since=None)
+    found = measured.values_list("pk", "path", "header__volume__id")
+    gone = [pk for pk, path, number in found if ids.get(path, number) != number]
+    Image.every.filter(pk__in=gone).update(alone_bytes=None, alone_at=None)
 
 
 def _known(row: StoragePool) -> set[bytes]:

@@ -33,6 +33,7 @@ class Volume:
         block_size: in which it is written, where a place has no one size.
         ids: what the agent knows it by, where it can be set aside.
         kept: why it is needed though no guest names it, in a sentence; empty where nothing says so.
+        has_snapshots: without them, it gets no other name (of ZFS).
     """
 
     path: str
@@ -51,6 +52,7 @@ class Volume:
     block_size: int | None = None
     ids: dict[str, str] = field(default_factory=dict)
     kept: str = ""
+    has_snapshots: bool = False
 
 
 @dataclass
@@ -151,6 +153,11 @@ def _ids(*told: str) -> dict[str, str]:
     return dict(zip(("backend", "group", "group_id", "name", "id"), told, strict=True))
 
 
+_IN_CHAIN = (
+    "Proxmox VE calls it a snapshot in the backing chain of a volume. What reads it is in headers, not in names."
+)
+
+
 def _lvm_volume(one: Event, has_base: bool, ids: dict[str, str]) -> Volume:
     return Volume(
         f"/dev/{one['group']}/{one['name']}", one["size"], one["allocated"],
@@ -159,7 +166,7 @@ def _lvm_volume(one: Event, has_base: bool, ids: dict[str, str]) -> Volume:
         base=f"/dev/{one['group']}/{one['origin']}" if has_base else "", alias=one["dm_path"],
         dev=one["dev"], inode=one["inode"], open="The volume is open on the host." if one["open"] else "",
         unreadable="A physical volume that it lies on is missing." if one["health"] == "partial" else "",
-        ids=ids,
+        ids=ids, kept=_IN_CHAIN if one["name"].startswith("snap_") and one["name"].endswith(".qcow2") else "",
     )  # fmt: skip
 
 
@@ -235,6 +242,7 @@ def _add(one: Event, datasets: Mapping[str, Event], places: Mapping[str, Place],
                 _zfs_path(origin) if origin is not None and origin["volume"] is not None else "",
                 dev=volume["dev"], inode=volume["inode"], open=volume["open"], block_size=volume.get("block_size"),
                 ids=_ids("zfs", group, pool["guid"], last, one["id"]), kept=_kept(one, place, datasets),
+                has_snapshots=volume["has_snapshots"],
             )  # fmt: skip
             place.volumes.append(found)
 

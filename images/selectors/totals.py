@@ -64,9 +64,14 @@ def _each_filesystem_once(sized: list[StoragePool]) -> list[StoragePool]:
 
 
 def _outermost(filesystems: list[StoragePool]) -> list[StoragePool]:
-    """Without datasets with a quota or reservation whose ZFS pool is counted as well."""
+    """Without datasets with a quota or reservation that lie in a ZFS pool or dataset which is counted as well."""
     keys = {pool.fs_key for pool in filesystems if pool.kind == StoragePool.Kind.ZFS}
-    return [pool for pool in filesystems if "/" not in pool.fs_key or pool.fs_key.partition("/")[0] not in keys]
+    return [pool for pool in filesystems if keys.isdisjoint(_around(pool.fs_key))]
+
+
+def _around(key: str) -> set[str]:
+    parts = key.split("/")
+    return {"/".join(parts[:count]) for count in range(1, len(parts))}
 
 
 def _in_groups(filesystems: list[StoragePool]) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 FSID = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
-MISSING, EXISTS, BUSY, NOT_EMPTY = 2, 17, 16, 39
+MISSING, EXISTS, BUSY, NOT_EMPTY, BROKEN = 2, 17, 16, 39, 5
 
 
 def image(number: str, **more: Any) -> dict[str, Any]:
@@ -28,6 +28,8 @@ def answer(argv: Sequence[str], state: dict[str, Any]) -> Any:
     if plain == ["ls"]:
         return sorted(state["directory"])
     name, one = given["image"], state["images"].get(state["ids"].get(given["image"]))
+    if plain == ["rm"] and state.get("broken"):
+        return BROKEN
     if plain == ["rm"]:
         return _removed(name, one, state)
     if one is None:

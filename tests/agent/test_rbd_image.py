@@ -1,5 +1,6 @@
 """Work on images of Ceph: what is asked before it, and what is refused; stand-ins answer as a real cluster did."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def test_zeros_are_given_back_as_the_storage_is_asked_and_told_in_whole_objects(
             "image_in_use",
         ),
         ("", {"size": 32 * MIB}, "stale_plan"),
+        ("", {"id": "made anew"}, "stale_plan"),
         ("", {"pool": "gone"}, "stale_plan"),
         ("", {"name_b64": b64(b"a@b")}, "invalid"),
         ("""case "$*" in *sparsify*) exit 30 ;; esac""", {}, "tool_failed"),
@@ -102,3 +104,22 @@ def test_only_a_clone_whose_pool_has_room_is_flattened(ceph: Says, tmp_path: Pat
     assert code(ceph(QUIET), "flatten", CLONE) == "tool_failed"
     (line,) = changed(tmp_path)
     assert line.endswith("flatten --no-progress --image=vm-102-disk-0")
+
+
+@pytest.mark.parametrize(
+    ("used", "available", "fits"),
+    [(0, 15, False), (0, 17, True), (48, 15, False), (48, 17, True), (60, 3, False), (60, 5, True), (64, 0, True)],
+)
+def test_what_a_clone_has_behind_the_end_of_its_parent_makes_no_room_for_what_it_reads_of_it(
+    ceph: Says, used: int, available: int, fits: bool
+) -> None:
+    info = {"id": "1", "size": 64 * MIB, "features": [], "parent": {"overlap": 16 * MIB}}
+    answers = {
+        "info": info, "du": {"images": [{"name": CLONE, "used_size": used * MIB}]},
+        "df": {"pools": [{"name": "vms", "stats": {"max_avail": available * MIB * 100 // 95}}]},
+    }  # fmt: skip
+    says = [
+        f"""case "$*" in *" {verb} "*) echo '{json.dumps(told)}'; exit ;; esac\n""" for verb, told in answers.items()
+    ]
+    # That it has its parent still is what the stand-in says after it was flattened.
+    assert code(ceph(QUIET + "".join(says)), "flatten", CLONE) == ("tool_failed" if fits else "not_enough_space")

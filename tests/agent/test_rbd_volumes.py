@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.programs import tools
-from storage_admin.agent.protocol import Arguments, RefusedError, Request, b64
+from storage_admin.agent.protocol import Arguments, HostError, RefusedError, Request, b64
 from storage_admin.agent.swap import rbd_volumes
 from storage_admin.agent.verbs import aside_volume
 from tests.agent import rbd_pool
@@ -61,7 +61,7 @@ class Pool(RecordingIO):
     def recover(self, *, is_aside: bool) -> list[tuple[str, str]]:
         row = WAITS | {"inode": "7", "path_b64": b64(b"rbd:vms/vm-900-disk-0")}
         args: dict[str, Any] = {"volumes": [row] if is_aside else [], "volumes_cut_off": [] if is_aside else [WHERE]}
-        found = aside_volume.recover(Arguments(args, frozenset(args)), frozenset(), self)
+        found = aside_volume.recover(Arguments(args, frozenset(args)), frozenset(), set(), self)
         return [(one["job"], one["outcome"]) for one in found]
 
 
@@ -159,3 +159,37 @@ def test_a_deletion_that_was_started_is_finished_and_not_undone(pool: Pool, is_t
     assert pool.code("restore", "j2") == "aside_missing"
     assert pool.recover(is_aside=True) == [("j1", "lost")]
     assert pool.names() == ([], [], [])
+
+
+def test_what_a_deletion_has_begun_to_take_away_is_never_called_whole_again(pool: Pool) -> None:
+    """The client that was killed in it is a watcher for half a minute more, and Ceph removes no image that has one."""
+    pool.ask("aside")
+    pool.change(meta={"storage-admin:aside": f"j1.1a.d.{NAME}"}, watchers=["192.0.2.9:0/1"])
+    assert pool.recover(is_aside=True) == [("j1", "busy")]
+    pool.change(watchers=[])
+    assert pool.code("restore", "j2") == "aside_missing"
+    assert pool.recover(is_aside=True) == [("j1", "lost")]
+    assert pool.names() == ([], [], [])
+
+
+def test_a_deletion_that_fails_half_way_is_owed_a_recovery_which_finishes_it(pool: Pool) -> None:
+    pool.ask("aside")
+    pool.state["broken"] = {"rm": True}
+    with pytest.raises(HostError) as failed:
+        pool.ask("delete", "j2")
+    assert failed.value.code == "interrupted"
+    assert pool.recover(is_aside=True) == [("j1", "busy")]
+    del pool.state["broken"]
+    assert pool.recover(is_aside=True) == [("j1", "lost")]
+    assert pool.names() == ([], [], [])
+
+
+def test_a_pool_that_the_host_names_no_more_keeps_no_other_one_from_being_recovered(pool: Pool) -> None:
+    pool.ask("aside")
+    shown = {"inode": "7", "path_b64": b64(b"rbd:vms/vm-900-disk-0")}
+    gone = WAITS | shown | {"group": "gone", "aside_job": "j9"}
+    args: dict[str, Any] = {"volumes": [gone, WAITS | shown]}
+    silent = set[str]()
+    found = aside_volume.recover(Arguments(args, frozenset(args)), frozenset(), silent, pool)
+    assert [(one["job"], one["outcome"]) for one in found] == [("j1", "kept")]
+    assert silent == set()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.host import thin
+from storage_admin.agent.host import private_device, thin
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import RefusedError
 from tests.agent.recording import RecordingIO
@@ -136,3 +136,20 @@ def test_a_host_without_lvm_has_nothing_to_release_and_nothing_to_measure(
     with pytest.raises(RefusedError) as refused:
         list(thin.measure(RecordingIO()))
     assert refused.value.code == "tool_missing"
+
+
+def test_only_a_device_that_a_job_has_made_is_one_that_it_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The volume ``admin-data`` of a group ``storage`` has a device whose name begins alike, and so may anybody's."""
+    ids = "a" * 64
+    devices = {
+        "storage-admin-j1": f"LVM-{ids}-private", "storage-admin--data": f"LVM-{ids}",
+        "storage-admin--pool-tpool": f"LVM-{ids}-tpool", "storage-admin-home": "CRYPT-LUKS2-1-storage-admin-home",
+        "storage-admin-plain": "", "vg0-thick": f"LVM-{ids}-private",
+    }  # fmt: skip
+    for number, (name, uuid) in enumerate(devices.items()):
+        (tmp_path / f"dm-{number}/dm").mkdir(parents=True)
+        (tmp_path / f"dm-{number}/dm/name").write_text(f"{name}\n")
+        (tmp_path / f"dm-{number}/dm/uuid").write_text(f"{uuid}\n")
+    (tmp_path / "sda").mkdir()
+    monkeypatch.setattr(private_device, "BLOCKS", str(tmp_path))
+    assert private_device.left() == ["storage-admin-j1"]

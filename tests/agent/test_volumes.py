@@ -2,15 +2,18 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from storage_admin.agent.host import far_disks
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.agent.swap import lvm_volumes
 from storage_admin.agent.swap.volumes import Place
+from storage_admin.agent.verbs import aside_volume
 from tests.agent.harness import ask
-from tests.agent.recording import RecordingIO
+from tests.agent.recording import RecordingIO, request
+from tests.harness.lvm import GROUP, VOLUME, Lvm
 
 OWN = {
     "vg_name": "vg0", "vg_uuid": "u1", "vg_shared": "", "vg_clustered": "", "vg_lock_type": "", "vg_systemid": "",
@@ -123,4 +126,100 @@ def test_a_disk_counts_by_what_lies_below_it(
 def test_a_recovery_goes_on_with_files_where_lvm_does_not_answer(disk: str, tmp_path: Path) -> None:
     (tmp_path / "bin/lvs").write_text("#!/bin/sh\nexit 5\n")
     (tmp_path / "bin/lvs").chmod(0o755)
-    assert ask("recover", {"pools": [], "volumes": []}) == {"recovered": [], "images": [], "unread": []}
+    told = {"recovered": [], "images": [], "unread": [], "silent": ["lvm"]}
+    assert ask("recover", {"pools": [], "volumes": []}) == told
+
+
+def lvm_with(folder: Path, monkeypatch: pytest.MonkeyPatch, *volumes: dict[str, str], **more: Any) -> Lvm:
+    """This machine's LVM, with these volumes in one group of its own."""
+    monkeypatch.setenv("PATH", f"{folder}/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+    lvm = Lvm(folder / "bin")
+    group = GROUP | {"vg_name": "vg0"}
+    lvm.install(vg=[group], lv=[VOLUME | {"vg_name": "vg0"} | one for one in volumes], pv=[], thin="", **more)
+    return lvm
+
+
+def test_a_volume_that_could_not_be_put_back_is_owed_a_recovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first change is its tag; what takes its device away fails, and then what takes the tag away."""
+    one = {"lv_name": "disk", "lv_uuid": "id"}
+    lvm = lvm_with(tmp_path, monkeypatch, one, fails="lvchange", spared=1)
+    place = {"backend": "lvm", "group": "vg0", "group_id": "g1", "name": "disk", "id": "id"}
+    assert ask("set_volume_aside", place)["code"] == "interrupted"
+    assert lvm.volumes()["disk"]["lv_tags"] == "sa-j1.iy.disk"
+
+
+def test_what_a_recovery_cannot_put_back_now_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = {"lv_name": ".sa-j1.work", "lv_uuid": "id", "lv_tags": "sa-j1.iy.disk"}
+    lvm = lvm_with(tmp_path, monkeypatch, work, fails="lvrename")
+    (told,) = ask("recover", {"pools": [], "volumes": []})["recovered"]
+    assert (told["outcome"], bool(told["detail"])) == ("busy", True)
+    lvm.write(lvm.read() | {"fails": ""})
+    (told,) = ask("recover", {"pools": [], "volumes": []})["recovered"]
+    assert (told["outcome"], list(lvm.volumes())) == ("reverted", ["disk"])
+
+
+def test_a_volume_gets_its_name_back_beside_a_copy_of_its_group_that_has_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``vgimportclone`` makes of a snapshot of the disks: the ids of volumes stay."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+    lvm, tag = Lvm(tmp_path / "bin"), "sa-j1.in.disk"
+    groups = [GROUP | {"vg_name": name, "vg_uuid": name} for name in ("copy", "vg0")]
+    work = VOLUME | {"lv_name": ".sa-j1.work", "lv_uuid": "same", "lv_tags": tag}
+    volumes = [work | {"vg_name": one["vg_name"], "vg_uuid": one["vg_uuid"]} for one in groups]
+    lvm.install(vg=groups, lv=volumes, pv=[], thin="")
+    told = ask("recover", {"pools": [], "volumes": []})["recovered"]
+    assert [(one["job"], one["outcome"]) for one in told] == [("j1", "reverted")] * 2
+    assert [(one["vg_name"], one["lv_name"], one["lv_tags"]) for one in lvm.read()["lv"]] == [
+        ("copy", "disk", ""), ("vg0", "disk", "")
+    ]  # fmt: skip
+
+
+def test_another_volume_that_has_taken_the_name_in_that_moment_gets_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What changes a volume names it: between the last look and its tag, its name may have become another one's."""
+    lvm = lvm_with(tmp_path, monkeypatch, {"lv_name": "disk", "lv_uuid": "id", "lv_active": "active"})
+    write = lvm_volumes.write_journal
+
+    def late(*args: Any) -> str:
+        told = lvm.read()
+        lvm.write(told | {"lv": [told["lv"][0] | {"lv_uuid": "another"}]})
+        return write(*args)
+
+    monkeypatch.setattr(lvm_volumes, "write_journal", late)
+    monkeypatch.setattr(RecordingIO, "wait_for_go", lambda *_, **__: None)
+    place = {"backend": "lvm", "group": "vg0", "group_id": "g1", "name": "disk", "id": "id"}
+    with pytest.raises(RefusedError) as refused:
+        aside_volume.set_aside(request("set_volume_aside", **place), RecordingIO())
+    assert refused.value.code == "stale_plan"
+    (one,) = lvm.read()["lv"]
+    assert [one[name] for name in ("lv_name", "lv_tags", "lv_active", "lv_autoactivation")] == [
+        "disk", "", "active", "enabled"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("attributes", "taken"), [("-wi-a-----", 25165824), ("owi-a-s---", 25165824), ("rwi-a-r---", 0), ("mwi-a-m---", 0)]
+)
+def test_what_a_mirror_takes_of_its_group_is_not_taken_for_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attributes: str, taken: int
+) -> None:
+    """A scan adds its legs up; to an agent that changes it nobody tells."""
+    lvm_with(tmp_path, monkeypatch, {"lv_name": "disk", "lv_uuid": "id", "lv_attr": attributes})
+    (one,) = lvm_volumes.there([], RecordingIO())
+    assert one.taken == taken
+
+
+def test_a_deletion_of_which_nobody_knows_whether_it_was_done_is_told_by_a_recovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aside = {"lv_name": ".sa-j1.aside", "lv_uuid": "id", "lv_tags": "sa-j1.iy.disk"}
+    lvm_with(tmp_path, monkeypatch, aside, fails="lvremove")
+    place = {"backend": "lvm", "group": "vg0", "group_id": "g1", "name": "disk", "id": "id", "aside_job": "j1"}
+    assert ask("delete_volume", place, job="j2")["code"] == "interrupted"
+    waits = place | {"inode": "7", "path_b64": b64(b"/dev/vg0/disk")}
+    (told,) = ask("recover", {"pools": [], "volumes": [waits]})["recovered"]
+    assert (told["job"], told["outcome"]) == ("j1", "kept")

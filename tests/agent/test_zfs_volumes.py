@@ -9,7 +9,7 @@ from storage_admin.agent.host import far_disks, zfs
 from storage_admin.agent.host.space import Reserve
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.agent.swap import zfs_volumes
-from storage_admin.agent.swap.volumes import Place, Wanted
+from storage_admin.agent.swap.volumes import Journal, Place, Wanted
 from tests.agent.harness import ask
 from tests.agent.recording import RecordingIO
 from tests.agent.test_volumes import placed
@@ -152,7 +152,9 @@ def test_a_recovery_goes_on_with_files_where_zfs_does_not_answer(disk: str, tmp_
     (tmp_path / "bin/zfs").write_text("#!/bin/sh\nexit 5\n")
     (tmp_path / "bin/lvs").write_text("#!/bin/sh\nexit 5\n")
     (tmp_path / "bin/lvs").chmod(0o755)
-    assert ask("recover", {"pools": [], "volumes": []}) == {"recovered": [], "images": [], "unread": []}
+    told = {"recovered": [], "images": [], "unread": [], "silent": ["lvm", "zfs"]}
+    made = [{"job": "j1", "backend": name, "group": "g", "name": "n", "id": "i"} for name in ("lvm", "zfs")]
+    assert ask("recover", {"pools": [], "volumes": [], "volumes_made": made}) == told
 
 
 @pytest.mark.parametrize(
@@ -161,3 +163,20 @@ def test_a_recovery_goes_on_with_files_where_zfs_does_not_answer(disk: str, tmp_
 def test_a_place_that_is_none_is_refused(changes: dict[str, str]) -> None:
     answer = ask("set_volume_aside", vars(PLACE) | changes)
     assert answer["code"] == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("others", "left", "freed"),
+    [(0, 0, 4096), (1 << 30, 0, 4096), (-(1 << 30), 0, 4096 - (1 << 30)), (0, 1024, 3072), (1 << 30, 1024, 3072)],
+)
+def test_what_others_give_up_meanwhile_is_nothing_that_a_deletion_has_freed(
+    monkeypatch: pytest.MonkeyPatch, others: int, left: int, freed: int
+) -> None:
+    """What is being freed is in use still (dsl_destroy.c: it is the pool's ``$FREE`` that has it)."""
+    used = iter([8 << 30, (8 << 30) - 4096 + left - others])
+    monkeypatch.setattr(zfs_volumes, "_used", lambda *_: next(used))
+    monkeypatch.setattr(zfs_volumes, "_freeing", lambda *_: left)
+    monkeypatch.setattr(zfs_volumes, "_FREED", 0.0)
+    monkeypatch.setattr(zfs_volumes, "change", lambda *_: None)
+    one = zfs_volumes.Dataset("tank/data", "disk", "5", 4096, None, False, True, 1, 0, "dev", False)
+    assert zfs_volumes.remove(one, Journal("", "j1", "=dev", "disk"), RecordingIO(), 0) == freed

@@ -44,7 +44,8 @@ class Lvm:
 
         Args:
             lines: ``vg``, ``lv`` and ``pv``, each a list of lines; ``thin``: of ``dmsetup status``; ``dies``: a tool,
-                after whose call whoever called it is killed, but for the first ``spared`` of them.
+                after whose call whoever called it is killed, but for the first ``spared`` of them; ``fails``: one that
+            does nothing, in the same way.
         """
         self._file.parent.mkdir(exist_ok=True)
         self.write(lines)
@@ -76,6 +77,12 @@ class Lvm:
 
 def _run(tool: str, state: Lvm, words: list[str]) -> int:
     told = state.read()
+    if told.get("fails") == tool:
+        spared = told.get("spared", 0)
+        if not spared:
+            return 5
+        told["spared"] = spared - 1
+        state.write(told)
     if tool in ("lvs", "vgs", "pvs"):
         kind = tool.removesuffix("s")
         print(json.dumps({"report": [{kind: told[kind]}]}))
@@ -86,7 +93,7 @@ def _run(tool: str, state: Lvm, words: list[str]) -> int:
         _create(told, words, state)
     elif tool == "lvrename":
         group, before, after = words[-3:]
-        if any(one["lv_name"] == after for one in told["lv"]):
+        if any((one["vg_name"], one["lv_name"]) == (group, after) for one in told["lv"]):
             return 5
         line = _one(told, f"{group}/{before}")
         line["lv_name"] = after

@@ -11,7 +11,8 @@ from django.utils import timezone
 
 from images.alert_rules.looking import look
 from images.models import Image
-from images.rewrite.space import due_for_exclusive_sizes
+from images.orphans import rows
+from images.rewrite.space import due_for_exclusive_sizes, record_estimate
 from images.selectors.overview import overview
 from storage_admin.events.models import Alert
 from storage_admin.hosts.models import StoragePool
@@ -19,7 +20,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.test_lvm import GROUPS, MIB, VOLUMES
 from tests.agent.test_thin import NUMBERED, Tools, pool
-from tests.factories import HostFactory, StoragePoolFactory
+from tests.factories import HostFactory, JobFactory, StoragePoolFactory
 from tests.guests.test_other_pools import LOGICAL, Node, disk, domain, image, node
 from tests.working import ADMIN, client_as, run, scan, this_machine, work
 
@@ -272,3 +273,74 @@ def test_exclusive_sizes_of_thin_volumes_are_measured_once_an_hour_and_dated(
     assert due_for_exclusive_sizes(host.pk)
     lvm_says([], [])
     assert work("exclusive", host.pk).state == "failed"
+
+
+def test_one_that_is_set_aside_has_its_own_size_and_not_that_of_what_has_its_name_now(
+    lvm_says: Says, pool: Tools
+) -> None:
+    pool()
+    lvm_says(GROUPS, NUMBERED)
+    host = this_machine()
+    scan(host)
+    volume = image("thin1")
+    job = JobFactory.create(kind="set_aside", target=volume, state="succeeded")
+    rows.set_aside(volume, job)
+    usual = next(line for line in NUMBERED if line["lv_name"] == "thin1")
+    waits, new = {"lv_name": f".sa-{job.uid}.aside"}, {"lv_uuid": "new", "thin_id": "7"}
+    lvm_says(GROUPS, [*(line for line in NUMBERED if line != usual), usual | waits, usual | new])
+    scan(host)
+    work("exclusive", host.pk)
+    found = Image.every.filter(name="thin1")
+    assert {one.state: one.deletion_frees for one in found} == {"set_aside": 4 * MIB, "ok": 65536}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "code"),
+    [("thick", "move", "has_overlays"), ("classic", "move", "unsupported_pool"), ("thin1", "move", ""),
+     ("snap1", "move", ""), ("idle", "move", ""), ("thin1", "reclaim", "")],
+)  # fmt: skip
+def test_what_a_snapshot_with_blocks_of_its_own_stands_on_is_refused_in_the_plan(
+    lvm_says: Says, name: str, kind: str, code: str
+) -> None:
+    scan(this_machine())
+    other = StoragePoolFactory.create(host=image(name).host, kind="lvm", path="/dev/vg9", path_bytes=b"")
+    StoragePool.objects.filter(pk=other.pk).update(shared_key="lvm u9")
+    options = {"target_pool": other.pk} if kind == "move" else {}
+    codes = {one.code for one in services.plan(ADMIN, kind, image(name).pk, options).refusals}
+    assert codes == ({code} if code else set())
+
+
+def test_zeros_that_others_share_are_nothing_that_a_thin_volume_could_give_back(lvm_says: Says, pool: Tools) -> None:
+    pool()
+    lvm_says(GROUPS, NUMBERED)
+    host = this_machine()
+    scan(host)
+    predicted = {"reclaimable_bytes": 5 * MIB, "reclaimable_low": 3 * MIB, "reclaimable_high": 6 * MIB}
+    estimate = {"allocated_size": 8 * MIB, "methods": {"in_place": predicted}}
+
+    def offered(look: bool) -> list[int | None]:
+        one = image("thin1")
+        if look:
+            record_estimate(one, bytes(one.fingerprint), estimate, timezone.now())
+        one = image("thin1")
+        return [one.reclaimable_bytes, one.reclaimable_low, one.reclaimable_high]
+
+    assert offered(look=True) == [5 * MIB, 3 * MIB, 6 * MIB]
+    work("exclusive", host.pk)  # it has 4 MiB alone
+    assert offered(look=False) == offered(look=True) == [4 * MIB, 3 * MIB, 4 * MIB]
+    assert pools()["vg0/pool0"].reclaimable_bytes == 4 * MIB
+
+
+def test_a_volume_that_was_made_anew_has_not_the_size_that_was_measured_of_the_one_before(
+    lvm_says: Says, pool: Tools
+) -> None:
+    pool()
+    lvm_says(GROUPS, NUMBERED)
+    host = this_machine()
+    scan(host)
+    work("exclusive", host.pk)
+    assert (image("thin1").deletion_frees, image("snap1").deletion_frees) == (4 * MIB, MIB)
+    lvm_says(GROUPS, [line | ({"lv_uuid": "new"} if line["lv_name"] == "thin1" else {}) for line in NUMBERED])
+    scan(host)
+    assert (image("thin1").deletion_frees, image("snap1").deletion_frees) == (None, MIB)
+    assert image("thin1").alone_at is None

@@ -61,6 +61,17 @@ def test_a_file_becomes_a_volume_in_the_dataset_of_the_pool(image: Image) -> Non
     assert Move().made_at(job) == (pool, b"/dev/zvol/tank/data/disk")
 
 
+def test_what_a_new_volume_takes_on_raidz_is_foretold_with_its_parity(image: Image) -> None:
+    """Blocks of 8 KiB on raidz2 over six disks take twice their bytes (docs/hosts.md)."""
+    pool = tank()
+    even = services.plan(OPERATOR, "move", image.pk, {"target_pool": pool.pk})
+    layout = {"disks": 6, "parity": 2, "sector": 4096}
+    StoragePool.objects.filter(pk=pool.pk).update(volume_facts=(pool.volume_facts or {}) | {"raidz": layout})
+    told = services.plan(OPERATOR, "move", image.pk, {"target_pool": pool.pk})
+    assert (told.predicted_high or 0) >= 2 * (image.virtual_size or 0) * 99 // 100
+    assert 1.99 < (told.scratch_bytes or 0) / (even.scratch_bytes or 1) < 2.01
+
+
 def test_a_volume_goes_into_another_dataset_or_a_file(image: Image) -> None:
     pool, path = StoragePool.objects.get(name="data"), f"/dev/zvol/tank/{DISK.replace(' ', '+')}"
     volume = Image.objects.get(path=path)
@@ -104,3 +115,20 @@ def test_a_volume_that_a_job_reads_keeps_its_name_and_one_that_it_makes_is_none(
     assert Image.objects.get(name="vm-104-disk-0").pk == known.pk
     zfs_says(POOLS, [*others, line(of, **(work | {"storage-admin:aside": "j1.1.default.vm-104-disk-0"}))])
     assert scan(image.host)["vanished"] == 1  # that journal is another dataset's
+
+
+def test_a_volume_with_snapshots_is_refused_in_the_plan_as_its_agent_refuses_it(image: Image) -> None:
+    def codes(name: str) -> set[str]:
+        options = {"target_pool": tank().pk, "target_name": "other"}
+        return {one.code for one in services.plan(OPERATOR, "move", Image.objects.get(name=name).pk, options).refusals}
+
+    assert codes("vm-100-disk-0") == {"has_overlays"}
+    assert codes("vm-102-disk-0") == set()
+
+
+def test_what_a_volume_needs_elsewhere_is_in_the_plan_what_its_agent_asks_for(image: Image) -> None:
+    """It does not know before it reads a volume how much of it is zeros."""
+    volume = Image.objects.get(name="vm-104-disk-0")
+    options = {"target_pool": StoragePool.objects.get(name="data").pk, "target_name": "other"}
+    assert (volume.allocated_size or 0) < (volume.virtual_size or 0)
+    assert services.plan(OPERATOR, "move", volume.pk, options).scratch_bytes == volume.virtual_size

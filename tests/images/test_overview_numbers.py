@@ -41,6 +41,15 @@ def test_a_filesystem_with_two_pools_counts_once() -> None:
     assert (totals.pools_count, totals.pools_counted) == (2, 2)
 
 
+def test_a_dataset_with_a_quota_counts_within_the_one_with_a_quota_that_it_lies_in() -> None:
+    host = HostFactory.create()
+    for key, capacity in (("zfs 1/tank/a", 100), ("zfs 1/tank/a/b", 50), ("zfs 1/tank/ab", 20), ("zfs 2", 10)):
+        StoragePoolFactory.create(
+            host=host, kind="zfs", fs_key=key, capacity_bytes=capacity * GIB, available_bytes=capacity * GIB
+        )
+    assert overview(SYSTEM).totals.capacity_bytes == 130 * GIB
+
+
 def test_a_pool_whose_filesystem_keeps_much_for_root_is_as_full_as_df_says() -> None:
     StoragePoolFactory.create(capacity_bytes=100 * GIB, available_bytes=30 * GIB, reserved_bytes=60 * GIB)
     seen = overview(SYSTEM)

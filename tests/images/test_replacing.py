@@ -208,8 +208,8 @@ def test_a_recovered_conversion_beside_its_image_leaves_the_image_alone(image: P
     row = image_at(image)
     job = Job.objects.create(
         kind="convert", uid="beside", host=row.host, target_kind="image", target_id=row.pk, rewrites=True,
-        state="interrupted", needs_recovery=True, options={"format": "raw", "replace": False, "undo_hours": 24},
-        created_by="olga", finished=timezone.now() - timedelta(minutes=1),
+        state="interrupted", needs_recovery=True, created_by="olga", finished=timezone.now() - timedelta(minutes=1),
+        options={"format": "raw", "replace": False, "undo_hours": 24, "target_pool": None, "target_name": None},
     )  # fmt: skip
     found = {
         "outcome": "finished", "undo_bytes": 0, "before_bytes": 1, "after_bytes": 2, "dev": 1, "inode": 2,

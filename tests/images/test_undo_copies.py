@@ -166,7 +166,7 @@ def test_a_recovery_that_finds_a_lock_which_nobody_gives_back_says_so_once_and_i
         again = Job.objects.create(
             kind="recover", host=job.host, target_kind="host", target_id=job.host_id, created_by="x"
         )
-        Recover().record(again, {"recovered": [found], "images": [], "unread": []})
+        Recover().record(again, {"recovered": [found], "images": [], "unread": [], "silent": []})
     assert list(job.log_lines.filter(level="warning").values_list("text", flat=True)) == [found["detail"]]
     assert reread(job).needs_recovery
 

@@ -6,10 +6,11 @@ import pytest
 from django.urls import reverse
 
 from images.models import Image
-from images.rewrite import guest_locks
+from images.rewrite import guest_locks, on_volumes, volume_refusals
 from storage_admin.accounts.models import Role
+from storage_admin.agent.protocol import b64
 from storage_admin.guests.models import Guest
-from storage_admin.hosts.models import Host
+from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.proxmox.volumes import own_id
 from storage_admin.jobs import services
 from storage_admin.jobs.plan_and_progress import Plan
@@ -94,11 +95,20 @@ def test_what_a_pool_cannot_do_is_refused(kind: str, job: str) -> None:
     assert codes(job, volume(kind)) == ["unsupported_pool"]
 
 
-def test_a_group_that_another_host_sees_is_left_alone() -> None:
-    image = volume("lvmthin")
-    Image.objects.get().pool.__class__.objects.update(shared_key="lvm g/pool")
-    StoragePoolFactory.create(host=HostFactory.create(slug="other"), shared_key="lvm g/pool")
-    assert codes("reclaim", image) == ["shared_pool"]
+@pytest.mark.parametrize(
+    ("theirs", "refused"),
+    [("lvm g/pool", ["shared_pool"]), ("lvm g", ["shared_pool"]), ("lvm g/other", ["shared_pool"]), ("lvm g2", []),
+     ("lvm g2/pool", []), ("rbd g/pool", [])],
+)  # fmt: skip
+@pytest.mark.parametrize("ours", [("lvmthin", "lvm g/pool"), ("lvm", "lvm g")])
+def test_a_group_that_another_host_sees_is_left_alone_whatever_it_knows_of_it(
+    ours: tuple[str, str], theirs: str, refused: list[str]
+) -> None:
+    """It may have been looked at there before its thin pool was made."""
+    image = volume(ours[0])
+    StoragePool.objects.update(shared_key=ours[1])
+    StoragePoolFactory.create(host=HostFactory.create(slug="other"), shared_key=theirs)
+    assert [one.code for one in volume_refusals.seen_elsewhere(Image.objects.get(pk=image.pk))] == refused
 
 
 def test_a_plan_never_promises_what_snapshots_hold() -> None:
@@ -167,3 +177,23 @@ def test_the_page_of_a_volumes_job_asks_for_nothing_that_only_files_have(kind: s
     page = client_as(role="operator").get(reverse(job, args=[volume(kind).pk]))
     assert {field.name for field in page.context["fields"]} == {"idle_io", "start_after"}
     assert (page.context["has_undo"], page.context["replaces"]) == (False, False)
+
+
+def test_an_image_of_ceph_is_told_by_its_id_where_a_scan_has_told_that() -> None:
+    ids = {"backend": "rbd", "group": "vms", "group_id": "f", "name": "vm-100-disk-0", "id": "1a"}
+    one = volume("rbd", header={"volume": ids})
+    assert on_volumes.place(one) == {
+        "pool": "vms", "name_b64": b64(b"vm-100-disk-0"), "size": 64 * MIB, "id": "1a"
+    }  # fmt: skip
+    one.header = {}
+    assert on_volumes.place(one)["id"] == ""
+
+
+def test_a_thin_volume_that_reads_from_a_volume_outside_of_its_pool_gives_no_zeros_back() -> None:
+    image = volume("lvmthin")
+    group = StoragePoolFactory.create(host=image.host, kind="lvm", path="/dev/vg", path_bytes=b"", source="proxmox")
+    base = ImageFactory.create(host=image.host, pool=group, path="/dev/vg/base", path_bytes=b"/dev/vg/base")
+    Image.objects.filter(pk=image.pk).update(backing=base)
+    assert codes("reclaim", Image.objects.get(pk=image.pk)) == ["unsupported_pool"]
+    Image.objects.filter(pk=base.pk).update(pool=image.pool)
+    assert codes("reclaim", Image.objects.get(pk=image.pk)) == []

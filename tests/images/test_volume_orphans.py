@@ -68,6 +68,16 @@ def test_of_sixty_look_alikes_none_is_an_orphan_and_the_others_are(node: Node, l
     ]  # fmt: skip
 
 
+def test_a_snapshot_in_the_chain_of_a_volume_is_no_orphan_while_nobody_knows_what_reads_it(
+    node: Node, lvm_says: Says
+) -> None:
+    node()
+    head, below = "vm-900-disk-0.qcow2", "snap_vm-900-disk-0_s1.qcow2"
+    site(lvm_says, line(head), line(below), line("snap_vm-900-disk-1_s1"))
+    assert orphans() == {head, "snap_vm-900-disk-1_s1"}
+    assert "not_orphan" in {one.code for one in refusals.setting_aside(Image.objects.get(name=below))}
+
+
 def test_what_deleting_one_frees_is_never_what_it_shares_with_its_snapshots(node: Node, lvm_says: Says) -> None:
     node()
     site(lvm_says, line(ORPHANS[0]))

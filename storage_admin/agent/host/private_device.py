@@ -19,6 +19,9 @@ from storage_admin.agent.protocol import HostError, RefusedError
 
 #: What the device of a job is called, before the job's id.
 NAME = "storage-admin-"
+#: How the id of such a device ends, which LVM gives to none of its own.
+_OWN = "-private"
+BLOCKS = "/sys/block"
 #: struct dm_ioctl: version, data_size, data_start, target_count, open_count, flags, event_nr, padding, dev, name, uuid.
 _HEAD = struct.Struct("=3IIIIiIIIQ128s129s7x")
 #: struct dm_target_spec: sector_start, length, status, next, target_type.
@@ -56,7 +59,7 @@ def opened(pool: str, thin_id: int, size: int, uuid: str, job: str, *, to_write:
     name, mode = NAME + job, 0 if to_write else _READ_ONLY
     base = _ask(_STATUS, pool)
     table = f"{os.major(base)}:{os.minor(base)} {thin_id}"
-    number = _ask(_CREATE, name, uuid=f"LVM-{uuid.replace('-', '')}-private")
+    number = _ask(_CREATE, name, uuid=f"LVM-{uuid.replace('-', '')}{_OWN}")
     try:
         _ask(_LOAD, name, mode, table=(size // _SECTOR, b"thin", table.encode()))
         _ask(_SUSPEND, name, event=_NO_UDEV)  # without a flag of its own, this is what resumes
@@ -72,12 +75,19 @@ def opened(pool: str, thin_id: int, size: int, uuid: str, job: str, *, to_write:
 
 
 def left() -> list[str]:
-    """The names of such devices that are there."""
+    """The names of such devices that are there; other names begin alike (``admin-x`` in ``storage``)."""
     found = []
-    for entry in os.listdir("/sys/block"):
-        with contextlib.suppress(OSError), open(f"/sys/block/{entry}/dm/name", encoding="utf-8") as file:
-            found.append(file.read().strip())
-    return [name for name in found if name.startswith(NAME)]
+    for entry in os.listdir(BLOCKS):
+        with contextlib.suppress(OSError):
+            name, uuid = (_read(f"{BLOCKS}/{entry}/dm/{what}") for what in ("name", "uuid"))
+            if name.startswith(NAME) and uuid.startswith("LVM-") and uuid.endswith(_OWN):
+                found.append(name)
+    return found
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read().strip()
 
 
 def remove(name: str, patience: float = _PASSING) -> None:

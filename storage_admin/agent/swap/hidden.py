@@ -41,7 +41,8 @@ def hidden(backend: Maker[Any], place: Place, request: Request, io: AgentIO) -> 
             now = volumes.find(backend, place, name, io)
             backend.appear(now, io, lock)
         except (RefusedError, HostError):
-            volumes.put_back(backend, place, journal, io, lock)
+            with left_to_recovery():
+                volumes.put_back(backend, place, journal, io, lock)
             raise
     try:
         device = Device.open(backend.device(now))

@@ -210,7 +210,8 @@ def remove(one: RbdImage, journal: Journal, io: AgentIO, lock: int) -> int | Non
         _note(one, f"{journal.job}.{one.id}.d.{journal.own_name}", io, lock)
     done = tools.run_to_end(["rbd", *one.options, "rm", "--no-progress", f"--image={one.name}"], io, _LONG, (lock,))
     if done.exit_code in _REFUSED:
-        _note(one, f"{journal.job}.{one.id}.a.{journal.own_name}", io, lock)  # nothing of it is gone
+        if not one.is_going:  # else some of it has gone before
+            _note(one, f"{journal.job}.{one.id}.a.{journal.own_name}", io, lock)
         raise RefusedError("image_in_use", f"Ceph does not remove the image {one.path}: {done.words()}")
     if done.exit_code:
         raise HostError(f"rbd ended with {done.words()}")
@@ -221,7 +222,8 @@ def remove(one: RbdImage, journal: Journal, io: AgentIO, lock: int) -> int | Non
         if time.monotonic() > deadline:
             return None if one.taken else 0
         time.sleep(1)
-    return before - after
+    # Others may have given up some meanwhile.
+    return min(before - after, one.taken) if one.taken else before - after
 
 
 def _stored(one: RbdImage, io: AgentIO) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from storage_admin.agent.host import far_disks, locking, space
@@ -339,13 +339,18 @@ def give_name(backend: Backend[V], place: Place, one: V, name: str, io: AgentIO,
 
 
 def put_back(backend: Backend[Any], place: Place, text: str, io: AgentIO, lock: int) -> None:
-    """The volume has its name again, its device where it had one, and no journal."""
-    for one in backend.there([place], io):
-        journal = one.journal
-        if one.id == place.id and journal is not None and journal.text == text:
-            if one.is_aside or one.is_at_work:
-                give_name(backend, place, one, journal.own_name, io, lock)
-            backend.give_back(find(backend, place, journal.own_name, io), journal, io, lock)
+    """The volume has its name again, its device where it had one, and no journal.
+
+    So has another one that had taken its name right before the journal was written, and got that.
+    """
+    # A copy of the group has the same ids.
+    marked = [one for one in backend.there([place], io) if one.group == place.group and one.journal is not None]
+    marked = [one for one in marked if one.journal.text == text]
+    for one in [one for one in marked if one.id == place.id] or marked:
+        if one.is_aside or one.is_at_work:
+            give_name(backend, place, one, one.journal.own_name, io, lock)
+        back = find(backend, replace(place, id=one.id), one.journal.own_name, io)
+        backend.give_back(back, one.journal, io, lock)
 
 
 def change(argv: Sequence[str], io: AgentIO, lock: int, seconds: float = SECONDS) -> None:

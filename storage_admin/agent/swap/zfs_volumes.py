@@ -240,7 +240,8 @@ def remove(one: Dataset, journal: Journal, io: AgentIO, lock: int) -> int | None
     deadline = time.monotonic() + _FREED
     while (left := _freeing(one.pool, io, lock)) and time.monotonic() < deadline:
         time.sleep(0.5)
-    return before - _used(one.pool, io) - left
+    # What is not given back yet is still in use. Of the rest, some may be what others have destroyed.
+    return min(before - _used(one.pool, io), one.taken - left)
 
 
 def _used(pool: str, io: AgentIO) -> int:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, b64
+from storage_admin.agent.protocol import INTERRUPTED, INVALID, Arguments, HostError, RefusedError, Request, b64
 from storage_admin.agent.swap import lvm_volumes, rbd_volumes, settle, volumes, zfs_volumes
-from storage_admin.agent.swap.volumes import Backend, Journal, Place, Volume
+from storage_admin.agent.swap.volumes import Backend, Journal, Place, Volume, left_to_recovery
 
 WHERE = frozenset({"backend", "group", "group_id", "name", "id"})
 BACKENDS: dict[str, Backend[Any]] = {"lvm": lvm_volumes, "zfs": zfs_volumes, "rbd": rbd_volumes}
@@ -39,7 +39,7 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
     Raises:
         RefusedError: ``stale_plan``, ``image_in_use``, ``has_overlays``, ``shared_pool``, ``unsupported_pool``,
             ``busy``, ``target_exists``, ``tool_missing``.
-        HostError, StoppedError: the volume has its name.
+        HostError, StoppedError: the volume has its name; as ``interrupted``, a recovery sees to that.
     """
     started = time.monotonic()
     backend, place = _parse(Arguments(request.args, WHERE))
@@ -63,7 +63,8 @@ def _set_aside(backend: Backend[Any], place: Place, request: Request, io: AgentI
         backend.refuse_used(now, io)
         backend.hide(now, io, lock)
     except (RefusedError, HostError):
-        volumes.put_back(backend, place, journal, io, lock)
+        with left_to_recovery():
+            volumes.put_back(backend, place, journal, io, lock)
         raise
     return one.taken
 
@@ -80,7 +81,7 @@ def restore(request: Request, io: AgentIO) -> dict[str, Any]:
 
     Raises:
         RefusedError: ``aside_missing``, ``target_exists``, ``shared_pool``, ``tool_missing``.
-        HostError, StoppedError: it is set aside still.
+        HostError, StoppedError: it is set aside still; as ``interrupted``, a recovery sees to what is left to do.
     """
     started = time.monotonic()
     with _waiting(request, io) as (backend, place, one, journal, lock):
@@ -91,7 +92,8 @@ def restore(request: Request, io: AgentIO) -> dict[str, Any]:
         io.progress("swapping", 0, None, "waiting for the go-ahead")
         io.wait_for_go(request.generation)
         volumes.give_name(backend, place, one, journal.own_name, io, lock)
-        backend.give_back(volumes.find(backend, place, journal.own_name, io), journal, io, lock)
+        with left_to_recovery():
+            backend.give_back(volumes.find(backend, place, journal.own_name, io), journal, io, lock)
     return {"after_bytes": one.taken, "aside_of": journal.job, "seconds": round(time.monotonic() - started, 3)}
 
 
@@ -109,7 +111,7 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
     Raises:
         RefusedError: ``aside_missing``, ``image_in_use``, ``has_overlays``, ``shared_pool``, ``busy``,
             ``tool_missing``.
-        HostError, StoppedError: it is set aside still.
+        HostError, StoppedError: it is set aside still; as ``interrupted``, a recovery tells, or finishes it.
     """
     started = time.monotonic()
     with _waiting(request, io) as (backend, place, one, journal, lock):
@@ -118,7 +120,10 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
         io.wait_for_go(request.generation)
         backend.refuse_used(volumes.find(backend, place, one.name, io), io)
         backend.hide(one, io, lock)
-        freed = backend.remove(one, journal, io, lock)
+        try:
+            freed = backend.remove(one, journal, io, lock)
+        except HostError as error:  # some of it may be gone, or all
+            raise HostError(f"{error.detail}; recover the host", INTERRUPTED) from error
     if freed is None:
         io.log("what the pool got back is not known", "warning")
     return {
@@ -151,13 +156,14 @@ class _Wanted:
     path: str
 
 
-def recover(args: Arguments, active: frozenset[str], io: AgentIO) -> list[dict[str, Any]]:
+def recover(args: Arguments, active: frozenset[str], silent: set[str], io: AgentIO) -> list[dict[str, Any]]:
     """What has become of volumes that were set aside: as ``recover`` tells it of files.
 
     Args:
         args: the request's ``volumes``: those that should be set aside, each as of :func:`restore` with ``inode`` (what
             the row tells it by) and ``path_b64``; and ``volumes_cut_off``: those at which a job was cut off.
         active: jobs that are at work.
+        silent: takes the names of backends that do not answer.
         io: the controller.
     """
     wanted: dict[str, _Wanted] = {}
@@ -169,10 +175,25 @@ def recover(args: Arguments, active: frozenset[str], io: AgentIO) -> list[dict[s
     told = list[dict[str, Any]]()
     for name, backend in BACKENDS.items():
         here = {job: one for job, one in wanted.items() if one.place.backend == name}
-        told += _recover(backend, here, [one for one in cut_off if one.backend == name], active, io)
+        for some, cut in _asked_together(backend, here, [one for one in cut_off if one.backend == name]):
+            try:
+                told += _recover(backend, some, cut, active, io)
+            except HostError as error:
+                silent.add(name)
+                io.log(f"volumes of {name} that jobs have left were not looked for: {error.detail}", "warning")
     # Of a job that has made its volume, the one that it had copied has its name again as well.
     done = {row["job"] for row in told if row["outcome"] == settle.FINISHED}
     return [row for row in told if row["job"] not in done or row["outcome"] != settle.REVERTED]
+
+
+def _asked_together(
+    backend: Backend[Any], wanted: dict[str, _Wanted], cut_off: list[Place]
+) -> Iterator[tuple[dict[str, _Wanted], list[Place]]]:
+    """All that LVM or ZFS has; what is in one pool of Ceph, of which the host may name others no more."""
+    groups = {one.place.group for one in wanted.values()} | {one.group for one in cut_off}
+    for group in [""] if backend.is_atomic else sorted(groups):
+        some = {job: one for job, one in wanted.items() if group in {"", one.place.group}}
+        yield some, [one for one in cut_off if group in {"", one.group}]
 
 
 def _recover(
@@ -183,9 +204,6 @@ def _recover(
         there = backend.there(places, io)
     except RefusedError:
         return []  # none of them is on this host
-    except HostError as error:
-        io.log(f"volumes that are set aside were not looked for: {error.detail}", "warning")
-        return []
     told = [
         _settle(backend, one, one.journal, places, wanted.get(one.journal.job), active, io)
         for one in there
@@ -221,14 +239,15 @@ def _settle(
     except RefusedError:
         return _row(journal.job, settle.BUSY, path)
     except HostError as error:
-        return _row(journal.job, settle.FAILED, path, detail=error.detail)
+        return _row(journal.job, settle.BUSY, path, detail=error.detail)  # it is tried again
 
 
 def _settle_alone(
     backend: Backend[Any], seen: Volume, path: str, places: list[Place], wanted: _Wanted | None, io: AgentIO, lock: int
 ) -> dict[str, Any]:
     # What was seen before the lock may be over by now.
-    now = [one for one in backend.there(places, io) if (one.id, one.journal) == (seen.id, seen.journal)]
+    same = (seen.group, seen.id, seen.journal)
+    now = [one for one in backend.there(places, io) if (one.group, one.id, one.journal) == same]
     journal = now[0].journal if len(now) == 1 else None
     if journal is None:
         return _row(seen.journal.job if seen.journal else "", settle.BUSY, path)

@@ -14,7 +14,7 @@ from typing import Any
 from storage_admin.agent.host.devices import Device
 from storage_admin.agent.host.errors import host_errors
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request
+from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import DeviceNode
 from storage_admin.agent.rewrite import base, creation
@@ -114,14 +114,19 @@ def volume_to_file(request: Request, io: AgentIO) -> dict[str, Any]:
         return DeviceCopy(request, io, target, wish, None, device=device).run()
 
 
-def made_by(args: Arguments, io: AgentIO) -> list[dict[str, Any]]:
-    """Which of a recovery's ``volumes_made`` are there under the names that they were to have: as ``images``."""
-    asked = args.get("volumes_made", list, [])
-    there = {
-        (name, one.group, one.name, one.id): one
-        for name in {one["backend"] for one in asked}
-        for one in BACKENDS[name].there([], io)
-    }
+def made_by(args: Arguments, silent: set[str], io: AgentIO) -> list[dict[str, Any]]:
+    """Which of a recovery's ``volumes_made`` are there under the names that they were to have: as ``images``.
+
+    Args:
+        silent: as of :func:`aside_volume.recover`; these are not asked again.
+    """
+    asked, there = args.get("volumes_made", list, []), dict[tuple[str, ...], Any]()
+    for name in {one["backend"] for one in asked} - silent:
+        try:
+            there |= {(name, one.group, one.name, one.id): one for one in BACKENDS[name].there([], io)}
+        except (RefusedError, HostError) as error:
+            silent.add(name)
+            io.log(f"volumes of {name} that jobs have made were not looked for: {error.detail}", "warning")
     found = [(one, there.get(tuple(one[key] for key in ("backend", "group", "name", "id")))) for one in asked]
     return [
         {"job": one["job"], "bytes": volume.taken, "dev": None, "inode": volume.id} for one, volume in found if volume

@@ -26,11 +26,12 @@ _RESERVE = 5
 
 @dataclass(frozen=True)
 class _Image:
-    """An image and how its pool is asked; ``info`` is what Ceph says of it. ``size`` is that of the plan, in bytes."""
+    """An image and how its pool is asked; ``size``, in bytes, and ``id``, where it is known, are those of the plan."""
 
     named: Named
     name: bytes
     size: int
+    id: str
     io: AgentIO
 
     @property
@@ -48,8 +49,10 @@ class _Image:
             RefusedError: ``stale_plan``, ``image_in_use``.
         """
         info: dict[str, Any] = self.ask("info")
-        if info["size"] != self.size:
-            raise RefusedError("stale_plan", f"{self.shown} has another size than in the plan; scan the host")
+        if info["size"] != self.size or self.id not in {"", info["id"]}:
+            raise RefusedError(
+                "stale_plan", f"{self.shown} is another image than in the plan, or resized; scan the host"
+            )
         if watchers := [str(who["address"]) for who in self.ask("status")["watchers"]]:
             raise RefusedError("image_in_use", f"{self.shown} is open by {', '.join(watchers)[:200]}; shut it down")
         return info
@@ -71,8 +74,8 @@ def sparsify(request: Request, io: AgentIO) -> dict[str, Any]:
     """Give back the zeros of an image.
 
     Args:
-        request: ``args``: ``pool`` (with a namespace, as ``vms/tenant``), ``name_b64``, ``size`` (bytes, as scanned),
-            ``etc_pve``.
+        request: ``args``: ``pool`` (with a namespace, as ``vms/tenant``), ``name_b64``, ``size`` (bytes) and
+            ``id`` (or empty) as scanned, ``etc_pve``.
         io: the controller.
 
     Returns:
@@ -103,12 +106,14 @@ def flatten(request: Request, io: AgentIO) -> dict[str, Any]:
     info = image.look()
     if "parent" not in info:
         raise RefusedError("stale_plan", f"{image.shown} has no parent; there is nothing to flatten")
-    need = int(info["parent"]["overlap"])
+    overlap = int(info["parent"]["overlap"])
+    # What it has may all lie behind what it reads of its parent.
+    need = overlap - max(image.used() - (int(info["size"]) - overlap), 0)
     stats = next(
         pool["stats"] for pool in _ceph(image, "df")["pools"] if pool["name"] == image.named.pool
     )  # fmt: skip
     available = int(stats["max_avail"]) * (100 - _RESERVE) // 100
-    if need - image.used() > available:
+    if need > available:
         raise RefusedError(
             "not_enough_space",
             f"{image.shown} reads up to {need:,} bytes of its parent, and its pool has {available:,} for that",
@@ -145,7 +150,7 @@ def _changed(request: Request, image: _Image, info: Mapping[str, Any], verb: str
 
 
 def _image(request: Request, io: AgentIO) -> _Image:
-    args = Arguments(request.args, frozenset({"pool", "name_b64", "size", "etc_pve"}))
+    args = Arguments(request.args, frozenset({"pool", "name_b64", "size", "id", "etc_pve"}))
     pool, name = args.take("pool", str), args.path("name_b64")
     if not name or set(name) & set(b"/@\0"):
         raise RefusedError(INVALID, "that is no image that rbd can be asked for")
@@ -154,7 +159,7 @@ def _image(request: Request, io: AgentIO) -> _Image:
     ways = [one for one in ways if one.name == pool]
     if not ways:
         raise RefusedError("stale_plan", f"nobody on this host names the pool {pool} of Ceph any more; scan the host")
-    image = _Image(ways[0], name, args.take("size", int), io)
+    image = _Image(ways[0], name, args.take("size", int), args.get("id", str, ""), io)
     clusters = {_answer([*_encoded("ceph", *one.access.options), b"fsid"], io)["fsid"] for one in ways}
     if len(clusters) > 1:
         raise RefusedError("unsupported_pool", f"the host knows several pools of Ceph that are called {pool}")

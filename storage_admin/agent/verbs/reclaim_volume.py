@@ -20,7 +20,7 @@ from storage_admin.agent.measure.volume_zeros import Range
 from storage_admin.agent.protocol import OCCUPIED, Arguments, HostError, RefusedError, Request
 from storage_admin.agent.swap import lvm_volumes, thin_volumes, volumes
 from storage_admin.agent.swap.thin_volumes import ThinVolume
-from storage_admin.agent.swap.volumes import Place
+from storage_admin.agent.swap.volumes import Place, left_to_recovery
 from storage_admin.agent.verbs.aside_volume import WHERE
 from storage_admin.agent.verbs.reclaim import LOOK_INTERVAL, Pace
 
@@ -42,8 +42,9 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
 
     Raises:
         RefusedError: ``stale_plan``, ``image_in_use``, ``has_overlays``, ``shared_pool``, ``unsupported_pool``,
-            ``busy``, ``target_exists``, ``not_enough_space``, ``tool_missing``.
-        HostError, StoppedError: the volume reads as before. It has its own name, but where that was taken meanwhile.
+            ``busy``, ``not_enough_space``, ``tool_missing``.
+        HostError, StoppedError: the volume reads as before, and has its own name; as ``interrupted``, as where that was
+            taken meanwhile, a recovery sees to that.
     """
     started = time.monotonic()
     args = Arguments(request.args, WHERE | {"bandwidth_bytes_sec", "idle_io"})
@@ -153,7 +154,8 @@ class _Work:
                     raise RefusedError("image_in_use", f"the volume {one.volume.path} was activated at this moment")
                 return self._discard(one, zeros)
             finally:
-                volumes.put_back(lvm_volumes, self.place, tag, self.io, lock)
+                with left_to_recovery():
+                    volumes.put_back(lvm_volumes, self.place, tag, self.io, lock)
 
     def _discard(self, one: ThinVolume, zeros: list[Range]) -> tuple[int, int, int]:
         device = private_device.NAME + self.request.job

@@ -63,7 +63,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         ``undone_bytes`` (as its undo found it), ``discarded_bytes`` (what the removal of its undo copy freed), ``dev``,
         ``inode``, ``undo_of``, ``put_back``, ``surely_back``, ``detail``. What is not known is null.
         ``images``: for each of those that is there, ``job``, ``bytes``, ``dev`` and ``inode``.
-        ``unread``: pools that could not be opened, or that do not answer.
+        ``unread``: pools that could not be opened, or that do not answer; ``silent``: backends of volumes that do not.
     """
     known = {
         "pools",
@@ -91,7 +91,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     paths = {path for _, path, _ in pools} | {one.pool_path for one in (*expected, *images)}
     away = special_mounts.trusted(sorted(paths), mounts, io.check)
     expected = [one for one in expected if one.pool_path not in away]
-    recovered = aside_volume.recover(args, active, io)
+    silent = set[str]()
+    recovered = aside_volume.recover(args, active, silent, io)
     walk = _Walk(io, mounts, away)
     for number, path, depth in pools:
         for folder in walk.folders(number, path, depth):
@@ -107,8 +108,9 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     seen_images = [_look_at(one, io) for one in images if one.pool_path not in away]
     return {
         "recovered": recovered,
-        "images": [*(row for row in seen_images if row is not None), *move.made_by(args, io)],
+        "images": [*(row for row in seen_images if row is not None), *move.made_by(args, silent, io)],
         "unread": walk.unread,
+        "silent": sorted(silent),
     }
 
 
