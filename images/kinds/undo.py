@@ -13,6 +13,7 @@ from images.rewrite import guest_locks, holding, in_use, mount, moving, needed_a
 from images.rewrite import (
     record as rewriting,
 )
+from images.rewrite.kind import Rewriting
 from images.rewrite.neighbours import ancestors, facts, find, locks_on, silent_storage
 from images.scan import look
 from storage_admin.accounts.models import SYSTEM, Actor, Role
@@ -20,7 +21,7 @@ from storage_admin.agent import protocol
 from storage_admin.agent.protocol import RefusedError, b64, unb64
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.names import display
-from storage_admin.jobs import claims, services
+from storage_admin.jobs import claims, kinds, services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plan_and_progress import Affected, LastBackup, Plan, Refusal
@@ -296,8 +297,9 @@ def _takes_away(undone: Job, options: dict[str, Any]) -> str:
         return gettext(
             "They use the image under its current name and could no longer find it. Flatten the overlays first."
         )
-    if options["force"] or (undone.kind == "check" and undone.options.get("repair") == "all"):
-        return gettext("They depend on the current content of the image. Flatten the overlays first.")
+    kind = kinds.get(undone.kind)
+    if options["force"] or (isinstance(kind, Rewriting) and kind.changes_content(undone.options)):
+        return str(needed_as_it_is.CONTENT)
     return ""
 
 

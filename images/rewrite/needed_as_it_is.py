@@ -3,12 +3,15 @@
 from typing import Any
 
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from images.kinds.aside import looked_through
 from images.models import Image
 from images.rewrite import neighbours
 from storage_admin.jobs.plan_and_progress import Refusal
+
+#: What becomes of those who need an image whose content a job changes.
+CONTENT = gettext_lazy("They depend on the current content of the image. Flatten the overlays first.")
 
 
 def refusals(image: Image, advice: str) -> list[Refusal]:

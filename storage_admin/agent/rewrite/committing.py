@@ -34,7 +34,7 @@ from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.rewrite.base import Wish
 from storage_admin.agent.rewrite.chain import Chain, Link, Planned
-from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
+from storage_admin.agent.scan.overlays import Wanted, refuse_needed
 from storage_admin.agent.swap import settle
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
 from storage_admin.agent.swap.outcome import stamp_now
@@ -68,10 +68,8 @@ class _Deaf:
 class Commit:
     """One run of the verb: an overlay, and the base that it stands on, each with its chain, for itself."""
 
-    def __init__(
-        self, request: Request, io: AgentIO, wish: Wish, chain: Chain, below: Chain, pools: list[LookedAt]
-    ) -> None:
-        self.request, self.io, self.wish, self.pools = request, io, wish, pools
+    def __init__(self, request: Request, io: AgentIO, wish: Wish, chain: Chain, below: Chain) -> None:
+        self.request, self.io, self.wish = request, io, wish
         self.overlay, self.chain, self.below = chain.image, chain, below
 
     def run(self) -> dict[str, Any]:
@@ -132,7 +130,7 @@ class Commit:
         with base.folder() as folder:
             name = os.path.basename(base.planned.path)
             wanted = Wanted(locking.file_id(base.fd), locking.file_id(folder), name, base.shown)
-            refuse_needed(self.pools, wanted, self.io)
+            refuse_needed(self.wish.pools, wanted, self.io)
 
     def _refuse(self) -> None:
         overlay, base = self.overlay, self.below.image
