@@ -12,6 +12,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent.folders.pools import open_beneath
@@ -22,6 +23,7 @@ from storage_admin.agent.protocol import (
     INVALID,
     OCCUPIED,
     SPACE,
+    Arguments,
     HostError,
     RefusedError,
     Request,
@@ -224,8 +226,31 @@ def _verify(io: Any, chain: Chain, idle_io: bool) -> int:
     return space.allocated(link.fd)
 
 
-def repeat(one: Journal, records: list[dict[str, Any]], io: AgentIO) -> settle.Settled:
+@dataclass(frozen=True)
+class Merges:
+    """Merges that are to be done again, each with the paths of overlay and base, and jobs of which nothing is owed.
+
+    Which files these are the controller says: a journal may be a file of root's that somebody has filled and renamed.
+    """
+
+    again: dict[str, list[bytes]]
+    over: frozenset[str]
+
+    @classmethod
+    def parse(cls, args: Arguments) -> Merges:
+        """The arguments ``merges`` and ``merges_over`` of a recovery; raises RefusedError(``invalid``)."""
+        again = {}
+        for fields in args.get("merges", list, []):
+            told = Arguments(fields if isinstance(fields, dict) else {}, frozenset({"job", "overlay_b64", "base_b64"}))
+            again[told.take("job", str)] = [told.path("overlay_b64"), told.path("base_b64")]
+        return cls(again, frozenset(args.get("merges_over", list, [])))
+
+
+def repeat(one: Journal, records: list[dict[str, Any]], files: list[bytes], io: AgentIO) -> settle.Settled:
     """Finish what was cut off: the base gets all that the overlay holds.
+
+    Args:
+        files: paths of the overlay and the base, as the controller knows them; the journal must name no others.
 
     Returns:
         ``reverted`` (guests go on with the overlay, and the base reads the same), ``busy``, or ``failed``.
@@ -236,6 +261,8 @@ def repeat(one: Journal, records: list[dict[str, Any]], io: AgentIO) -> settle.S
         one.remove()  # nothing was begun
         return settle.Settled(one.job, settle.REVERTED, name)
     try:
+        if [unb64(link["path_b64"]) for link in told[0]["links"][:2]] != files:
+            raise RefusedError("stale_plan", "its journal names other files than the job")
         with _opened(told[0]["links"]) as (chain, below):
             chain.refuse_in_use()
             below.refuse_in_use()
@@ -245,7 +272,7 @@ def repeat(one: Journal, records: list[dict[str, Any]], io: AgentIO) -> settle.S
     except RefusedError as error:
         outcome = settle.BUSY if error.code == "image_in_use" else settle.FAILED
         return settle.Settled(one.job, outcome, name, detail=_half(error.detail))
-    except (HostError, KeyError, TypeError, ValueError) as error:
+    except (HostError, KeyError, TypeError, ValueError, AttributeError) as error:
         return settle.Settled(one.job, settle.FAILED, name, detail=_half(str(error)))
     one.remove()
     return settle.Settled(one.job, settle.REVERTED, name, detail=detail)
