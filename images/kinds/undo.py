@@ -232,9 +232,12 @@ class DiscardUndo(OfJob):
         }
     }
 
-    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         job = self._job(target_id)
         image = self._image(job)
+        against = [] if options["force"] else refusals.only_copy(image)
+        if not options["force"] and actor != SYSTEM:  # of what goes by itself the job says so, once
+            against += _needed(job, image)
         return Plan(
             method="discard_undo",
             reason=gettext("The undo copy of {image} is removed. The job can no longer be undone.").format(
@@ -245,7 +248,7 @@ class DiscardUndo(OfJob):
             predicted_after_bytes=image.allocated_size,
             scratch_bytes=0,
             undo_bytes=0,
-            refusals=(*self._missing(job), *([] if options["force"] else refusals.only_copy(image))),
+            refusals=(*self._missing(job), *against),
             affected_images=(Affected(image.pk, image.name, gettext("not changed; its undo copy is removed")),),
             options=options,
         )
@@ -257,12 +260,15 @@ class DiscardUndo(OfJob):
         name = bytes(image.path_bytes).rpartition(b"/")[2]
         if image.state == Image.State.SET_ASIDE and image.aside_job is not None:
             name = f".sa-{image.aside_job.uid}.aside".encode()
+        # What was deleted by its name, on purpose, is missed by nobody.
+        force = job.options.get("force", False) or image.state == Image.State.DELETED
+        if not force and (against := _needed(undone, image)):
+            raise RefusedError(against[0].code, against[0].detail)
         return super().request(job) | {
             "path_b64": b64(left_at),
             "now_b64": b64(name),
             "format": image.declared_format or image.format,
-            # What was deleted by its name, on purpose, is missed by nobody.
-            "force": job.options.get("force", False) or image.state == Image.State.DELETED,
+            "force": force,
             **holding.evidence(job, undone, image),
         }
 
@@ -305,7 +311,11 @@ def _takes_away(undone: Job, options: dict[str, Any]) -> str:
 
 def _against_what_goes(undone: Job, image: Image, options: dict[str, Any]) -> list[Refusal]:
     taken = _takes_away(undone, options)
-    return needed_as_it_is.refusals(image, taken) if taken else []
+    return [*_needed(undone, image), *(needed_as_it_is.refusals(image, taken) if taken else [])]
+
+
+def _needed(job: Job, image: Image) -> list[Refusal]:
+    return holding.needed_by(image.host_id, moving.sibling(image, f".sa-{job.uid}.orig".encode()))
 
 
 def undone_for_good(undo: Job, undone: Job, image: Image | None, gone: int, freed: int, back: int | None) -> None:

@@ -11,13 +11,15 @@ from django.utils import timezone
 
 from images import tasks
 from images.kinds.recover import Recover
+from images.rewrite import holding
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host
+from storage_admin.hosts.names import path_key
 from storage_admin.jobs import runner, services
 from storage_admin.jobs.models import Job
-from tests.agent.harness import leftovers
-from tests.factories import HostFactory, ImageFactory, JobFactory
+from tests.agent.harness import leftovers, qemu_img
+from tests.factories import GuestFactory, HostFactory, ImageFactory, JobFactory
 from tests.images.undo_copies import by_name, job, recovery, window_closes, with_its_journal
 from tests.jobs.test_claims import at_once
 from tests.working import ADMIN, OPERATOR, allocated, image_at, reread, run, scan, work
@@ -105,6 +107,37 @@ def test_copies_that_cannot_be_removed_do_not_keep_others_from_their_turn(monkey
     tasks.expire_undo()
     queued = Job.objects.filter(kind="discard_undo", state="queued").values_list("target_id", flat=True)
     assert set(queued) == {jobs[2].pk, jobs[3].pk}
+
+
+def a_guest(path: Path, job: Job) -> None:
+    copy = path.parent / f".sa-{job.uid}.orig"
+    values = {"path": str(copy), "path_bytes": bytes(copy), "path_key": path_key(bytes(copy))}
+    GuestFactory.create(host=job.host, state="shut off").disks.create(target="vda", **values)
+
+
+def an_overlay(path: Path, job: Job) -> None:
+    top = path.with_name("top.qcow2")
+    qemu_img("create", "-q", "-f", "qcow2", "-b", f".sa-{job.uid}.orig", "-F", "qcow2", top)
+    scan(job.host)
+
+
+@pytest.mark.parametrize("needs_it", [a_guest, an_overlay])
+def test_a_copy_that_a_guest_or_an_overlay_names_stays_until_an_admin_decides(
+    path: Path, job: Job, needs_it: Callable[[Path, Job], None]
+) -> None:
+    needs_it(path, job)
+    window_closes(job)
+    tasks.expire_undo()
+    removal = run(Job.objects.get(kind="discard_undo"))
+    assert (removal.state, removal.error_code) == ("failed", "undo_kept")
+    tasks.expire_undo()
+    assert not asked("discard_undo"), "it is not tried again and again"
+    assert [(kept.pk, bool(why)) for kept, why in holding.kept(5)] == [(job.pk, True)]
+    with pytest.raises(RefusedError) as refused:
+        services.discard_undo(ADMIN, job)
+    assert refused.value.code == "undo_kept"
+    assert (path.parent / f".sa-{job.uid}.orig").exists()
+    assert run(services.discard_undo(ADMIN, job, force=True)).state == "succeeded"
 
 
 @pytest.mark.django_db(transaction=True)
