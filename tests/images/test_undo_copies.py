@@ -11,9 +11,10 @@ from django.utils import timezone
 
 from images import tasks
 from images.kinds.recover import Recover
+from images.models import Image
 from images.rewrite import holding
 from storage_admin.accounts.models import AuditEntry
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs import runner, services
@@ -202,6 +203,24 @@ def test_a_recovery_that_finds_a_lock_which_nobody_gives_back_says_so_once_and_i
         Recover().record(again, {"recovered": [found], "images": [], "unread": []})
     assert list(job.log_lines.filter(level="warning").values_list("text", flat=True)) == [found["detail"]]
     assert reread(job).needs_recovery
+
+
+def test_what_a_host_tells_of_the_jobs_of_hosts_that_share_nothing_with_it_is_not_believed(job: Job) -> None:
+    other = HostFactory.create()
+    now: dict[str, Any] = {"host": other, "started": timezone.now()}
+    began = JobFactory.create(kind="recover", target_kind="host", target_id=other.pk, state="running", **now)
+    undo = JobFactory.create(kind="undo", target_kind="job", target_id=job.pk, state="interrupted", **now)
+    blank = dict.fromkeys(("original", "made_bytes", "undone_bytes", "discarded_bytes"))
+    told: dict[str, Any] = {"path_b64": b64(b"/elsewhere/x"), "dev": 1, "inode": 1, "detail": "it is gone", **blank}
+    told |= dict.fromkeys(("undo_bytes", "before_bytes", "after_bytes", "goes_shared", "made_shared"), 1 << 30)
+    told |= {"put_back": False, "surely_back": False, "undo_waits": False, "undo_of": None}
+    lost = told | {"job": job.uid, "outcome": "lost"}
+    undone = told | {"job": undo.uid, "outcome": "finished", "undo_of": job.uid}
+    Recover().record(began, {"recovered": [lost, undone], "images": [], "unread": []})
+    was = (job.undo_state, job.undo_bytes, job.freed_bytes)
+    job.refresh_from_db()
+    assert (job.undo_state, job.undo_bytes, job.freed_bytes) == was
+    assert Image.every.get(pk=job.target_id).path != "/elsewhere/x"
 
 
 def test_a_swap_whose_storage_failed_right_after_it_is_a_success_after_a_scan_and_its_recovery(path: Path) -> None:
