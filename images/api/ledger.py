@@ -117,8 +117,8 @@ class SumsSerializer(serializers.Serializer[Any]):
 
     freed_bytes = serializers.IntegerField(help_text=_("Freed minus consumed: the net decrease of allocated space."))
     won_bytes = serializers.IntegerField(help_text=_("Freed by jobs that freed space."))
-    taken_bytes = serializers.IntegerField(help_text="Consumed by jobs, for example for a copy beside its original.")
-    copies_bytes = serializers.IntegerField(help_text=_("The part of `taken_bytes` that such copies consumed."))
+    taken_bytes = serializers.IntegerField(help_text="Consumed by jobs, for example by a new image.")
+    copies_bytes = serializers.IntegerField(help_text=_("The part of `taken_bytes` that new files consumed."))
     held_bytes = serializers.IntegerField(help_text=_("Held by undo copies now, not yet freed."))
     pending_bytes = serializers.IntegerField(help_text=_("Freed once the undo copies expire."))
     predicted_bytes = serializers.IntegerField(help_text=_("Savings that the plans expected."))

@@ -157,7 +157,7 @@ class WonSerializer(serializers.Serializer[Any]):
     jobs_count = serializers.IntegerField()
     won_bytes = serializers.IntegerField()
     taken_bytes = serializers.IntegerField(help_text=_("By jobs that consumed space."))
-    copies_bytes = serializers.IntegerField(help_text=_("Of these, by new files beside their originals."))
+    copies_bytes = serializers.IntegerField(help_text=_("Of these, by new files that were asked for."))
 
 
 class OverviewSerializer(serializers.Serializer[Any]):

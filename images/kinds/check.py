@@ -43,6 +43,9 @@ class Check(Rewriting):
     def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (the options say it)
         return not self.only_looks(options)
 
+    def changes_content(self, options: dict[str, Any]) -> bool:
+        return options.get("repair") == "all"
+
     def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
         # An image with these is what a check is for, and a copy of the file keeps them.
         found = refusals.for_rewrite(image)

@@ -14,7 +14,7 @@ from images.rewrite import forecasts, in_use, needed_as_it_is, neighbours, reade
 from images.rewrite import record as rewriting
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting
 from storage_admin.accounts.models import Actor
-from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan, Refusal
@@ -203,13 +203,13 @@ def _needs(image: Image) -> list[Refusal]:
     return found
 
 
-def owed(host_id: int) -> dict[str, list[str]]:
+def owed(host_id: int) -> dict[str, list[Any]]:
     """What a recovery does with merges that were cut off: the agent's arguments.
 
     A merge is done again only while the overlay is still what its guest uses, and nobody else uses the base: once a
     guest is led to the base, what it writes there is newer. Of hosts whose guests cannot be asked now, neither is said.
     """
-    again, over = list[str](), list[str]()
+    again, over = list[dict[str, str]](), list[str]()
     jobs = Job.objects.filter(kind=Commit.name, host=host_id).exclude(state__in=Job.ACTIVE)
     over += jobs.filter(state=Job.State.SUCCEEDED).values_list("uid", flat=True)
     for job in jobs.filter(needs_recovery=True).exclude(state=Job.State.SUCCEEDED):
@@ -218,10 +218,11 @@ def owed(host_id: int) -> dict[str, list[str]]:
             .filter(pk=job.target_id)
             .first()
         )
-        base = image.backing if image is not None else None
-        if image is None or base is None:
+        if image is None or image.deleted_at is not None or not image.backing_file:
             over.append(job.uid)
             continue
+        if (base := image.backing) is None:
+            continue  # one of the two is away: what becomes of the merge shows when it is back
         try:
             on_base, on_overlay = in_use.domains_that_name(base), in_use.domains_that_name(image)
             in_use.check_guests_off(base)
@@ -231,7 +232,8 @@ def owed(host_id: int) -> dict[str, list[str]]:
             over.append(job.uid)
         elif base.overlays_count <= 1 and not _needs(image):
             Image.every.filter(pk=image.pk).update(merged=None)
-            again.append(job.uid)
+            paths = {"overlay_b64": b64(bytes(image.path_bytes)), "base_b64": b64(bytes(base.path_bytes))}
+            again.append({"job": job.uid, **paths})
     return {"merges": again, "merges_over": over}
 
 

@@ -8,7 +8,7 @@ from django.utils.translation import gettext_lazy as _
 from images import backups
 from images.kinds.undo import PUT_BACK, REMOVED
 from images.models import Image
-from images.rewrite import guest_locks, in_use, moving, needed_as_it_is, refusals
+from images.rewrite import guest_locks, holding, in_use, moving, needed_as_it_is, refusals
 from images.rewrite import record as rewriting
 from images.rewrite.neighbours import locks_on
 from images.scan import known
@@ -133,6 +133,8 @@ class SettleLeftover(JobKind):
                 ),
             )
             against += [gone] if image is None else [*refusals.for_undo(image), *guest_locks.refusals(image, 1)]
+        if options["action"] == "restore" or not options["force"]:
+            against += holding.needed_by(pool.host_id, left.folder.rstrip(b"/") + f"/.sa-{left.job}.orig".encode())
         return against, left, image
 
     def _restored(self, job: Job) -> Image | None:

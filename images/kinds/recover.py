@@ -18,6 +18,7 @@ from images.models import Image
 from images.orphans import recovery, rows
 from images.rewrite import record as rewriting
 from images.rewrite import refusals, repointing
+from images.scan import shared_storages
 from images.scan.from_volumes import KINDS
 from storage_admin.accounts.models import Actor
 from storage_admin.agent import protocol
@@ -84,7 +85,10 @@ class Recover(HostKind):
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         open_, replaced = set(), False
         seen = {found["job"]: found for found in result["images"]}
+        others = _of_others(job, result["recovered"])
         for found in result["recovered"]:
+            if not others.isdisjoint((found["job"], found.get("undo_of"))):
+                continue
             match found["outcome"]:
                 case "busy":
                     open_.add(found["job"])
@@ -174,6 +178,13 @@ class Recover(HostKind):
         if result.get("replaced") or outcomes & {"finished", "reverted"}:
             services.rescan(job)
         repointing.settle(job.host_id)
+
+
+def _of_others(recovery: Job, told: list[dict[str, Any]]) -> set[str]:
+    """Of the jobs that a host tells of, those of hosts that share no storage with it: it has no journal of theirs."""
+    near = {recovery.host_id, *(pair.other.host_id for pair in shared_storages.shared(recovery.host))}
+    named = {uid for found in told for uid in (found["job"], found.get("undo_of"))}
+    return set(Job.objects.filter(uid__in=named).exclude(host__in=near).values_list("uid", flat=True))
 
 
 def _where(kept: QuerySet[Job]) -> list[dict[str, str]]:

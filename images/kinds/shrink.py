@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 from images.kinds.grow import SIZE
 from images.kinds.stages import WRITTEN
 from images.models import Image
-from images.rewrite import neighbours
+from images.rewrite import needed_as_it_is, neighbours
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, of_a_copy
 from storage_admin.agent.protocol import INVALID
 from storage_admin.agent.rewrite.shrinking import FORMATS
@@ -35,6 +35,12 @@ class Shrink(Rewriting):
         **REWRITE_OPTIONS,
     }
     methods = {"shrink": _("Shrink")}
+
+    def changes_content(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (the same for all)
+        return True
+
+    def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
+        return [*super().against(image, options), *needed_as_it_is.refusals(image, str(needed_as_it_is.CONTENT))]
 
     def promise(self, method: str, options: dict[str, Any]) -> str:  # noqa: ARG002 (the same for all)
         return gettext(
@@ -74,7 +80,7 @@ class Shrink(Rewriting):
         )
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
-        return {"size": job.options["size_bytes"]}
+        return {"size": job.options["size_bytes"], **needed_as_it_is.pools(image)}
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         told = {name: result[name] for name in ("virtual_size", "needed_bytes")}

@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 from images.kinds import inside
 from images.kinds.stages import WRITTEN
 from images.models import Image
-from images.rewrite import neighbours
+from images.rewrite import needed_as_it_is, neighbours, refusals
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, of_a_copy
 from storage_admin.agent.appliance.sparsify import FORMATS
 from storage_admin.jobs.models import Job
@@ -34,11 +34,16 @@ class Sparsify(Rewriting):
     properties = dict(REWRITE_OPTIONS)
     methods = {"sparsify": _("Trim filesystems")}
 
+    def changes_content(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (the same for all)
+        return True
+
     def promise(self, method: str, options: dict[str, Any]) -> str:  # noqa: ARG002 (the same for all)
         return gettext("Every file has the same content as before. What was deleted is gone.")
 
     def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:  # noqa: ARG002 (the same for all)
-        found = inside.against(image)
+        found = inside.off(image) or [
+            *refusals.for_rewrite(image), *needed_as_it_is.refusals(image, str(needed_as_it_is.CONTENT))
+        ]  # fmt: skip
         if not found and image.declared_format not in FORMATS:
             told = gettext("{image} has the format {format}, which keeps what a guest discards. Convert it first.")
             found = [
@@ -65,4 +70,4 @@ class Sparsify(Rewriting):
         )
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
-        return {}
+        return needed_as_it_is.pools(image)

@@ -13,6 +13,7 @@ from images.rewrite import guest_locks, holding, in_use, mount, moving, needed_a
 from images.rewrite import (
     record as rewriting,
 )
+from images.rewrite.kind import Rewriting
 from images.rewrite.neighbours import ancestors, facts, find, locks_on, silent_storage
 from images.scan import look
 from storage_admin.accounts.models import SYSTEM, Actor, Role
@@ -20,7 +21,7 @@ from storage_admin.agent import protocol
 from storage_admin.agent.protocol import RefusedError, b64, unb64
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.names import display
-from storage_admin.jobs import claims, services
+from storage_admin.jobs import claims, kinds, services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plan_and_progress import Affected, LastBackup, Plan, Refusal
@@ -231,9 +232,12 @@ class DiscardUndo(OfJob):
         }
     }
 
-    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
+    def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         job = self._job(target_id)
         image = self._image(job)
+        against = [] if options["force"] else refusals.only_copy(image)
+        if not options["force"] and actor != SYSTEM:  # of what goes by itself the job says so, once
+            against += _needed(job, image)
         return Plan(
             method="discard_undo",
             reason=gettext("The undo copy of {image} is removed. The job can no longer be undone.").format(
@@ -244,7 +248,7 @@ class DiscardUndo(OfJob):
             predicted_after_bytes=image.allocated_size,
             scratch_bytes=0,
             undo_bytes=0,
-            refusals=(*self._missing(job), *([] if options["force"] else refusals.only_copy(image))),
+            refusals=(*self._missing(job), *against),
             affected_images=(Affected(image.pk, image.name, gettext("not changed; its undo copy is removed")),),
             options=options,
         )
@@ -256,12 +260,15 @@ class DiscardUndo(OfJob):
         name = bytes(image.path_bytes).rpartition(b"/")[2]
         if image.state == Image.State.SET_ASIDE and image.aside_job is not None:
             name = f".sa-{image.aside_job.uid}.aside".encode()
+        # What was deleted by its name, on purpose, is missed by nobody.
+        force = job.options.get("force", False) or image.state == Image.State.DELETED
+        if not force and (against := _needed(undone, image)):
+            raise RefusedError(against[0].code, against[0].detail)
         return super().request(job) | {
             "path_b64": b64(left_at),
             "now_b64": b64(name),
             "format": image.declared_format or image.format,
-            # What was deleted by its name, on purpose, is missed by nobody.
-            "force": job.options.get("force", False) or image.state == Image.State.DELETED,
+            "force": force,
             **holding.evidence(job, undone, image),
         }
 
@@ -296,14 +303,19 @@ def _takes_away(undone: Job, options: dict[str, Any]) -> str:
         return gettext(
             "They use the image under its current name and could no longer find it. Flatten the overlays first."
         )
-    if options["force"] or (undone.kind == "check" and undone.options.get("repair") == "all"):
-        return gettext("They depend on the current content of the image. Flatten the overlays first.")
+    kind = kinds.get(undone.kind)
+    if options["force"] or (isinstance(kind, Rewriting) and kind.changes_content(undone.options)):
+        return str(needed_as_it_is.CONTENT)
     return ""
 
 
 def _against_what_goes(undone: Job, image: Image, options: dict[str, Any]) -> list[Refusal]:
     taken = _takes_away(undone, options)
-    return needed_as_it_is.refusals(image, taken) if taken else []
+    return [*_needed(undone, image), *(needed_as_it_is.refusals(image, taken) if taken else [])]
+
+
+def _needed(job: Job, image: Image) -> list[Refusal]:
+    return holding.needed_by(image.host_id, moving.sibling(image, f".sa-{job.uid}.orig".encode()))
 
 
 def undone_for_good(undo: Job, undone: Job, image: Image | None, gone: int, freed: int, back: int | None) -> None:

@@ -42,7 +42,7 @@ class Sums:
         freed_bytes: by how much allocated space has become less: what was won, less what was taken.
         won_bytes: of the jobs that freed something.
         taken_bytes: of those that took something, such as a conversion beside its original.
-        copies_bytes: of these, what new files beside their originals took, which somebody asked for: no job's loss.
+        copies_bytes: of these, what new files took, which somebody asked for: no job's loss.
         held_bytes: what undo copies hold now, which nobody has won yet.
         pending_bytes: what will be freed when they go, negative where something will have been taken.
         predicted_bytes: what was expected, of those jobs whose plans said it.
@@ -152,7 +152,7 @@ _SUMS = {
     "freed_bytes": _sum("freed_bytes"),
     "won_bytes": _sum("freed_bytes", Q(freed_bytes__gt=0)),
     "taken_bytes": _sum(-F("freed_bytes"), Q(freed_bytes__lt=0)),
-    "copies_bytes": _sum(-F("freed_bytes"), Q(freed_bytes__lt=0, kind="convert", before_bytes=0)),
+    "copies_bytes": _sum(-F("freed_bytes"), Q(freed_bytes__lt=0, before_bytes=0)),
     "held_bytes": _sum("undo_bytes", HELD),
     "pending_bytes": _sum(F("undo_bytes") - Coalesce("made_bytes", "after_bytes"), HELD),
     "predicted_bytes": _sum("predicted_bytes"),

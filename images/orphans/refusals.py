@@ -6,7 +6,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from images.models import Image
-from images.rewrite import mount, neighbours, refusals, volume_refusals
+from images.rewrite import mount, moving, neighbours, refusals, volume_refusals
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.models import Elapsed
@@ -158,9 +158,11 @@ def _grace(image: Image) -> list[Refusal]:
 
 
 def _missed(image: Image) -> list[Refusal]:
-    """Who has named it, by the name that it had, since it was set aside."""
-    key = path_key(bytes(image.path_bytes))
-    overlay = Image.objects.filter(host=image.host_id, backing_key=key).exclude(state__in=Image.NOT_THERE).first()
+    """Who has named it, by the name that it had or the one that it has, since it was set aside."""
+    aside = f".sa-{image.aside_job.uid}.aside".encode() if image.aside_job is not None else b""
+    keys = [path_key(bytes(image.path_bytes)), path_key(moving.sibling(image, aside))]
+    named = Image.objects.filter(host=image.host_id, backing_key__in=keys)
+    overlay = named.exclude(state__in=Image.NOT_THERE).first()
     if overlay is not None:
         return [
             Refusal(
@@ -168,7 +170,7 @@ def _missed(image: Image) -> list[Refusal]:
                 _("{overlay} needs the image as its backing file. Restore the image.").format(overlay=overlay.name),
             )
         ]
-    disk = GuestDisk.objects.filter(guest__host=image.host_id, path_key=key).select_related("guest").first()
+    disk = GuestDisk.objects.filter(guest__host=image.host_id, path_key__in=keys).select_related("guest").first()
     if disk is not None:
         return [
             Refusal(

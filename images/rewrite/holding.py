@@ -5,14 +5,17 @@ from typing import Any
 
 from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from images.models import Image
 from images.rewrite import refusals
 from storage_admin.accounts.models import SYSTEM
-from storage_admin.guests.models import OFF_STATES, Guest
+from storage_admin.guests.models import OFF_STATES, Guest, GuestDisk
 from storage_admin.guests.services import spans_of
 from storage_admin.hosts.models import Host
+from storage_admin.hosts.names import display, path_key
 from storage_admin.jobs.models import Elapsed, Job
+from storage_admin.jobs.plan_and_progress import Refusal
 
 #: A removal that was refused so is not tried again by itself: a user decides.
 STAYS = "undo_kept"
@@ -45,6 +48,20 @@ def _own_jobs(undone: Job, image: Image) -> Iterator[tuple[float, float]]:
     for started, finished in jobs.values_list("started", "finished"):
         if started is not None and finished is not None:
             yield (now - started).total_seconds(), (now - finished).total_seconds()
+
+
+def needed_by(host_id: int, copy: bytes) -> list[Refusal]:
+    """Who would miss an undo copy, as the last scan knows: an overlay, or a guest's disk, that names it.
+
+    Args:
+        copy: its path.
+    """
+    key = path_key(copy)
+    overlays = Image.objects.filter(host=host_id, backing_key=key).exclude(state__in=Image.NOT_THERE)
+    disks = GuestDisk.objects.filter(guest__host=host_id, path_key=key)
+    found = [*overlays.values_list("name", flat=True)[:3], *disks.values_list("guest__name", flat=True)[:3]]
+    told = _("The undo copy {copy} is used by {names}. It stays until nothing names it.")
+    return [Refusal(STAYS, told.format(copy=display(copy), names=", ".join(found)))] if found else []
 
 
 def note_seen(host_id: int, scan: int) -> None:

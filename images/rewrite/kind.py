@@ -150,6 +150,10 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
         """Whether another file takes the image's place, so that its original would be gone without an undo copy."""
         return True
 
+    def changes_content(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (for those where it depends)
+        """Whether overlays on the image may read other bytes afterwards."""
+        return False
+
     def promise(self, method: str, options: dict[str, Any]) -> str:
         """What holds while it works."""
         return str(IDENTICAL if self.replaces(method, options) else self.guarantee)
@@ -215,7 +219,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
                 *choice.warnings,
                 *(guest_locks.warnings(image) if replaces else ()),
                 *(one.detail for one in choice.by_hand),
-                *_lasting(near.above, options, replaces=replaces),
+                *_lasting([] if self.changes_content(options) else near.above, options, replaces=replaces),
             ),
             affected_images=(
                 Affected(image.pk, image.name, choice.below.get(image.pk, "rewritten")),
@@ -381,19 +385,14 @@ def of_a_copy(
 
 def _lasting(above: list[Image], options: dict[str, Any], *, replaces: bool) -> list[str]:
     """Warnings that hold for every replacement."""
-    warnings = []
-    if above:
-        warnings.append(
-            ngettext(
-                "{count:,} overlay uses this image. The data that it reads from the image stays identical.",
-                "{count:,} overlays use this image. The data that they read from the image stays identical.",
-                len(above),
-            ).format(count=len(above))
-        )
-    if not replaces:
-        return warnings
-    if not options["undo_hours"]:
+    told = ngettext(
+        "{count:,} overlay uses this image. The data that it reads from the image stays identical.",
+        "{count:,} overlays use this image. The data that they read from the image stays identical.",
+        len(above),
+    )
+    warnings = [told.format(count=len(above))] if above else []
+    if replaces and not options["undo_hours"]:
         warnings.append(gettext("No undo copy: the original is deleted as soon as the verified new image is in place."))
-    else:
+    elif replaces:
         warnings.append(gettext("The pool holds both files until the undo copy is removed. Only then is space freed."))
     return warnings

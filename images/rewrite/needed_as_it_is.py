@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from images.kinds.scan import layout
 from images.models import Image
@@ -15,6 +15,9 @@ from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.hosts import asking
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.plan_and_progress import Refusal
+
+#: What becomes of those who need an image whose content a job changes.
+CONTENT = gettext_lazy("They depend on the current content of the image. Flatten the overlays first.")
 
 
 def refusals(image: Image, advice: str) -> list[Refusal]:

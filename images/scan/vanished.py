@@ -77,8 +77,8 @@ def _gone() -> QuerySet[Image]:
 
 
 def _keeping() -> QuerySet[Job]:
-    """Jobs that work on an image, or whose undo copy could bring it back."""
-    at_work = Q(state__in=Job.ACTIVE) | Q(undo_state=Job.UndoState.AVAILABLE)
+    """Jobs that work on an image or were cut off at it, or whose undo copy could bring it back."""
+    at_work = Q(state__in=Job.ACTIVE) | Q(needs_recovery=True) | Q(undo_state=Job.UndoState.AVAILABLE)
     return Job.objects.filter(at_work, target_kind="image")
 
 

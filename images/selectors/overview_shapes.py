@@ -130,7 +130,7 @@ class Won:
     Args:
         freed_bytes: what was won, less what was taken.
         jobs_count: jobs that won or took something.
-        copies_bytes: of what was taken, new files beside their originals, which somebody asked for.
+        copies_bytes: of what was taken, new files, which somebody asked for.
     """
 
     freed_bytes: int
@@ -142,7 +142,7 @@ class Won:
 
     @property
     def saved_bytes(self) -> int:
-        """What was freed but for such copies, which are no job's loss."""
+        """What was freed but for such files, which are no job's loss."""
         return self.freed_bytes + self.copies_bytes
 
 

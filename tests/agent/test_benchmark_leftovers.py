@@ -180,6 +180,18 @@ def test_what_only_has_such_a_name_is_left_alone(pool: Path, tmp_path: Path) -> 
     assert scanned(pool).one("pool")["leftovers"] == 0
 
 
+def test_a_folder_of_roots_that_somebody_has_given_such_a_name_keeps_what_it_holds(pool: Path) -> None:
+    """Who may write to the pool's folder can rename whatever is in it."""
+    kept = pool / ".sa-j9.bench"
+    kept.mkdir(mode=0o700)
+    (kept / "backup").write_bytes(b"root's")
+    assert recovered(pool) == []
+    measured(pool, "dd", DD[:1])
+    assert [path.name for path in kept.iterdir()] == ["backup"]
+    assert (kept / "backup").read_bytes() == b"root's"
+    assert scanned(pool).one("pool")["leftovers"] == 0
+
+
 def test_links_in_what_was_left_are_not_followed(pool: Path, tmp_path: Path, killed: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -9,6 +9,7 @@ import pytest
 from storage_admin.agent.protocol import b64
 from tests.agent.harness import Agent, ask, leftovers, make_image, qemu_img, reclaim_args, stamp, undo_args, write
 from tests.agent.test_replace import KEPT, replace_args
+from tests.agent.test_shrink import GPT, args_for, disk
 
 pytestmark = pytest.mark.qemu
 
@@ -39,6 +40,26 @@ def test_a_conversion_leaves_an_overlay_its_base(tmp_path: Path, image: Path) ->
     assert answer.get("code") == "has_overlays", answer
     assert (stamp(image), leftovers(tmp_path)) == (was, set())
     assert not (tmp_path / "vm.raw").exists()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_overlay_keeps_the_end_of_its_base_and_reads_as_before(tmp_path: Path, late: bool) -> None:
+    folder = tmp_path / "pool"
+    folder.mkdir()
+    image = disk(folder / "vm.raw", GPT, 64 << 20)
+    asked = args_for(image, None, "raw") | {"pools": pools(folder)}
+    was = stamp(image)
+    if not late:
+        qemu_img("create", "-q", "-f", "qcow2", "-b", image.name, "-F", "raw", folder / "top.qcow2")
+    answer = ask_late("shrink", asked, "j1", image, "raw") if late else ask("shrink", asked)
+    assert answer.get("code") == "has_overlays", answer
+    assert (stamp(image), leftovers(folder)) == (was, set())
+
+
+def test_an_overlay_keeps_a_base_whose_filesystems_nobody_trims(tmp_path: Path, image: Path) -> None:
+    qemu_img("create", "-q", "-f", "qcow2", "-b", image.name, "-F", "qcow2", tmp_path / "top.qcow2")
+    asked = args_for(image, None, "qcow2") | {"pools": pools(tmp_path)}
+    assert ask("sparsify", asked)["code"] == "has_overlays"
 
 
 def split_vmdk(folder: Path) -> list[Path]:

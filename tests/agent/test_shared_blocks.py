@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from storage_admin.agent.protocol import b64
 from tests.agent.harness import ask, qemu_img, reclaim_args, recover_args, undo_args, write
 from tests.agent.test_analyze import analyzed
 from tests.agent.test_in_place import MIB, reclaim
@@ -84,6 +85,20 @@ def chain(folder: Path) -> list[Path]:
         write(path, 0x31 + len(below), f"{8 * len(below)}M", "8M")
     subprocess.run(["sync", "-f", folder], check=True)
     return [top, base]
+
+
+def test_a_file_that_is_dropped_frees_what_nobody_shares(disk: Path) -> None:
+    (disk / "drop").mkdir()
+    path = disk / "drop/copy.raw"
+    path.write_bytes(os.urandom(24 * MIB))
+    reflink(path, "clone.raw")
+    with path.open("r+b") as file:
+        file.write(os.urandom(8 * MIB))
+    subprocess.run(["sync", "-f", disk], check=True)
+    args = {"path_b64": b64(bytes(path)), "pool_path_b64": b64(bytes(path.parent)), "since": 0}
+    freed, ended = freed_by(disk, "drop", args, "d1")
+    assert abs(freed - 8 * MIB) <= MIB
+    assert abs(freed - ended["freed_bytes"]) <= MIB
 
 
 @pytest.mark.parametrize("end", ["undo", "discard_undo"])

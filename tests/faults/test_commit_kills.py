@@ -2,6 +2,7 @@
 moment, and a recovery finishes what was begun.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.agent.harness import Agent, ask, leftovers, make_image, recover_args, write
+from storage_admin.agent.protocol import b64
+from tests.agent.harness import Agent, ask, leftovers, link, make_image, qemu_img, recover_args, write
 from tests.agent.test_commit import args_for, same
 from tests.agent.test_rebase import kept, overlay
 from tests.chance import night
@@ -54,9 +56,13 @@ class Pair:
     def merged(self) -> bool:
         return same(self.base, self.form, self.before)
 
+    def merge(self, job: str) -> dict[str, str]:
+        """As the controller names it."""
+        return {"job": job, "overlay_b64": b64(bytes(self.overlay)), "base_b64": b64(bytes(self.base))}
+
     def recover(self) -> list[tuple[str, bool]]:
         """How each job was settled, and whether something is said of it."""
-        rows = ask("recover", recover_args(self.pool) | {"merges": ["j1"]}, job="r1")["recovered"]
+        rows = ask("recover", recover_args(self.pool) | {"merges": [self.merge("j1")]}, job="r1")["recovered"]
         return [(row["outcome"], bool(row["detail"])) for row in rows]
 
 
@@ -177,11 +183,34 @@ def test_without_the_controllers_word_nothing_is_written_again(tmp_path: Path) -
     assert run_to_death("commit", args_for(pair.overlay, pair.base), "j1", 6, "after") is not None
     write(pair.base, 0x33, "0", "4M")
     before = pair.base.read_bytes()
-    for told, outcome in (({}, "busy"), ({"merges": ["j2"]}, "busy"), ({"merges_over": ["j1"]}, "reverted")):
+    for told, outcome in (
+        ({}, "busy"),
+        ({"merges": [pair.merge("j2")]}, "busy"),
+        ({"merges_over": ["j1"]}, "reverted"),
+    ):
         rows = ask("recover", recover_args(pair.pool) | told, job="r1")["recovered"]
         assert [row["outcome"] for row in rows] == [outcome], told
     assert pair.base.read_bytes() == before
     assert leftovers(pair.pool) == set()
+
+
+def test_a_journal_that_names_other_files_than_the_controller_leads_to_none_of_them(tmp_path: Path) -> None:
+    """Whoever owns the folder may call a file of root's that he has filled a journal."""
+    pair, other = Pair(tmp_path / "one"), Pair(tmp_path / "other")
+    qemu_img("create", "-q", "-f", "qcow2", "-b", other.base, "-F", "qcow2", pair.overlay)
+    write(pair.overlay, 0x66, "0", "8M")
+    before = other.base.read_bytes()
+    names = [(pair.overlay, "qcow2"), (other.base, "qcow2")]
+    links = [{**link(path, form=form), "inode": path.stat().st_ino} for path, form in names]
+    records = [
+        {"step": "started", "job": "j1", "name_b64": b64(b"vm.qcow2"), "commit": True},
+        {"step": "chain", "links": links},
+    ]
+    journal = pair.pool / ".sa-j1.journal"
+    journal.touch(0o600)
+    journal.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert pair.recover() == [("failed", True)]
+    assert other.base.read_bytes() == before
 
 
 def test_a_full_disk_ends_the_merge_and_the_next_recovery_finishes_it(tmp_path: Path, disk: Path) -> None:

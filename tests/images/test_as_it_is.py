@@ -12,12 +12,13 @@ from images.orphans import host_facts
 from images.orphans.evidence import Needs
 from images.rewrite import neighbours
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.hosts.models import Host
+from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
 from tests.agent.harness import leftovers, make_image, qemu_img, write
 from tests.agent.test_convert import same
+from tests.agent.test_shrink import GPT, disk
 from tests.images.test_linking import resolve, row
 from tests.working import ADMIN, OPERATOR, create, image_at, register, run, said, scan, this_machine, work
 
@@ -232,6 +233,39 @@ def test_the_undo_of_a_repair_of_leaks_changes_nothing_for_overlays(image: Path,
     top = overlay(image.with_name("top.qcow2"), image.name)
     succeeded(run(services.undo(ADMIN, job)))
     assert readable(top)
+
+
+@pytest.fixture
+def parted(pool: Path) -> Path:
+    """A scanned disk that ends far behind its last partition."""
+    path = disk(pool / "vm.raw", GPT, 64 << 20)
+    scan(this_machine(pool))
+    StoragePool.objects.update(look_inside=True)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["shrink", "sparsify"])
+def test_what_changes_blocks_is_refused_to_a_base_that_overlays_read(parted: Path, kind: str) -> None:
+    one = image_at(parted)
+    assert services.plan(ADMIN, kind, one.pk, {}).refusals == ()
+    queued = services.submit(ADMIN, kind, one.pk, {})
+    top = parted.with_name("top.qcow2")
+    qemu_img("create", "-q", "-f", "qcow2", "-b", parted.name, "-F", "raw", top)
+    qemu_img("convert", "-O", "qcow2", top, parted.parent.parent / "read.qcow2")
+    failed(run(queued), "has_overlays")
+    scan(one.host)
+    assert "has_overlays" in refused(kind, one.pk)
+    assert same(top, "qcow2", parted.parent.parent / "read.qcow2", "qcow2")
+
+
+def test_the_undo_of_a_shrink_leaves_an_overlay_what_it_reads(parted: Path) -> None:
+    job = succeeded(work("shrink", image_at(parted).pk, ADMIN, undo_hours=1))
+    scan(job.host)
+    assert undo_plan(job).refusals == ()
+    qemu_img("create", "-q", "-f", "qcow2", "-b", parted.name, "-F", "raw", parted.with_name("top.qcow2"))
+    failed(run(services.undo(ADMIN, job)), "has_overlays")
+    scan(job.host)
+    assert [refusal.code for refusal in undo_plan(job).refusals] == ["has_overlays"]
 
 
 def test_the_undo_of_a_conversion_leaves_an_overlay_its_base(image: Path, host: Host) -> None:

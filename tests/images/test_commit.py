@@ -7,6 +7,7 @@ import pytest
 
 from images.kinds import commit
 from images.models import Image
+from storage_admin.agent.protocol import b64
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import kinds, reaper, services
 from storage_admin.jobs.models import Job
@@ -93,7 +94,8 @@ def test_a_merge_whose_guest_was_led_to_the_base_meanwhile_is_not_done_again(
     base, path = pair
     job = run_to_death(services.submit(OPERATOR, "commit", image_at(path).pk, {}), 7, "after", monkeypatch)
     assert job.needs_recovery
-    assert commit.owed(job.host_id) == {"merges": [job.uid], "merges_over": []}
+    files = {"overlay_b64": b64(bytes(path)), "base_b64": b64(bytes(base))}
+    assert commit.owed(job.host_id) == {"merges": [{"job": job.uid, **files}], "merges_over": []}
     blocked = services.plan(OPERATOR, "create", image_at(base).pool_id, {"name": "n.qcow2", "base": image_at(base).pk})
     assert "busy" in {one.code for one in blocked.refusals}
     guest = GuestFactory.create(host=job.host, state="shut off")
@@ -107,6 +109,26 @@ def test_a_merge_whose_guest_was_led_to_the_base_meanwhile_is_not_done_again(
     reaper.recover_hosts()
     assert run(Job.objects.get(kind="recover", state=Job.State.QUEUED)).state == Job.State.SUCCEEDED
     assert (base.read_bytes() == before, leftovers(path.parent)) == (True, set())
+
+
+def test_a_merge_that_was_cut_off_is_owed_still_when_its_base_was_away_for_a_while(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, path = pair
+    job = run_to_death(services.submit(OPERATOR, "commit", image_at(path).pk, {}), 7, "after", monkeypatch)
+    away = base.rename(base.parent.parent / base.name)
+    scan(job.host)
+    assert image_at(path).backing_id is None
+    reaper.recover_hosts()
+    assert run(Job.objects.get(kind="recover", state=Job.State.QUEUED)).state == Job.State.SUCCEEDED
+    job.refresh_from_db()
+    assert (job.needs_recovery, leftovers(path.parent)) == (True, {f".sa-{job.uid}.journal"})
+    away.rename(base)
+    scan(job.host)
+    assert work("recover", job.host_id).state == Job.State.SUCCEEDED
+    job.refresh_from_db()
+    assert (job.needs_recovery, leftovers(path.parent)) == (False, set())
+    assert reads_alike(base, path)
 
 
 def test_bitmaps_and_a_smaller_overlay_are_refused_before_anything_is_done(pair: tuple[Path, Path]) -> None:

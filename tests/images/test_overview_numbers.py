@@ -173,9 +173,10 @@ def test_won_is_what_was_freed_less_what_was_taken_and_held_stands_apart() -> No
     )
 
 
-def test_a_copy_that_was_asked_for_is_no_loss() -> None:
+@pytest.mark.parametrize("kind", ["convert", "export", "create", "upload", "unpack", "from_device", "move"])
+def test_a_new_file_that_was_asked_for_is_no_loss(kind: str) -> None:
     image = ImageFactory.create()
-    done = JobFactory.create(target=image, kind="convert", state="succeeded", finished=timezone.now())
+    done = JobFactory.create(target=image, kind=kind, state="succeeded", finished=timezone.now())
     record.write_line_beside(done, image.pool, GIB)
     won = overview(SYSTEM).won_so_far
     assert (won.freed_bytes, won.taken_bytes, won.copies_bytes, won.saved_bytes) == (-GIB, GIB, GIB, 0)

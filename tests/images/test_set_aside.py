@@ -20,8 +20,10 @@ from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
 from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.libvirt.reader import LibvirtFacts
 from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.names import path_key
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
+from tests.factories import GuestFactory
 from tests.working import ADMIN, create, image_at, refused_as, reread, run, said, scan, work
 
 pytestmark = [
@@ -174,6 +176,16 @@ def test_an_image_that_came_to_miss_it_keeps_it_from_being_deleted(pool: Path, h
     assert work("restore_aside", base.pk, ADMIN).state == "succeeded"
     scan(host)
     assert image_at(pool / "top.qcow2").state == "ok"
+
+
+def test_a_guest_that_has_it_by_its_other_name_keeps_it_from_being_deleted(pool: Path, host: Host) -> None:
+    image = orphan(pool, host)
+    job = work("set_aside", image.pk, ADMIN)
+    end_grace(image)
+    path = pool / f".sa-{job.uid}.aside"
+    values = {"path": str(path), "path_bytes": bytes(path), "path_key": path_key(bytes(path))}
+    GuestFactory.create(host=host, state="shut off").disks.create(target="vda", **values)
+    assert refusal("delete_aside", image, confirm_name="left.qcow2") == "not_orphan"
 
 
 def test_a_guest_that_was_defined_since_the_scan_keeps_its_disk(

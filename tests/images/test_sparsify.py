@@ -1,5 +1,6 @@
 """A job trims the filesystems of an image, where an admin lets it be looked into."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from images.models import Image
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from tests.agent.harness import make_image
+from tests.agent.harness import make_image, qemu_img
 from tests.agent.test_sparsify import MIB, disk_of, filesystem
 from tests.working import OPERATOR, allocated, client_as, image_at, said, scan, this_machine, work
 
@@ -47,6 +48,19 @@ def test_the_plan_tells_from_the_last_look_what_becomes_free_and_the_job_frees_i
     assert (job.freed_bytes, freed > 38 * MIB) == (freed, True)
     # Of what is in use, inode tables that were never written take nothing.
     assert 0 <= plan.predicted_after_bytes - allocated(path) < 16 * MIB
+
+
+def test_what_the_job_would_lose_or_miss_is_refused_by_the_plan(tmp_path: Path) -> None:
+    make_image(tmp_path / "vm.qcow2")
+    qemu_img("snapshot", "-c", "s", tmp_path / "vm.qcow2")
+    this_machine(tmp_path)
+    scan(Host.objects.get())
+    StoragePool.objects.update(look_inside=True)
+    assert codes(image_at(tmp_path / "vm.qcow2")) == {"has_internal_snapshots"}
+    qemu_img("snapshot", "-d", "s", tmp_path / "vm.qcow2")
+    os.link(tmp_path / "vm.qcow2", tmp_path / "again.qcow2")
+    scan(Host.objects.get())
+    assert "hard_linked" in codes(image_at(tmp_path / "vm.qcow2"))
 
 
 def test_other_formats_have_to_be_converted_first(tmp_path: Path) -> None:

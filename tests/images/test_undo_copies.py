@@ -11,13 +11,16 @@ from django.utils import timezone
 
 from images import tasks
 from images.kinds.recover import Recover
+from images.models import Image
+from images.rewrite import holding
 from storage_admin.accounts.models import AuditEntry
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.hosts.models import Host
+from storage_admin.hosts.names import path_key
 from storage_admin.jobs import runner, services
 from storage_admin.jobs.models import Job
-from tests.agent.harness import leftovers
-from tests.factories import HostFactory, ImageFactory, JobFactory
+from tests.agent.harness import leftovers, qemu_img
+from tests.factories import GuestFactory, HostFactory, ImageFactory, JobFactory
 from tests.images.undo_copies import by_name, job, recovery, window_closes, with_its_journal
 from tests.jobs.test_claims import at_once
 from tests.working import ADMIN, OPERATOR, allocated, image_at, reread, run, scan, work
@@ -107,6 +110,37 @@ def test_copies_that_cannot_be_removed_do_not_keep_others_from_their_turn(monkey
     assert set(queued) == {jobs[2].pk, jobs[3].pk}
 
 
+def a_guest(path: Path, job: Job) -> None:
+    copy = path.parent / f".sa-{job.uid}.orig"
+    values = {"path": str(copy), "path_bytes": bytes(copy), "path_key": path_key(bytes(copy))}
+    GuestFactory.create(host=job.host, state="shut off").disks.create(target="vda", **values)
+
+
+def an_overlay(path: Path, job: Job) -> None:
+    top = path.with_name("top.qcow2")
+    qemu_img("create", "-q", "-f", "qcow2", "-b", f".sa-{job.uid}.orig", "-F", "qcow2", top)
+    scan(job.host)
+
+
+@pytest.mark.parametrize("needs_it", [a_guest, an_overlay])
+def test_a_copy_that_a_guest_or_an_overlay_names_stays_until_an_admin_decides(
+    path: Path, job: Job, needs_it: Callable[[Path, Job], None]
+) -> None:
+    needs_it(path, job)
+    window_closes(job)
+    tasks.expire_undo()
+    removal = run(Job.objects.get(kind="discard_undo"))
+    assert (removal.state, removal.error_code) == ("failed", "undo_kept")
+    tasks.expire_undo()
+    assert not asked("discard_undo"), "it is not tried again and again"
+    assert [(kept.pk, bool(why)) for kept, why in holding.kept(5)] == [(job.pk, True)]
+    with pytest.raises(RefusedError) as refused:
+        services.discard_undo(ADMIN, job)
+    assert refused.value.code == "undo_kept"
+    assert (path.parent / f".sa-{job.uid}.orig").exists()
+    assert run(services.discard_undo(ADMIN, job, force=True)).state == "succeeded"
+
+
 @pytest.mark.django_db(transaction=True)
 def test_of_many_schedulers_at_once_one_removes_a_copy(path: Path, job: Job) -> None:
     window_closes(job)
@@ -169,6 +203,24 @@ def test_a_recovery_that_finds_a_lock_which_nobody_gives_back_says_so_once_and_i
         Recover().record(again, {"recovered": [found], "images": [], "unread": [], "silent": []})
     assert list(job.log_lines.filter(level="warning").values_list("text", flat=True)) == [found["detail"]]
     assert reread(job).needs_recovery
+
+
+def test_what_a_host_tells_of_the_jobs_of_hosts_that_share_nothing_with_it_is_not_believed(job: Job) -> None:
+    other = HostFactory.create()
+    now: dict[str, Any] = {"host": other, "started": timezone.now()}
+    began = JobFactory.create(kind="recover", target_kind="host", target_id=other.pk, state="running", **now)
+    undo = JobFactory.create(kind="undo", target_kind="job", target_id=job.pk, state="interrupted", **now)
+    blank = dict.fromkeys(("original", "made_bytes", "undone_bytes", "discarded_bytes"))
+    told: dict[str, Any] = {"path_b64": b64(b"/elsewhere/x"), "dev": 1, "inode": 1, "detail": "it is gone", **blank}
+    told |= dict.fromkeys(("undo_bytes", "before_bytes", "after_bytes", "goes_shared", "made_shared"), 1 << 30)
+    told |= {"put_back": False, "surely_back": False, "undo_waits": False, "undo_of": None}
+    lost = told | {"job": job.uid, "outcome": "lost"}
+    undone = told | {"job": undo.uid, "outcome": "finished", "undo_of": job.uid}
+    Recover().record(began, {"recovered": [lost, undone], "images": [], "unread": []})
+    was = (job.undo_state, job.undo_bytes, job.freed_bytes)
+    job.refresh_from_db()
+    assert (job.undo_state, job.undo_bytes, job.freed_bytes) == was
+    assert Image.every.get(pk=job.target_id).path != "/elsewhere/x"
 
 
 def test_a_swap_whose_storage_failed_right_after_it_is_a_success_after_a_scan_and_its_recovery(path: Path) -> None:

@@ -131,7 +131,7 @@ class Export:
             agent.request(verb, args, job)
             return agent.answer()
 
-    def recover(self, machine: Machine, *merges: str) -> list[dict[str, Any]]:
+    def recover(self, machine: Machine, *merges: dict[str, str]) -> list[dict[str, Any]]:
         """What a machine makes of what jobs have left; of these, merges are done again."""
         pool = {"id": 1, "path_b64": b64(MOUNTED.encode()), "kind": "dir"}
         answer = self.ask("recover", {"pools": [pool], "jobs_active": [], "merges": list(merges)}, "r1", machine)

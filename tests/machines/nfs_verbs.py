@@ -110,6 +110,12 @@ class Work:
         return top | {"chain": [self.export.link(path)], "virtual_size": self.large, "pools": []}
 
     @property
+    def merge(self) -> dict[str, str]:
+        """The same merge, as a recovery is told of it."""
+        base = f"{MOUNTED}/{self.name}".encode()
+        return {"job": self.job, "overlay_b64": b64(base + b".qcow2"), "base_b64": b64(base)}
+
+    @property
     def _added(self) -> str:
         """Place and length of what a merge adds to the image."""
         return f"{self.export.size} {self.large - self.export.size}"
@@ -184,7 +190,7 @@ def end(agent: Pinged, sent: int = 0, size: int = SIZE) -> dict[str, Any]:
     raise AssertionError((agent.events[-5:], agent.stderr()))
 
 
-def recovered(export: Export, *merges: str) -> None:
+def recovered(export: Export, *merges: dict[str, str]) -> None:
     """Until no job is at work any more, and those merges are done."""
 
     def is_over() -> bool:

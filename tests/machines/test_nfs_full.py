@@ -134,7 +134,7 @@ def _try(storage: Storage, verbs: tuple[str, ...], strike: Callable[[list[Work]]
         print(export.version, work.verb, answer)
     ended = {answer.get("code") for answer in answers}
     storage.make_room()
-    recovered(export, *(work.job for work in works if work.verb == "commit"))
+    recovered(export, *(work.merge for work in works if work.verb == "commit"))
     for work, answer in zip(works, answers, strict=True):
         work.check(answer)
     # What was uploaded waits for the rest, or for its name.

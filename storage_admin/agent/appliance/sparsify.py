@@ -36,6 +36,10 @@ class Sparsify(FileCopy):
         """The filesystems that were trimmed, those that were left, and how many files were compared."""
         return {**self._told, "files": sum(count for _, count, _ in self._sums)}
 
+    def takes_away(self, work: Rewrite) -> bool:  # noqa: ARG002 (always)
+        """Blocks that no file has on this disk, and an overlay's filesystem may: it has moved on since."""
+        return True
+
     def refuse(self, work: Rewrite) -> None:
         """Refuse other formats, errors, filesystems that were not unmounted, and disks without any to trim."""
         image = work.chain.image

@@ -204,7 +204,7 @@ def is_abandoned(pool: int, name: str) -> bool:
             return False
         lock = os.open(_LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=fd)
     except FileNotFoundError:
-        return True
+        return not os.listdir(fd)
     except OSError:
         return False
     finally:
@@ -238,6 +238,9 @@ def settle(pool: int, name: str) -> str:
         raise
     try:
         if not _is_own(os.fstat(fd)):
+            return FOREIGN
+        # The lock is the first file in it and the last: whoever may rename things in the pool called a folder so.
+        if (names := os.listdir(fd)) and _LOCK not in names:
             return FOREIGN
         # One that is being made has no lock yet: whoever makes the file first is at work there, and the other leaves.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

@@ -19,7 +19,7 @@ from typing import Any
 from storage_admin.agent import formats
 from storage_admin.agent.folders.pools import open_parent
 from storage_admin.agent.formats.facts import Facts, UnreadableError
-from storage_admin.agent.host import cgroups, errors, space
+from storage_admin.agent.host import cgroups, errors, locking, space
 from storage_admin.agent.host.errors import host_errors
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, SPACE, Arguments, HostError, RefusedError, Request, display
@@ -29,6 +29,7 @@ from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.rewrite.backing_name import leads_to
 from storage_admin.agent.rewrite.chain import Chain, Link, Planned
+from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import fence
 from storage_admin.agent.swap.journal import file_name
 from storage_admin.agent.swap.swap import Looks, NewFile, Replacement, Swapped, clear_earlier
@@ -41,7 +42,7 @@ COMMON = frozenset(
     (
         *_LINK,
         *("virtual_size", "chain", "children_known", "undo_hours", "bandwidth_bytes_sec", "idle_io", "reserve"),
-        *("others_bytes", "predicted_high"),
+        *("others_bytes", "predicted_high", "pools"),
         *fence.ARGS,
     )
 )
@@ -49,7 +50,10 @@ COMMON = frozenset(
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked of every rewrite. Sizes are in bytes; ``predicted_high`` is the most that the result may need."""
+    """What is asked of every rewrite. Sizes are in bytes; ``predicted_high`` is the most that the result may need.
+
+    ``pools`` are looked through for what needs the image as it is, where that matters (:meth:`Recipe.takes_away`).
+    """
 
     image: Planned
     ancestors: list[Planned]
@@ -61,6 +65,7 @@ class Wish:
     reserve: space.Reserve
     others: space.Others
     predicted_high: int | None
+    pools: list[LookedAt] = field(default_factory=list)
 
     @classmethod
     def parse(cls, fields: dict[str, Any], args: Arguments) -> Wish:
@@ -76,6 +81,7 @@ class Wish:
             reserve=space.Reserve.parse(args),
             others=space.Others.parse(args),
             predicted_high=args.size("predicted_high"),
+            pools=[LookedAt.parse(pool) for pool in args.get("pools", list, [])],
         )
         if not 0 <= wish.undo_hours <= LONGEST_UNDO_HOURS:
             raise RefusedError(INVALID, f"undo_hours is 0 to {LONGEST_UNDO_HOURS}")
@@ -135,6 +141,10 @@ class Recipe(ABC):
     def format(self, work: Rewrite) -> str:
         """The format of the new file: what takes an image's place is of its format."""
         return work.chain.image.planned.format
+
+    def takes_away(self, work: Rewrite) -> bool:  # noqa: ARG002 (for those where it depends)
+        """Whether what needs the image as it is, as an overlay does, would lose its name or what it reads from it."""
+        return False
 
     @abstractmethod
     def refuse(self, work: Rewrite) -> None:
@@ -265,6 +275,7 @@ class Rewrite:
             volume_chains.refuse_rewriting(self.chain.links, stays=stays)
         volume_chains.refuse_foreign(image, self._left(), self.folder)
         self.chain.refuse_in_use()
+        self._refuse_needed()
         self.recipe.refuse(self)
         self.chain.refuse_in_use()
 
@@ -319,8 +330,18 @@ class Rewrite:
 
     def _recheck(self) -> None:
         """Everything that was true in the beginning must be true in the moment of the swap."""
+        self._refuse_needed()
         self.recipe.recheck(self)
         self._look_again()
+
+    def _refuse_needed(self) -> None:
+        """Refuse to take away what others need, also what was made since the last scan."""
+        if self.recipe.takes_away(self):
+            image = self.chain.image
+            with image.folder() as folder:
+                name = os.path.basename(image.planned.path)
+                wanted = Wanted(image.id, locking.file_id(folder), name, image.shown)
+            refuse_needed(self.wish.pools, wanted, self.io)
 
     def _look_again(self) -> None:
         """The same, but for what takes a while or opens the image."""

@@ -12,6 +12,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent.folders.pools import open_beneath
@@ -22,6 +23,7 @@ from storage_admin.agent.protocol import (
     INVALID,
     OCCUPIED,
     SPACE,
+    Arguments,
     HostError,
     RefusedError,
     Request,
@@ -34,7 +36,7 @@ from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.rewrite.base import Wish
 from storage_admin.agent.rewrite.chain import Chain, Link, Planned
-from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
+from storage_admin.agent.scan.overlays import Wanted, refuse_needed
 from storage_admin.agent.swap import settle
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
 from storage_admin.agent.swap.outcome import stamp_now
@@ -68,10 +70,8 @@ class _Deaf:
 class Commit:
     """One run of the verb: an overlay, and the base that it stands on, each with its chain, for itself."""
 
-    def __init__(
-        self, request: Request, io: AgentIO, wish: Wish, chain: Chain, below: Chain, pools: list[LookedAt]
-    ) -> None:
-        self.request, self.io, self.wish, self.pools = request, io, wish, pools
+    def __init__(self, request: Request, io: AgentIO, wish: Wish, chain: Chain, below: Chain) -> None:
+        self.request, self.io, self.wish = request, io, wish
         self.overlay, self.chain, self.below = chain.image, chain, below
 
     def run(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class Commit:
         with base.folder() as folder:
             name = os.path.basename(base.planned.path)
             wanted = Wanted(locking.file_id(base.fd), locking.file_id(folder), name, base.shown)
-            refuse_needed(self.pools, wanted, self.io)
+            refuse_needed(self.wish.pools, wanted, self.io)
 
     def _refuse(self) -> None:
         overlay, base = self.overlay, self.below.image
@@ -226,8 +226,31 @@ def _verify(io: Any, chain: Chain, idle_io: bool) -> int:
     return space.allocated(link.fd)
 
 
-def repeat(one: Journal, records: list[dict[str, Any]], io: AgentIO) -> settle.Settled:
+@dataclass(frozen=True)
+class Merges:
+    """Merges that are to be done again, each with the paths of overlay and base, and jobs of which nothing is owed.
+
+    Which files these are the controller says: a journal may be a file of root's that somebody has filled and renamed.
+    """
+
+    again: dict[str, list[bytes]]
+    over: frozenset[str]
+
+    @classmethod
+    def parse(cls, args: Arguments) -> Merges:
+        """The arguments ``merges`` and ``merges_over`` of a recovery; raises RefusedError(``invalid``)."""
+        again = {}
+        for fields in args.get("merges", list, []):
+            told = Arguments(fields if isinstance(fields, dict) else {}, frozenset({"job", "overlay_b64", "base_b64"}))
+            again[told.take("job", str)] = [told.path("overlay_b64"), told.path("base_b64")]
+        return cls(again, frozenset(args.get("merges_over", list, [])))
+
+
+def repeat(one: Journal, records: list[dict[str, Any]], files: list[bytes], io: AgentIO) -> settle.Settled:
     """Finish what was cut off: the base gets all that the overlay holds.
+
+    Args:
+        files: paths of the overlay and the base, as the controller knows them; the journal must name no others.
 
     Returns:
         ``reverted`` (guests go on with the overlay, and the base reads the same), ``busy``, or ``failed``.
@@ -238,6 +261,8 @@ def repeat(one: Journal, records: list[dict[str, Any]], io: AgentIO) -> settle.S
         one.remove()  # nothing was begun
         return settle.Settled(one.job, settle.REVERTED, name)
     try:
+        if [unb64(link["path_b64"]) for link in told[0]["links"][:2]] != files:
+            raise RefusedError("stale_plan", "its journal names other files than the job")
         with _opened(told[0]["links"]) as (chain, below):
             chain.refuse_in_use()
             below.refuse_in_use()
@@ -247,7 +272,7 @@ def repeat(one: Journal, records: list[dict[str, Any]], io: AgentIO) -> settle.S
     except RefusedError as error:
         outcome = settle.BUSY if error.code == "image_in_use" else settle.FAILED
         return settle.Settled(one.job, outcome, name, detail=_half(error.detail))
-    except (HostError, KeyError, TypeError, ValueError) as error:
+    except (HostError, KeyError, TypeError, ValueError, AttributeError) as error:
         return settle.Settled(one.job, settle.FAILED, name, detail=_half(str(error)))
     one.remove()
     return settle.Settled(one.job, settle.REVERTED, name, detail=detail)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent.folders.pools import components, open_parent, wrong_name, wrong_name_for
 from storage_admin.agent.formats.facts import Facts
-from storage_admin.agent.host import locking
 from storage_admin.agent.protocol import INVALID, RefusedError, b64, unb64
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import Node
@@ -18,7 +16,6 @@ from storage_admin.agent.rewrite import copying, vmdk_descriptor
 from storage_admin.agent.rewrite.base import Recipe, Rewrite
 from storage_admin.agent.rewrite.copying import cut_padding, refuse_two_sizes
 from storage_admin.agent.rewrite.publish import Publication, Succession
-from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap.swap import NewFile
 
 #: The formats that are written, each with the creation options of qemu-img that it takes.
@@ -97,17 +94,13 @@ def refuse_place(pool_path: bytes, path: bytes) -> bytes:
 
 
 class Convert(Recipe):
-    """``qemu-img convert`` of the whole chain into a file of its own, or into one that takes the image's place.
-
-    Args:
-        pools: where is looked for files that need the image, if its name goes.
-    """
+    """``qemu-img convert`` of the whole chain into a file of its own, or into one that takes the image's place."""
 
     method = "convert"
     must_shrink = False
 
-    def __init__(self, target: Target, pools: Sequence[LookedAt] = ()) -> None:
-        self.target, self.pools = target, pools
+    def __init__(self, target: Target) -> None:
+        self.target = target
         self.replaces = target.replaces
         if not target.replaces:
             # The image itself is not touched: what a copy would not carry stays in it, and the plan says so.
@@ -156,13 +149,12 @@ class Convert(Recipe):
         return self.target.format
 
     def refuse(self, work: Rewrite) -> None:
-        """Refuse an image with errors or whose name others need, and bitmaps, which only qcow2 holds."""
+        """Refuse an image with errors, and bitmaps, which only qcow2 holds."""
         image = work.chain.image
         if self.target.replaces and self._keeps_name(work) and self.target.format != image.planned.format:
             raise RefusedError(
                 "target_exists", f"{image.shown} already has the name of a {self.target.format} image; rename it first"
             )
-        self.recheck(work)
         if image.facts.bitmaps and self.target.format != "qcow2":
             raise RefusedError(
                 "unsupported_subformat",
@@ -171,12 +163,9 @@ class Convert(Recipe):
         refuse_two_sizes(image)
         work.refuse_damaged()
 
-    def recheck(self, work: Rewrite) -> None:
-        """Refuse to take the name of an image away that other files need under it."""
-        if self.target.replaces and not self._keeps_name(work):
-            image, name = work.chain.image, os.path.basename(work.wish.image.path)
-            wanted = Wanted(locking.file_id(image.fd), locking.file_id(work.folder), name, image.shown)
-            refuse_needed(self.pools, wanted, work.io)
+    def takes_away(self, work: Rewrite) -> bool:
+        """Where it replaces the image under another name."""
+        return self.target.replaces and not self._keeps_name(work)
 
     def needed(self, work: Rewrite) -> int:
         """What qemu-img measures for the whole chain; all of the virtual size where that is preallocated."""

@@ -43,6 +43,10 @@ class Shrink(FileCopy):
         """The new size, and what has to fit."""
         return {"virtual_size": self.virtual_size, "needed_bytes": self._need}
 
+    def takes_away(self, work: Rewrite) -> bool:  # noqa: ARG002 (always)
+        """What overlays read behind the new end, and of a moved partition table."""
+        return True
+
     def refuse(self, work: Rewrite) -> None:
         """Refuse what has a base or no proof, and a size that is no smaller, or too small."""
         image, facts = work.chain.image, work.chain.image.facts

@@ -68,8 +68,7 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
     args = Arguments(request.args, _WHERE | {*_STAMP, "children_known", "pools"})
     planned = tuple(args.take(name, int) for name in _STAMP)
     pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
-    children_known = args.take("children_known", bool)
-    path = args.path("path_b64")
+    children_known, path = args.take("children_known", bool), args.path("path_b64")
     with host_errors(), _opened(args) as image:
         io.progress("checking", 0, None, "checking the image and its users")
 
@@ -213,7 +212,7 @@ def drop(request: Request, io: AgentIO) -> dict[str, Any]:
         io: the controller.
 
     Returns:
-        ``freed_bytes``: what it occupied.
+        ``freed_bytes``: what the filesystem got back.
 
     Raises:
         RefusedError: ``stale_plan``: it is older, or not there; ``image_in_use``, ``hard_linked``, ``outside_pool``,
@@ -241,8 +240,9 @@ def drop(request: Request, io: AgentIO) -> dict[str, Any]:
             named = settle.stat_in(image.folder, image.name)
             if named is None or not named.same_file(before):
                 raise RefusedError("stale_plan", f"another file has the name of {image.shown} by now; it is left")
+            freed = space.owned(image.fd)
             moment.remove(doors, image.fd, image.folder, image.name)
-            return {"freed_bytes": os.fstat(image.fd).st_blocks * 512}
+            return {"freed_bytes": 0 if names_left(image.fd) else freed}
 
 
 def needed(request: Request, io: AgentIO) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite.base import COMMON, Wish, opened
 from storage_admin.agent.rewrite.chain import Chain
 from storage_admin.agent.rewrite.copying import refuse_two_sizes
-from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
+from storage_admin.agent.scan.overlays import Wanted, refuse_needed
 from storage_admin.agent.verbs.inside import HARMLESS
 
 #: What an image keeps that is written to.
@@ -46,9 +46,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         RefusedError: ``nbd_missing``, ``nbd_partitions``, ``busy``; ``has_overlays``; as of every look at a chain.
         HostError, StoppedError: nothing is attached.
     """
-    args = Arguments(request.args, COMMON | {"writable", "by", "pools"})
+    args = Arguments(request.args, COMMON | {"writable", "by"})
     writable, by = args.get("writable", bool, False), args.get("by", str, "")
-    pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
     wish = Wish.parse(request.args, args)
     with opened(wish) as chain:
         io.progress("checking", 0, None, "checking the image and its users")
@@ -64,7 +63,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
             with image.folder() as folder:
                 status = os.fstat(folder)
             place = FileId(status.st_dev, status.st_ino)
-            refuse_needed(pools, Wanted(image.id, place, os.path.basename(image.planned.path), image.shown), io)
+            refuse_needed(wish.pools, Wanted(image.id, place, os.path.basename(image.planned.path), image.shown), io)
         nbd.load(io)
         note = {"job": request.job, "by": by, "at": time.time(), "dev": image.id.dev, "inode": image.id.inode}
         with nbd.alone():

@@ -8,7 +8,6 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import Arguments, Request
 from storage_admin.agent.rewrite.base import COMMON, Rewrite, Wish, opened
 from storage_admin.agent.rewrite.conversion import Convert, Target
-from storage_admin.agent.scan.overlays import LookedAt
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:
@@ -16,8 +15,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
 
     Args:
         request: its ``args`` are :data:`base.COMMON` and ``target``: ``pool_path_b64``, ``path_b64``, ``format``,
-            ``options`` (names and words of qemu-img's creation options), ``replaces``; ``pools``: where to look for
-            what needs the image, if its name goes, as for :func:`aside.set_aside`.
+            ``options`` (names and words of qemu-img's creation options), ``replaces``.
         io: the controller.
 
     Returns:
@@ -26,8 +24,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     Raises:
         RefusedError, HostError, StoppedError: nothing is left of the new file.
     """
-    args = Arguments(request.args, COMMON | {"target", "pools"})
+    args = Arguments(request.args, COMMON | {"target"})
     wish, target = Wish.parse(request.args, args), Target.parse(args.take("target", dict))
-    pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
     with opened(wish) as chain:
-        return Rewrite(request, io, wish, Convert(target, pools), chain).run()
+        return Rewrite(request, io, wish, Convert(target), chain).run()

@@ -50,10 +50,10 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
             ``jobs_recorded`` (ids of jobs whose swap the controller has on record, so that the journal of a lost undo
             copy may go), ``undo_copies`` (those that should wait, and images that are set aside: each ``job``,
             ``path_b64`` of the image, ``pool_path_b64``), ``images`` (of jobs that were cut off, described in
-            the same way: they are looked at), ``merges`` (jobs whose merge of an overlay is to be done again),
-            ``merges_over`` (those of which the journal may go), ``volumes`` (logical ones that are set aside:
-            :func:`aside_volume.recover`), ``volumes_made`` (that jobs which were cut off may have made: each
-            ``job``, ``backend``, ``group``, ``name`` and ``id``).
+            the same way: they are looked at), ``merges`` (those of overlays that are to be done again: each ``job``,
+            ``overlay_b64`` and ``base_b64``, the files that it may touch), ``merges_over`` (jobs of those whose journal
+            may go), ``volumes`` (logical ones that are set aside: :func:`aside_volume.recover`), ``volumes_made``
+            (that jobs which were cut off may have made: each ``job``, ``backend``, ``group``, ``name`` and ``id``).
         io: the controller.
 
     Returns:
@@ -78,7 +78,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         "volumes_made",
     }
     args = Arguments(request.args, frozenset(known))
-    merges = Merges(frozenset(args.get("merges", list, [])), frozenset(args.get("merges_over", list, [])))
+    merges = committing.Merges.parse(args)
     active = frozenset(args.get("jobs_active", list, []))
     recorded = frozenset(args.get("jobs_recorded", list, []))
     expected = [_expected(fields) for fields in args.get("undo_copies", list, [])]
@@ -123,14 +123,6 @@ def _remove_devices(active: frozenset[str], io: AgentIO) -> None:
                 io.log(f"removed the device {name}, which a job had left")
             except HostError as error:
                 io.log(error.detail)
-
-
-@dataclass(frozen=True)
-class Merges:
-    """Jobs whose merge of an overlay into its base is to be done again, and those of which nothing is owed."""
-
-    again: frozenset[str]
-    over: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -266,7 +258,7 @@ def _listing(fd: int) -> tuple[dict[str, set[str]], frozenset[str], list[bytes]]
 
 
 def _recover(
-    folder: _Folder, job: str, kinds: set[str], recorded: bool, merges: Merges, io: AgentIO
+    folder: _Folder, job: str, kinds: set[str], recorded: bool, merges: committing.Merges, io: AgentIO
 ) -> list[dict[str, Any]]:
     try:
         one = Journal.open(folder.fd, job)
@@ -297,7 +289,7 @@ def _recover(
     return [_row(folder, settled) for settled in found]
 
 
-def _finish_merge(one: Journal, merges: Merges, io: AgentIO) -> settle.Settled | None:
+def _finish_merge(one: Journal, merges: committing.Merges, io: AgentIO) -> settle.Settled | None:
     """A merge that was cut off is done once more where the controller says so; ``None`` for another journal.
 
     Whether a guest has been led to the base since, or something else been made of it, only the controller knows: then
@@ -310,7 +302,7 @@ def _finish_merge(one: Journal, merges: Merges, io: AgentIO) -> settle.Settled |
     if not is_commit(records):
         return None
     if one.job in merges.again:
-        return committing.repeat(one, records, io)
+        return committing.repeat(one, records, merges.again[one.job], io)
     if one.job in merges.over:
         one.remove()
         return settle.Settled(one.job, settle.REVERTED, detail="its merge is over; only the journal was left")
