@@ -131,6 +131,24 @@ OPTIONS: dict[str, dict[str, Any]] = {
 KILL = "kill -KILL $PPID\\nsleep 1\\n"
 
 
+def test_a_snapshot_that_is_made_right_before_a_deletion_and_its_origin_stay(site: Host, row: Row) -> None:
+    before, content = listed(site), site.run(f"sha256sum < /dev/vg/{THICK}")
+    image = volume(THICK)
+    job = aside(THICK)
+    Image.every.filter(pk=image.pk).update(aside_until=None)
+    snapshot = 'for last; do :; done\\nlvcreate -q -s -L 4M -n snap "$last"\\n'
+    site.run(DIES.format(tool="lvremove", before=snapshot, after=""))
+    try:
+        deleted = run(services.submit(ADMIN, "delete_aside", image.pk, OPTIONS["delete_aside"]))
+    finally:
+        site.run("mv /usr/sbin/lvremove.real /usr/sbin/lvremove")
+    assert (deleted.state, deleted.error_code) == ("failed", "has_overlays"), said(deleted)
+    assert {"snap", f".sa-{job.uid}.aside"} <= set(listed(site))
+    site.run("lvremove -q -f vg/snap")
+    assert work("restore_aside", image.pk, ADMIN).state == "succeeded"
+    assert (listed(site), site.run(f"sha256sum < /dev/vg/{THICK}")) == (before, content)
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     ("kind", "tool"),

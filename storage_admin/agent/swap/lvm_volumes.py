@@ -156,9 +156,15 @@ def give_back(one: LogicalVolume, journal: Journal, io: AgentIO, lock: int) -> N
 
 
 def remove(one: LogicalVolume, journal: Journal, io: AgentIO, lock: int) -> int | None:  # noqa: ARG001 (as above)
-    """In one command."""
+    """In one command, which takes no snapshots along that were made right before: it takes no origin of any.
+
+    Raises:
+        RefusedError: ``has_overlays``: there is one.
+    """
     before = used_with(one, io)
-    change(["lvremove", "--yes", one.path], io, lock)
+    change(["lvremove", "--yes", "-S", "lv_attr=~^[^oO]", one.path], io, lock)
+    if not one.pool and any((other.group, other.id) == (one.group, one.id) for other in there([], io)):
+        raise RefusedError("has_overlays", f"snapshots stand on the volume {one.path}; delete them first")
     after = used_with(one, io)
     return None if before is None or after is None else before - after
 
