@@ -173,7 +173,7 @@ VERBS = {
     "restore_aside": ("aside", "restore"),
     "delete_aside": ("aside", "delete"),
     "drop": ("aside", "drop"),
-    "needed": ("aside", "needed"),
+    "needed": ("needed", "run"),
     "set_volume_aside": ("aside_volume", "set_aside"),
     "restore_volume": ("aside_volume", "restore"),
     "delete_volume": ("aside_volume", "delete"),

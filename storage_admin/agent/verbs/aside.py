@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.pools import is_job, is_ours, open_parent
+from storage_admin.agent.folders.pools import is_job, open_parent
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.host import attributes, locking, space, special_mounts
 from storage_admin.agent.host.errors import host_errors
@@ -25,24 +23,9 @@ from storage_admin.agent.swap import set_aside as aside
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, file_name
 from storage_admin.agent.swap.outcome import names_left, stamp_now
 from storage_admin.agent.swap.settle_aside import AsideStory
+from storage_admin.agent.verbs.needed import FLAGS, WHERE, OpenImage, opened
 
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_WHERE = frozenset({"path_b64", "pool_path_b64"})
 _STAMP = ("dev", "inode", "file_size", "mtime_ns", "ctime_ns")
-
-
-@dataclass(frozen=True)
-class _Image:
-    """The image: its path for a sentence, its name, descriptors of its folder and of itself."""
-
-    shown: str
-    name: bytes
-    folder: int
-    fd: int
-
-    @property
-    def wanted(self) -> Wanted:
-        return Wanted(locking.file_id(self.fd), locking.file_id(self.folder), self.name, self.shown)
 
 
 def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
@@ -65,11 +48,11 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
         HostError, StoppedError: the image has its name.
     """
     started = time.monotonic()
-    args = Arguments(request.args, _WHERE | {*_STAMP, "children_known", "pools"})
+    args = Arguments(request.args, WHERE | {*_STAMP, "children_known", "pools"})
     planned = tuple(args.take(name, int) for name in _STAMP)
     pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
     children_known, path = args.take("children_known", bool), args.path("path_b64")
-    with host_errors(), _opened(args) as image:
+    with host_errors(), opened(args) as image:
         io.progress("checking", 0, None, "checking the image and its users")
 
         def look() -> None:
@@ -122,7 +105,7 @@ def restore(request: Request, io: AgentIO) -> dict[str, Any]:
         HostError, StoppedError: it is set aside still.
     """
     started = time.monotonic()
-    args = Arguments(request.args, _WHERE | {"aside_job"})
+    args = Arguments(request.args, WHERE | {"aside_job"})
     with host_errors(), _waiting(args) as (one, story, fd):
 
         def recheck() -> None:
@@ -166,7 +149,7 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
         HostError, StoppedError: it is set aside still.
     """
     started = time.monotonic()
-    args = Arguments(request.args, _WHERE | {"aside_job", "inode", "pools"})
+    args = Arguments(request.args, WHERE | {"aside_job", "inode", "pools"})
     inode, path = args.take("inode", int), args.path("path_b64")
     pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
     with host_errors(), _waiting(args) as (one, story, fd):
@@ -219,11 +202,11 @@ def drop(request: Request, io: AgentIO) -> dict[str, Any]:
             ``has_overlays``, ``guests_unknown``.
         HostError: the host failed; it is there.
     """
-    args = Arguments(request.args, _WHERE | {"since", "pools"})
+    args = Arguments(request.args, WHERE | {"since", "pools"})
     since, path = args.take("since", int), args.path("path_b64")
     pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
     io.progress("checking", 0, None)
-    with host_errors(), _opened(args) as image:
+    with host_errors(), opened(args) as image:
         if pools:
             volume_chains.refuse_named(path)
             refuse_needed(pools, image.wanted, io)
@@ -245,58 +228,7 @@ def drop(request: Request, io: AgentIO) -> dict[str, Any]:
             return {"freed_bytes": 0 if names_left(image.fd) else freed}
 
 
-def needed(request: Request, io: AgentIO) -> dict[str, Any]:
-    """Look who needs images of a running guest's chain, also what was made since the last scan.
-
-    Args:
-        request: ``args``: ``images``: files of the chain from above, each ``path_b64`` and ``pool_path_b64``, which may
-            need each other; ``first``: place of the first that nobody else may need; ``pools`` (as for
-            :func:`set_aside`).
-        io: the controller.
-
-    Returns:
-        Nothing.
-
-    Raises:
-        RefusedError: ``has_overlays``, ``guests_unknown``; ``stale_plan``, ``outside_pool``: one is not there.
-        HostError: the host failed.
-    """
-    args = Arguments(request.args, frozenset({"images", "first", "pools"}))
-    pools = [LookedAt.parse(pool) for pool in args.get("pools", list, [])]
-    first, chain = args.take("first", int), args.take("images", list)
-    with host_errors(), contextlib.ExitStack() as stack:
-        if not all(isinstance(one, dict) for one in chain):
-            raise RefusedError(INVALID, "an image has a path and a pool")
-        images = [stack.enter_context(_opened(Arguments(one, _WHERE))) for one in chain]
-        own = frozenset(image.wanted.id for image in images)
-        for image in images[max(first, 0) :]:
-            refuse_needed(pools, image.wanted, io, own)
-    return {}
-
-
-@contextlib.contextmanager
-def _opened(args: Arguments) -> Iterator[_Image]:
-    path = args.path("path_b64")
-    folder, name = open_parent(args.path("pool_path_b64"), path)
-    shown = display(path)
-    with contextlib.ExitStack() as open_files:
-        open_files.callback(os.close, folder)
-        if is_ours(name):
-            raise RefusedError(INVALID, f"{shown} has a name that is reserved for files of jobs; rename it first")
-        named = settle.stat_in(folder, name)
-        if named is None:
-            raise RefusedError("stale_plan", f"{shown} no longer exists; scan the host and try again")
-        # Already to open a device or a pipe may do something to who stands behind it.
-        if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            raise RefusedError("outside_pool", f"{shown} is not a regular file")
-        fd = os.open(name, _FLAGS, dir_fd=folder)
-        open_files.callback(os.close, fd)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise RefusedError("outside_pool", f"{shown} is not a regular file")
-        yield _Image(shown, name, folder, fd)
-
-
-def _refuse(image: _Image, planned: tuple[int, ...]) -> None:
+def _refuse(image: OpenImage, planned: tuple[int, ...]) -> None:
     """What has to be true of the image itself, before and in the moment of the change."""
     now, status = stamp_now(image.fd), os.fstat(image.fd)
     if (now.dev, now.inode, *_content(now), now.ctime_ns) != planned:
@@ -317,7 +249,7 @@ def _refuse(image: _Image, planned: tuple[int, ...]) -> None:
     _refuse_parts(image, status.st_size)
 
 
-def _refuse_parts(image: _Image, size: int) -> None:
+def _refuse_parts(image: OpenImage, size: int) -> None:
     """An image whose data is in other files would leave them behind."""
     try:
         facts = formats.read(image.fd, size, image.name)
@@ -362,7 +294,7 @@ def _waiting(args: Arguments) -> Iterator[tuple[Journal, AsideStory, int]]:
         open_files.callback(one.close)
         story = _story(one, name)
         try:
-            fd = os.open(file_name(job, "aside"), _FLAGS, dir_fd=folder)
+            fd = os.open(file_name(job, "aside"), FLAGS, dir_fd=folder)
         except FileNotFoundError as error:
             raise RefusedError("aside_missing", f"{display(name)} was removed by someone else") from error
         open_files.callback(os.close, fd)
