@@ -21,8 +21,8 @@ NOTES = (
         "of 4 KiB with fsync all the time. Beside each other, in turn, each on files of its own: `virsh blockpull`, "
         "`blockcommit --active --pivot` and `blockcopy --transient-job --pivot`, all with `--wait`, and the job as a "
         "worker does it, from its submission to its end. Each is first every second time, and begins with nothing left "
-        "to be written to the disk. Medians. The longest gap is between two acknowledged writes by the guest's own "
-        "clock, in steps of 10 ms, over the whole of it, the pivot included."
+        "to be written to the disk. Medians; virsh looks twice a second how far it is. The longest gap is between "
+        "two acknowledged writes by the guest's own clock, in steps of 10 ms, over the whole of it, the pivot included."
     ),
 )
 ROUNDS = 10
