@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent.host import older_qemus
+from storage_admin.agent.host import facts
 
 #: As libvirt 9.0 of Debian 12 and 10.10 of CentOS Stream 9 write it.
 DEBIAN = (
@@ -44,8 +44,8 @@ def program(tmp_path: Path) -> Iterator[tuple[Path, int]]:
     [
         (STREAM + DEBIAN, "7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)"),
         (DEBIAN + STREAM + "terminating on signal 15\n", "9.1.0 (qemu-kvm-9.1.0-15.el9)"),
-        ("char device redirected to /dev/pts/0\n", older_qemus.UNKNOWN),
-        (None, older_qemus.UNKNOWN),
+        ("char device redirected to /dev/pts/0\n", facts.UNKNOWN_QEMU),
+        (None, facts.UNKNOWN_QEMU),
     ],
 )
 def test_a_guest_whose_qemu_was_replaced_is_told_with_what_it_was_started_with(
@@ -55,12 +55,12 @@ def test_a_guest_whose_qemu_was_replaced_is_told_with_what_it_was_started_with(
     (root / "run/libvirt/qemu/one.pid").write_text(str(pid))
     if log is not None:
         (root / "var/log/libvirt/qemu/one.log").write_text(log)
-    assert older_qemus.by_guest(str(root)) == {}
+    assert facts.older_qemus(str(root)) == {}
     path.unlink()
-    assert older_qemus.by_guest(str(root)) == {"one": version}
+    assert facts.older_qemus(str(root)) == {"one": version}
 
 
 @pytest.mark.parametrize("said", ["4194305", "", "rubbish"])
 def test_one_that_has_ended_is_none(root: Path, said: str) -> None:
     (root / "run/libvirt/qemu/one.pid").write_text(said)
-    assert older_qemus.by_guest(str(root)) == {}
+    assert facts.older_qemus(str(root)) == {}

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent.host import nbd, older_qemus
+from storage_admin.agent.host import nbd
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.programs import confined
 from storage_admin.agent.protocol import HostError, machine_id
@@ -77,7 +77,7 @@ def host_event(etc_pve: str = "/etc/pve", root: str = "/", known: Any = None) ->
         "memory_available_bytes": memory_bytes("MemAvailable"),
         "qemu_img": version,
         "qemu_system": asked.emulator(paths["qemu-system"]),
-        "older_qemus": older_qemus.by_guest(root),
+        "older_qemus": older_qemus(root),
         # qemu writes zstd clusters since 5.1, and distributions build it in.
         "zstd": None if version is None else tuple(map(int, version.split(".")[:2])) >= (5, 1),
         # How a tool is kept from what an image's header names; None where it cannot be.
@@ -237,6 +237,44 @@ def _answers(path: str) -> bool:
         except OSError:
             return True  # somebody is there and slow, or hidden from this user: guests cannot be excluded
     return True
+
+
+#: What is said of one whose log does not tell.
+UNKNOWN_QEMU = "unknown"
+_STARTED = re.compile(rb"starting up libvirt version: .*?, qemu version: (\d+(?:\.\d+)+)([^,\n]*)")
+_GONE = " (deleted)"
+#: Bytes of a log that are read, from its end: libvirt lets none become larger than 2 MiB.
+_LONGEST_LOG = 4 << 20
+
+
+def older_qemus(root: str = "/") -> dict[str, str]:
+    """Guests of libvirt that go on with a QEMU which an update has replaced since they were started, by their names: its
+    version as an emulator says it (``7.2.22 (Debian …)``).
+
+    Its file is gone, so that only a log tells which one it is: libvirt writes there with what it starts a guest
+    (``qemuDomainLogAppendMessage``).
+
+    Args:
+        root: where ``run``, ``var`` and ``proc`` are looked for.
+    """
+    found = {}
+    for path in glob.glob(os.path.join(glob.escape(root), "run/libvirt/qemu/*.pid")):
+        name = os.path.basename(path)[: -len(".pid")]
+        with contextlib.suppress(OSError, ValueError):  # it has just ended
+            with open(path, encoding="ascii") as file:
+                pid = int(file.read())
+            if os.readlink(os.path.join(root, "proc", str(pid), "exe")).endswith(_GONE):
+                found[name] = _started_with(os.path.join(root, "var/log/libvirt/qemu", f"{name}.log"))
+    return found
+
+
+def _started_with(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _LONGEST_LOG))
+        if starts := _STARTED.findall(file.read(_LONGEST_LOG)):
+            number, package = (part.decode("ascii", "replace").strip() for part in starts[-1])
+            return f"{number} ({package})" if package else number
+    return UNKNOWN_QEMU
 
 
 #: Seconds for an answer.
