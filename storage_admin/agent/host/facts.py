@@ -248,8 +248,9 @@ _LONGEST_LOG = 4 << 20
 
 
 def older_qemus(root: str = "/") -> dict[str, str]:
-    """Guests of libvirt that go on with a QEMU which an update has replaced since they were started, by their names: its
-    version as an emulator says it (``7.2.22 (Debian …)``).
+    """Guests of libvirt that go on with a QEMU which an update has replaced since they were started, by their names.
+
+    Each with its version as an emulator says it, ``7.2.22 (Debian …)``.
 
     Its file is gone, so that only a log tells which one it is: libvirt writes there with what it starts a guest
     (``qemuDomainLogAppendMessage``).
