@@ -216,7 +216,7 @@ def test_what_a_host_tells_of_the_jobs_of_hosts_that_share_nothing_with_it_is_no
     told |= {"put_back": False, "surely_back": False, "undo_waits": False, "undo_of": None}
     lost = told | {"job": job.uid, "outcome": "lost"}
     undone = told | {"job": undo.uid, "outcome": "finished", "undo_of": job.uid}
-    Recover().record(began, {"recovered": [lost, undone], "images": [], "unread": []})
+    Recover().record(began, {"recovered": [lost, undone], "images": [], "unread": [], "silent": []})
     was = (job.undo_state, job.undo_bytes, job.freed_bytes)
     job.refresh_from_db()
     assert (job.undo_state, job.undo_bytes, job.freed_bytes) == was
