@@ -81,7 +81,7 @@ def digest(site: Host, name: str) -> str:
     if name == THIN:
         site.run(f"zfs set volmode=dev tank/data/{name}; udevadm settle")
     try:
-        return site.run(f"sha256sum < {WHERE[name]}/{name}{'/file' if name == FILES else ''}")
+        return site.run(f"udevadm settle; sha256sum < {WHERE[name]}/{name}{'/file' if name == FILES else ''}")
     finally:
         if name == THIN:
             site.run(f"udevadm settle; zfs set volmode=none tank/data/{name}")
