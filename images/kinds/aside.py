@@ -276,7 +276,7 @@ def where_volume(image: Image) -> dict[str, Any]:
 
 #: Of volumes: where they are, what renames one, and what deletes it.
 _TOOLS = {
-    "lvm": (_("volume group"), ("lvrename",), ("lvremove", "--yes")),
+    "lvm": (_("volume group"), ("lvrename",), ("lvremove", "--yes", "-S", "lv_attr=~^[^oO]")),
     "zfs": (_("dataset"), ("zfs", "rename"), ("zfs", "destroy")),
     "rbd": (_("Ceph pool"), ("rbd", "rename"), ("rbd", "rm")),
 }

@@ -60,7 +60,7 @@ class Exclusive(HostKind):
             image.alone_bytes = alone.get(image.path_key)
             image.alone_at = None if image.alone_bytes is None else now
         Image.objects.bulk_update(images, ["alone_bytes", "alone_at"], batch_size=500)
-        for name in space.OFFER[:3]:  # zeros that others share free nothing
+        for name in space.OFFERED_BYTES:  # zeros that others share free nothing
             volumes.filter(**{f"{name}__gt": F("alone_bytes")}).update(**{name: F("alone_bytes")})
         space.write_totals(StoragePool.objects.filter(pk__in={image.pool_id for image in images}))
 

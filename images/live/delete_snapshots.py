@@ -164,9 +164,7 @@ class DeleteSnapshot(SnapshotKind):
                 if deleted:
                     recorder.flush()
                     tick()
-                for refusal in self.against(guest, now, known, wanted[0]):
-                    raise RefusedError(refusal.code, refusal.detail)
-                self._look_again(guest, now, wanted[0])
+                self._refuse(guest, now, known, wanted[0])
                 name = wanted[0].name
                 job.kept = job.kept | {BEGUN: {"name": name, "before": before, "deleted": deleted}}
                 job.ours().update(kept=job.kept)
@@ -175,9 +173,14 @@ class DeleteSnapshot(SnapshotKind):
             deleted.append(name)
             begun = False
 
-    @staticmethod
-    def _look_again(guest: Guest, now: GuestNow, chosen: Snapshot) -> None:
-        """Looks who needs the images of an external one by now; raises RefusedError or HostError."""
+    def _refuse(self, guest: Guest, now: GuestNow, known: Snapshots, chosen: Snapshot) -> None:
+        """Looks once more what stands against it, and who needs the images of an external one by now.
+
+        Raises:
+            RefusedError, HostError: something does, or may.
+        """
+        for refusal in self.against(guest, now, known, chosen):
+            raise RefusedError(refusal.code, refusal.detail)
         overlays = {part.target: part.path for part in chosen.disks if part.how == "external"}
         for disk in now.disks:
             if disk.target in overlays:
@@ -198,9 +201,7 @@ class DeleteSnapshot(SnapshotKind):
                     now, known = asked(guest, {})
                     if (chosen := known.named(name)) is None:
                         return
-                    for refusal in self.against(guest, now, known, chosen):
-                        raise RefusedError(refusal.code, refusal.detail)
-                    self._look_again(guest, now, chosen)
+                    self._refuse(guest, now, known, chosen)
                 known = snapshots.delete(guest.host, guest.uid, name, tick)
                 break
             except GoneError as error:

@@ -211,7 +211,9 @@ class CreateSnapshot(SnapshotKind):
         try:
             known = snapshots.create(guest.host, guest.uid, options["name"], described, disks, quiesce=quiesce)
         except GoneError as error:
-            raise _cut_off(guest, now, options["name"], disks) or error from error
+            if (told := _cut_off(guest, now, options["name"], disks)) is None:
+                raise
+            raise told from error
         made = known.named(options["name"])
         if made is None:
             raise HostError(

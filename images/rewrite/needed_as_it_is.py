@@ -79,28 +79,29 @@ def refuse_elsewhere(chain: Sequence[Image], first: int = 0) -> None:
         RefusedError: ``has_overlays``; ``guests_unknown``, where one of these hosts cannot be asked. No host is named:
             it may not exist for whoever reads that.
     """
-    there: dict[int, tuple[Host, list[dict[str, str]], int]] = {}
+    there: dict[Host, list[tuple[int, dict[str, str]]]] = {}
     for place, image in enumerate(chain):
         for pair, path in in_use.others(image):
-            other = pair.other
-            if pair.is_proven and other.host_id != image.host_id:
-                host, asked, above = there.get(other.host_id, (other.host, [], 0))
-                one = {"path_b64": b64(path), "pool_path_b64": b64(bytes(other.path_bytes))}
-                there[host.pk] = (host, [*asked, one], above + (place < first))
-    name = chain[first].name if there else ""
-    for host, asked, above in there.values():
-        if above == len(asked):
-            continue  # of those that nobody else may need it sees none
-        try:
-            if without := without_agent(host):
-                raise RefusedError(without[0].code, without[0].detail)
-            asking.ask(host, "needed", {"images": asked, "first": above, "pools": looked_through(host)})
-        except (HostError, RefusedError) as error:
-            if error.code == "has_overlays":
-                sentence = _("On another host that shares the storage of {image}, an image was made on it. Scan both.")
-                raise RefusedError("has_overlays", sentence.format(image=name)) from error
-            sentence = _(
-                "Another registered host shares the storage of {image} and did not report who needs it ({code}). Scan "
-                "that host and try again."
-            )
-            raise RefusedError("guests_unknown", sentence.format(image=name, code=error.code)) from error
+            if pair.is_proven and pair.other.host_id != image.host_id:
+                one = {"path_b64": b64(path), "pool_path_b64": b64(bytes(pair.other.path_bytes))}
+                there.setdefault(pair.other.host, []).append((place, one))
+    for host, asked in there.items():
+        above = sum(place < first for place, _one in asked)
+        if above < len(asked):  # else it sees none of those that nobody else may need
+            _ask(host, {"images": [one for _place, one in asked], "first": above}, chain[first].name)
+
+
+def _ask(host: Host, asked: dict[str, Any], name: str) -> None:
+    try:
+        if without := without_agent(host):
+            raise RefusedError(without[0].code, without[0].detail)
+        asking.ask(host, "needed", asked | {"pools": looked_through(host)})
+    except (HostError, RefusedError) as error:
+        if error.code == "has_overlays":
+            sentence = _("On another host that shares the storage of {image}, an image was made on it. Scan both.")
+            raise RefusedError("has_overlays", sentence.format(image=name)) from error
+        sentence = _(
+            "Another registered host shares the storage of {image} and did not report who needs it ({code}). Scan "
+            "that host and try again."
+        )
+        raise RefusedError("guests_unknown", sentence.format(image=name, code=error.code)) from error

@@ -31,7 +31,8 @@ from storage_admin.jobs.plan_and_progress import Plan, Refusal
 FORMATS = {"compress": ("qcow2",), "copy": ("qcow2", "raw", "vdi", "vmdk", "vpc"), "in_place": ("qcow2", "raw")}
 METHODS = tuple(FORMATS)
 #: What a row offers.
-OFFER = ("reclaimable_bytes", "reclaimable_low", "reclaimable_high", "reclaimable_method")
+OFFERED_BYTES = ("reclaimable_bytes", "reclaimable_low", "reclaimable_high")
+OFFER = (*OFFERED_BYTES, "reclaimable_method")
 #: Preallocations that a rewrite undoes, and the kinds of jobs that do.
 PREALLOCATED = ("metadata", "falloc", "full")
 UNDOES_PREALLOCATION = ("reclaim", "flatten")
@@ -101,7 +102,7 @@ def _offer(image: Image) -> None:
     method = best(methods, offered(image))
     numbers = methods[method] if method and image.state == Image.State.OK else {}
     most = image.alone_bytes  # what other volumes share stays taken
-    for name in OFFER[:3]:
+    for name in OFFERED_BYTES:
         told = numbers.get(name)
         setattr(image, name, told if told is None or most is None else min(told, most))
     image.reclaimable_method = method if method and numbers else ""

@@ -176,10 +176,8 @@ class Told:
     def _image(self, row: StoragePool, volume: Volume) -> Event:
         names = (volume.path, volume.alias)
         form = next((form for name in names if (form := self._declared.get(name))), volume.format)[:20]
-        base, snapshots = (
-            b64(_raw(volume.base)) if volume.base else "",
-            {"snapshots": "y"} if volume.has_snapshots else {},
-        )
+        base = b64(_raw(volume.base)) if volume.base else ""
+        snapshots = {"snapshots": "y"} if volume.has_snapshots else {}
         dev, inode = _inode(volume)
         written = json.dumps([row.pk, vars(volume) | {"open": ""}, form], sort_keys=True).encode()
         return {

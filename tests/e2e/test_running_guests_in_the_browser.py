@@ -20,6 +20,20 @@ from tests.live.conftest import allocated, deletes, filesystem_image, wait_for_a
 pytestmark = [pytest.mark.browser, pytest.mark.guest]
 
 
+def open_page_of(guest: LibvirtGuest, seen: Tab) -> None:
+    """By its name in the list of guests."""
+    seen.open(f"/guests/?search={guest.name}")
+    seen.page.get_by_role("link", name=guest.name, exact=True).click()
+
+
+@pytest.fixture
+def chained(rest: Rest, shared_folder: Path, tcg_guest: Callable[..., LibvirtGuest]) -> LibvirtGuest:
+    """A guest on the chain of :func:`make_chain`, which the dashboard has scanned."""
+    guest = tcg_guest(Disk(make_chain(shared_folder)[0]))
+    disks.registered(rest, shared_folder)
+    return guest
+
+
 def test_a_guest_is_trimmed_and_its_page_says_what_became_free(
     admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, domains: Domains
 ) -> None:
@@ -32,8 +46,7 @@ def test_a_guest_is_trimmed_and_its_page_says_what_became_free(
     disks.registered(rest, shared_folder)
     seen = admin_tab()
     page = seen.page
-    seen.open(f"/guests/?search={guest.name}")
-    page.get_by_role("link", name=guest.name, exact=True).click()
+    open_page_of(guest, seen)
     page.get_by_role("link", name="Trim in the guest…").click()
     expect(page.get_by_text("zeroes_kept")).to_be_visible()
     seen.assert_accessible()
@@ -44,15 +57,10 @@ def test_a_guest_is_trimmed_and_its_page_says_what_became_free(
     seen.assert_accessible()
 
 
-def test_a_chain_is_flattened_while_its_guest_runs(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, tcg_guest: Callable[..., LibvirtGuest]
-) -> None:
-    guest = tcg_guest(Disk(make_chain(shared_folder)[0]))
-    disks.registered(rest, shared_folder)
-    seen = admin_tab()
+def test_a_chain_is_flattened_while_its_guest_runs(admin_tab: Callable[..., Tab], chained: LibvirtGuest) -> None:
+    guest, seen = chained, admin_tab()
     page = seen.page
-    seen.open(f"/guests/?search={guest.name}")
-    page.get_by_role("link", name=guest.name, exact=True).click()
+    open_page_of(guest, seen)
     page.get_by_role("link", name="Flatten vda").click()
     expect(page.get_by_text(f"virsh blockpull {guest.name} vda")).to_be_visible()
     seen.assert_accessible()
@@ -67,14 +75,11 @@ def test_a_chain_is_flattened_while_its_guest_runs(
 
 
 def test_a_disk_is_copied_and_switched_back_its_settings_changed_and_a_snapshot_gone_back_to(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, tcg_guest: Callable[..., LibvirtGuest]
+    admin_tab: Callable[..., Tab], rest: Rest, chained: LibvirtGuest
 ) -> None:
-    guest = tcg_guest(Disk(make_chain(shared_folder)[0]))
-    disks.registered(rest, shared_folder)
-    seen = admin_tab()
+    guest, seen = chained, admin_tab()
     page = seen.page
-    seen.open(f"/guests/?search={guest.name}")
-    page.get_by_role("link", name=guest.name, exact=True).click()
+    open_page_of(guest, seen)
     seen.assert_accessible()
     page.get_by_role("link", name="Copy vda").click()
     page.get_by_label("Name of the new file").fill("moved.qcow2")
@@ -86,8 +91,7 @@ def test_a_disk_is_copied_and_switched_back_its_settings_changed_and_a_snapshot_
     seen.assert_accessible()
     assert (chain_of(guest), patterns(guest)) == (["moved.qcow2"], PATTERNS)
 
-    seen.open(f"/guests/?search={guest.name}")
-    page.get_by_role("link", name=guest.name, exact=True).click()
+    open_page_of(guest, seen)
     page.get_by_role("link", name="Change the settings of vda").click()
     page.get_by_label("detect_zeroes").select_option("unmap")
     page.get_by_role("button", name="Show plan").click()
@@ -99,16 +103,14 @@ def test_a_disk_is_copied_and_switched_back_its_settings_changed_and_a_snapshot_
     guest.stop()
     rest.scan()
     rest.quiet()
-    seen.open(f"/guests/?search={guest.name}")
-    page.get_by_role("link", name=guest.name, exact=True).click()
+    open_page_of(guest, seen)
     page.get_by_role("link", name="Switch vda back").click()
     page.get_by_role("button", name="Switch back to the image before a copy").click()
     expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
     assert definition_of(guest) == "top.qcow2"
 
     rest.quiet()
-    seen.open(f"/guests/?search={guest.name}")
-    page.get_by_role("link", name=guest.name, exact=True).click()
+    open_page_of(guest, seen)
     page.get_by_role("link", name="Create…").click()
     page.get_by_label("Name", exact=True).fill("before")
     page.get_by_role("button", name="Show plan").click()
@@ -116,8 +118,7 @@ def test_a_disk_is_copied_and_switched_back_its_settings_changed_and_a_snapshot_
     page.get_by_role("button", name="Create a snapshot").click()
     expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
     rest.quiet()
-    seen.open(f"/guests/?search={guest.name}")
-    page.get_by_role("link", name=guest.name, exact=True).click()
+    open_page_of(guest, seen)
     page.get_by_role("link", name="Go back to the snapshot before").click()
     page.get_by_label(f"Type “{guest.name}” to confirm").fill(guest.name)
     page.get_by_role("button", name="Go back to a snapshot").click()
@@ -125,14 +126,11 @@ def test_a_disk_is_copied_and_switched_back_its_settings_changed_and_a_snapshot_
 
 
 def test_a_snapshot_of_a_running_guest_is_created_and_merged(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, tcg_guest: Callable[..., LibvirtGuest]
+    admin_tab: Callable[..., Tab], rest: Rest, chained: LibvirtGuest
 ) -> None:
-    guest = tcg_guest(Disk(make_chain(shared_folder)[0]))
-    disks.registered(rest, shared_folder)
-    seen = admin_tab()
+    guest, seen = chained, admin_tab()
     page = seen.page
-    seen.open(f"/guests/?search={guest.name}")
-    page.get_by_role("link", name=guest.name, exact=True).click()
+    open_page_of(guest, seen)
     page.get_by_role("link", name="Create…").click()
     page.get_by_label("Name", exact=True).fill("before")
     page.get_by_label("Filesystems in the guest").select_option("false")
@@ -143,8 +141,7 @@ def test_a_snapshot_of_a_running_guest_is_created_and_merged(
     assert chain_of(guest)[0] == "top.before"
 
     rest.quiet()
-    seen.open(f"/guests/?search={guest.name}")
-    page.get_by_role("link", name=guest.name, exact=True).click()
+    open_page_of(guest, seen)
     page.get_by_role("link", name="Delete the snapshot before").click()
     expect(page.get_by_text(f"virsh snapshot-delete {guest.name} before")).to_be_visible()
     seen.assert_accessible()
@@ -155,11 +152,9 @@ def test_a_snapshot_of_a_running_guest_is_created_and_merged(
 
 
 def test_a_block_job_is_taken_over_when_the_worker_is_back_and_its_page_follows(
-    admin_tab: Callable[..., Tab], dashboard: Dashboard, rest: Rest, shared_folder: Path,
-    tcg_guest: Callable[..., LibvirtGuest],
-) -> None:  # fmt: skip
-    guest = tcg_guest(Disk(make_chain(shared_folder)[0]))
-    disks.registered(rest, shared_folder)
+    admin_tab: Callable[..., Tab], dashboard: Dashboard, rest: Rest, chained: LibvirtGuest
+) -> None:
+    guest = chained
     row = next(one for one in rest.get("guests/", limit=1000)["results"] if one["name"] == guest.name)
     options = {"disk": "vda", "bandwidth_bytes_sec": 1 << 20}
     job = rest.post("jobs/", {"kind": "live_flatten", "guest": row["id"], "options": options})

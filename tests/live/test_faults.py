@@ -208,12 +208,15 @@ def test_a_cancel_between_two_workers_reaches_the_next_one(
 def test_libvirtd_is_restarted_meanwhile(domains: Domains, chain: list[Path], operation: str, time: int) -> None:
     guest, folder = domains.run([Disk(chain[0])]), chain[0].parent
     __, row = scanned(folder, guest)
+    qemu = Path(f"/run/libvirt/qemu/{guest.name}.pid")
+    before = qemu.read_text()
     with writing(guest):
         job, after = begun(operation, row, folder)
         with at_stage("mirroring", daemons.restart):
             run(job)
         ended_well(job)
         domains.reconnect(guest)
+    assert qemu.read_text() == before, "it is another QEMU"
     all_agree(guest, folder, after)
 
 

@@ -40,6 +40,12 @@ class FileId(NamedTuple):
     dev: int
     inode: int
 
+    @classmethod
+    def of(cls, fd: int) -> FileId:
+        """The identity of an open file."""
+        status = os.fstat(fd)
+        return cls(status.st_dev, status.st_ino)
+
 
 def of_descriptor(pid: str, descriptor: str, others: Descriptors) -> FileId | None:
     """The file behind a process's descriptor; ``None`` for sockets and pipes, and for what could make one wait.

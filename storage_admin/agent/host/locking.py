@@ -51,8 +51,7 @@ _SETLEASE = 1024
 
 def file_id(fd: int) -> FileId:
     """The identity of an open file."""
-    status = os.fstat(fd)
-    return FileId(status.st_dev, status.st_ino)
+    return FileId.of(fd)
 
 
 def locked_bytes(fd: int, among: Iterable[int] = ANY_USE) -> list[int]:

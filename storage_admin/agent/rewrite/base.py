@@ -29,7 +29,8 @@ from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.rewrite.backing_name import leads_to
 from storage_admin.agent.rewrite.chain import Chain, Link, Planned
-from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
+from storage_admin.agent.scan import overlays
+from storage_admin.agent.scan.overlays import LookedAt, Wanted
 from storage_admin.agent.swap import fence
 from storage_admin.agent.swap.journal import file_name
 from storage_admin.agent.swap.swap import Looks, NewFile, Replacement, Swapped, clear_earlier
@@ -105,6 +106,13 @@ def opened(wish: Wish, *, base_lost: bool = False) -> Iterator[Chain]:
 
 #: Seconds between two looks at the image and at the free space while a tool works.
 WATCH_INTERVAL = 0.5
+
+
+def refuse_needed(link: Link, pools: list[LookedAt], io: AgentIO) -> None:
+    """Refuse an image that others need, also what was made since the last scan."""
+    with link.folder() as folder:
+        wanted = Wanted(link.id, locking.file_id(folder), os.path.basename(link.planned.path), link.shown)
+    overlays.refuse_needed(pools, wanted, io)
 
 
 class Recipe(ABC):
@@ -337,11 +345,7 @@ class Rewrite:
     def _refuse_needed(self) -> None:
         """Refuse to take away what others need, also what was made since the last scan."""
         if self.recipe.takes_away(self):
-            image = self.chain.image
-            with image.folder() as folder:
-                name = os.path.basename(image.planned.path)
-                wanted = Wanted(image.id, locking.file_id(folder), name, image.shown)
-            refuse_needed(self.wish.pools, wanted, self.io)
+            refuse_needed(self.chain.image, self.wish.pools, self.io)
 
     def _look_again(self) -> None:
         """The same, but for what takes a while or opens the image."""

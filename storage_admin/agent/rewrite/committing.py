@@ -34,9 +34,8 @@ from storage_admin.agent.protocol import (
 from storage_admin.agent.qemu import img
 from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite import volume_chains
-from storage_admin.agent.rewrite.base import Wish
+from storage_admin.agent.rewrite.base import Wish, refuse_needed
 from storage_admin.agent.rewrite.chain import Chain, Link, Planned
-from storage_admin.agent.scan.overlays import Wanted, refuse_needed
 from storage_admin.agent.swap import settle
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
 from storage_admin.agent.swap.outcome import stamp_now
@@ -128,11 +127,7 @@ class Commit:
 
     def _refuse_needed(self) -> None:
         """Refuse where another file has the base as its own: also one that was made since the last scan."""
-        base = self.below.image
-        with base.folder() as folder:
-            name = os.path.basename(base.planned.path)
-            wanted = Wanted(locking.file_id(base.fd), locking.file_id(folder), name, base.shown)
-            refuse_needed(self.wish.pools, wanted, self.io)
+        refuse_needed(self.below.image, self.wish.pools, self.io)
 
     def _refuse(self) -> None:
         overlay, base = self.overlay, self.below.image

@@ -12,15 +12,13 @@ from typing import Any
 from storage_admin.agent.host import cgroups, locking, nbd
 from storage_admin.agent.host.devices import Device
 from storage_admin.agent.host.errors import host_errors
-from storage_admin.agent.host.in_use import FileId
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import Arguments, HostError, RefusedError, Request, display
 from storage_admin.agent.rewrite import chain as links
-from storage_admin.agent.rewrite.base import COMMON, Wish, opened
+from storage_admin.agent.rewrite.base import COMMON, Wish, opened, refuse_needed
 from storage_admin.agent.rewrite.chain import Chain
 from storage_admin.agent.rewrite.copying import refuse_two_sizes
-from storage_admin.agent.scan.overlays import Wanted, refuse_needed
 from storage_admin.agent.verbs.inside import HARMLESS
 
 #: What an image keeps that is written to.
@@ -60,10 +58,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         image = chain.image
         if writable:
             refuse_two_sizes(image)
-            with image.folder() as folder:
-                status = os.fstat(folder)
-            place = FileId(status.st_dev, status.st_ino)
-            refuse_needed(wish.pools, Wanted(image.id, place, os.path.basename(image.planned.path), image.shown), io)
+            refuse_needed(image, wish.pools, io)
         nbd.load(io)
         note = {"job": request.job, "by": by, "at": time.time(), "dev": image.id.dev, "inode": image.id.inode}
         with nbd.alone():

@@ -31,7 +31,7 @@ class OpenImage:
 
     @property
     def wanted(self) -> Wanted:
-        return Wanted(_id(self.fd), _id(self.folder), self.name, self.shown)
+        return Wanted(FileId.of(self.fd), FileId.of(self.folder), self.name, self.shown)
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:
@@ -85,8 +85,3 @@ def opened(args: Arguments) -> Iterator[OpenImage]:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise RefusedError("outside_pool", f"{shown} is not a regular file")
         yield OpenImage(shown, name, folder, fd)
-
-
-def _id(fd: int) -> FileId:
-    status = os.fstat(fd)
-    return FileId(status.st_dev, status.st_ino)
