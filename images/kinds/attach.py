@@ -121,7 +121,7 @@ class Attach(_DeviceKind):
                 "QEMU of Proxmox VE takes no locks, so guest {guest} could be started while {image} is written to. "
                 "Attach it read-only, or remove the disk from the guest."
             )
-            told = told.format(guest=image.disks[0].guest.name, image=image.name)
+            told = told.format(guest=image.guest_names[0], image=image.name)
             found.append(Refusal("guests_unknown", told))
         return found
 

@@ -78,7 +78,7 @@ class Commit(Rewriting):
         command = ["qemu-img", "commit", "-d", "-p", "-f", image.declared_format or "qcow2", image.path]
         return Choice(
             "commit",
-            told.format(image=image.name, base=base.name, guest=image.disks[0].guest.name if image.disks else ""),
+            told.format(image=image.name, base=base.name, guest=next(iter(image.guest_names), "")),
             [command],
             low=base.allocated_size,
             high=most,
@@ -173,7 +173,7 @@ def _against(image: Image, base: Image) -> list[Refusal]:
         told = gettext("{image} is smaller than {base}. Enlarge it first.")
         found.append(Refusal("stale_plan", told.format(image=image.name, base=base.name)))
     if base.overlays_count > 1 or base.disks:
-        used = [gettext("Guest {guest} uses it.").format(guest=disk.guest.name) for disk in base.disks]
+        used = [gettext("Guest {guest} uses it.").format(guest=name) for name in base.guest_names]
         why = " ".join(used) or gettext("{count} overlays use it.").format(count=base.overlays_count)
         found.append(_needed(base, why))
     if image.overlays_count:

@@ -177,7 +177,7 @@ class Convert(Rewriting):
         replaces, guests = options["replace"], []
         warnings = mount.warnings(self.place(image, options)[0], options["format_options"])
         if replaces:
-            guests = sorted({disk.guest.name for disk in image.disks}) if options["repoint_guest"] else []
+            guests = image.guest_names if options["repoint_guest"] else []
             warnings += [
                 gettext("The definition of guest {name} is updated to use the new file. An undo restores it.").format(
                     name=name

@@ -311,4 +311,4 @@ def could_write(base: Image) -> list[str]:
         "Guest {guest} uses {base}. As soon as it starts and writes to it, the overlay is damaged. Let the guest use "
         "the overlay instead, or leave it off."
     )
-    return [told.format(guest=name, base=base.name) for name in sorted({disk.guest.name for disk in base.disks})]
+    return [told.format(guest=name, base=base.name) for name in base.guest_names]

@@ -157,7 +157,7 @@ class Export(convert.Convert):
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
         pool, path = self.place(image, job.options)
-        guest = next(iter(sorted(disk.guest.name for disk in image.disks)), image.name.rpartition(".")[0] or image.name)
+        guest = next(iter(image.guest_names), image.name.rpartition(".")[0] or image.name)
         return {
             "target": {"pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(path)},
             "packing": job.options["packing"],

@@ -210,22 +210,21 @@ def _recorded(image: Image, options: dict[str, Any]) -> list[Refusal]:
 def contradicted(image: Image) -> list[Refusal]:
     """Guests whose definitions name the image's base (``<backingStore>``), and would contradict another one."""
     disks = [disk for disk in neighbours.of(image).disks if disk.records_chain and not linked_clones.is_linked(disk)]
-    return [Refusal("guest_records_chain", _contradiction(disk)) for disk in disks[:3]]
+    return [Refusal("guest_records_chain", _contradiction(disk, image)) for disk in disks[:3]]
 
 
-def _contradiction(disk: GuestDisk) -> str:
+def _contradiction(disk: GuestDisk, image: Image) -> str:
     return gettext(
         "The definition of guest {guest} names the backing file of its disk {target} (<backingStore>) and would "
         "contradict the new chain. Remove that element (virsh edit), then scan the host."
-    ).format(guest=disk.guest.name, target=disk.target)
+    ).format(guest=disk.guest.name_for(image.host_id), target=disk.target)
 
 
 def _needed_by(base: Image, image: Image) -> str:
     """What else needs a base whose data moves up."""
     others = base.overlays_count - (image.backing_id == base.pk)
-    guests = sorted({disk.guest.name for disk in base.disks})
     needed = [plural(others, gettext("other overlay,other overlays"))] if others > 0 else []
-    needed += [f"guest {name}" for name in guests]
+    needed += [f"guest {name}" for name in base.guest_names]
     needed += (
         [gettext("{snapshots} in it").format(snapshots=plural(len(base.snapshots), gettext("snapshot,snapshots")))]
         if base.snapshots

@@ -113,8 +113,7 @@ def _warnings(image: Image, options: dict[str, Any]) -> list[str]:
         found.append(
             gettext("Until its undo copy is removed, the removed passphrase still opens that. Keep none for 0 hours.")
         )
-    guests = sorted({disk.guest.name for disk in image.disks})
-    if guests:
+    if guests := image.guest_names:
         told = gettext("Make sure that {guests} does not start with the removed passphrase (virsh secret-get-value).")
         found.append(told.format(guests=", ".join(guests)))
     return found

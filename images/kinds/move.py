@@ -171,7 +171,7 @@ class Move(OnVolumes):
             "What a guest reads of {image}, {size:,} bytes, is written to {path} and compared with it. The original "
             "stays and still takes its space: set it aside once the guests have run with the copy."
         )
-        guests = sorted({disk.guest.name for disk in image.disks}) if options["repoint_guest"] else []
+        guests = image.guest_names if options["repoint_guest"] else []
         warnings = [gettext("{name} uses the copy from then on.").format(name=name) for name in guests]
         if image.snapshots:
             told_kept = gettext(

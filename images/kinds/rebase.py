@@ -123,7 +123,9 @@ def on_another_base(image: Image, base: Image) -> list[Refusal]:
     if not base.declared_format:
         told = gettext("The format of the backing file {base} is not declared. Declare it first.")
         found.append(Refusal("format_undeclared", told.format(base=base.name)))
-    linked = [disk.guest.name for disk in neighbours.of(image).disks if linked_clones.is_linked(disk)]
+    linked = [
+        disk.guest.name_for(image.host_id) for disk in neighbours.of(image).disks if linked_clones.is_linked(disk)
+    ]
     if linked:
         told = gettext(
             "{guest} is a linked clone of Proxmox VE, which names the backing file by itself. Flatten the image."

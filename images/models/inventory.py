@@ -210,6 +210,11 @@ class Image(PartialRows):
         return [use.disk for use in (self.uses.select_related("disk__guest") if read is None else read)]
 
     @property
+    def guest_names(self) -> list[str]:
+        """The guests whose disk it is, each once, as sentences of plans name them."""
+        return sorted({disk.guest.name_for(self.host_id) for disk in self.disks})
+
+    @property
     def header_known(self) -> bool:
         """Whether an agent has read its header; a hypervisor's API tells neither clusters nor snapshots."""
         return self.file_size is not None and not self.unreadable
@@ -244,8 +249,7 @@ class Image(PartialRows):
         found = list[tuple[str, list[str] | None]]()
         for disk in GuestDisk.objects.filter(use__image__in=above).select_related("guest"):
             guest, known = disk.guest, disk.guest.checkpoints
-            name = guest.name if guest.host_id == self.host_id else "a guest of another host"
-            found.append((name, None if known is None else known.get(disk.target, [])))
+            found.append((guest.name_for(self.host_id), None if known is None else known.get(disk.target, [])))
         return found
 
     @property

@@ -82,12 +82,12 @@ def refusals(image: Image, undo_hours: float) -> list[Refusal]:
     others = [guest for guest in guests if guest.kind != Guest.Kind.VM]
     if others and image.is_volume:
         told = _("{name} is a container, which cannot be locked. Have it trimmed instead (pct fstrim), also running.")
-        return [_unknown(told.format(name=others[0].name))]
+        return [_unknown(told.format(name=others[0].name_for(image.host_id)))]
     if others:
         return [
             _unknown(
                 _("{why}, but {name} is not a VM and cannot be locked. Move its disk to local storage first.").format(
-                    why=why, name=others[0].name
+                    why=why, name=others[0].name_for(image.host_id)
                 )
             )
         ]
@@ -128,7 +128,7 @@ def warnings(image: Image) -> list[str]:
     """What becomes of the guests."""
     if not are_needed(image):
         return []
-    names = ", ".join(guest.name for guest in _guests(image))
+    names = ", ".join(guest.name_for(image.host_id) for guest in _guests(image))
     sentence = _(
         "Proxmox VE keeps {names} locked ({lock}) for a minute or two while the files are swapped. During that "
         "time it refuses to start them, back them up or take snapshots of them."

@@ -68,7 +68,7 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
     """
     found = []
     for disk in _linked(image):
-        guest = disk.guest
+        guest, name = disk.guest, disk.guest.name_for(image.host_id)
         if guest.kind != Guest.Kind.VM or disk.only_in:
             where = f"Section {disk.only_in} of " if disk.only_in else ""
             found.append(
@@ -76,7 +76,7 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
                     _(
                         "{where}{guest} uses it as a linked clone ({volume}). Delete that snapshot or revert that "
                         "change first, or move the disk to another storage, which makes a full copy."
-                    ).format(where=where, guest=guest.name, volume=disk.volume)
+                    ).format(where=where, guest=name, volume=disk.volume)
                 )
             )
         elif disk.target.startswith("unused"):
@@ -85,7 +85,7 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
                     _(
                         "{guest} has the image as {target}, not as a drive. Attach it to a bus (qm set {uid} "
                         "--scsi1 {volume}), then flatten it. Or remove it from the VM."
-                    ).format(guest=guest.name, target=disk.target, uid=guest.uid, volume=disk.volume)
+                    ).format(guest=name, target=disk.target, uid=guest.uid, volume=disk.volume)
                 )
             )
         elif disk.target in guest.waiting:
@@ -95,14 +95,12 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
                     _(
                         "A pending change of {target} of {guest} takes effect at the next start. Start the guest "
                         "or revert the change, then scan the host."
-                    ).format(target=disk.target, guest=guest.name),
+                    ).format(target=disk.target, guest=name),
                 )
             )
         elif disk.volume.rpartition("/")[2].startswith("base-"):
             found.append(
-                Refusal(
-                    "immutable", _("{guest} is a template. Proxmox VE protects its disks.").format(guest=guest.name)
-                )
+                Refusal("immutable", _("{guest} is a template. Proxmox VE protects its disks.").format(guest=name))
             )
         elif down_to_base:
             found.append(
@@ -110,7 +108,7 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
                     _(
                         "{guest} uses the image as a linked clone. It can only be flattened completely: leave "
                         "down_to out."
-                    ).format(guest=guest.name)
+                    ).format(guest=name)
                 )
             )
         elif not _has_a_way(image.host):
@@ -119,7 +117,7 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
                     _(
                         "{guest} uses the image as a linked clone ({volume}), and its configuration cannot be "
                         "changed from here. Give {host} an API token, or an SSH account that is root."
-                    ).format(guest=guest.name, volume=disk.volume, host=image.host.name)
+                    ).format(guest=name, volume=disk.volume, host=image.host.name)
                 )
             )
     return found
@@ -130,7 +128,7 @@ def against_replacing(image: Image) -> list[Refusal]:
     return [
         _recorded(
             _("{guest} uses the image as a linked clone ({volume}). Flatten the image first.").format(
-                guest=disk.guest.name, volume=disk.volume
+                guest=disk.guest.name_for(image.host_id), volume=disk.volume
             )
         )
         for disk in _linked(image)[:1]
@@ -142,7 +140,7 @@ def warnings(image: Image) -> list[str]:
     return [
         _(
             "The configuration of {guest} will name the disk {target} as {volume}. An undo restores the old name."
-        ).format(guest=disk.guest.name, target=disk.target, volume=own_id(disk.volume))
+        ).format(guest=disk.guest.name_for(image.host_id), target=disk.target, volume=own_id(disk.volume))
         for disk in _linked(image)
     ]
 

@@ -57,7 +57,7 @@ def refusals(image: Image, move: Move) -> list[Refusal]:
         return []
     disks = image.disks
     if disks and not move.repoint:
-        guest = disks[0].guest.name
+        guest = image.guest_names[0]
         return [
             _named(
                 _(
@@ -70,11 +70,11 @@ def refusals(image: Image, move: Move) -> list[Refusal]:
         return [Refusal("tool_missing", why)]
     found = []
     for disk in disks:
-        if disk.guest.kind != Guest.Kind.DOMAIN:
+        if disk.guest.kind != Guest.Kind.DOMAIN or disk.guest.host_id != image.host_id:
             found.append(
                 _named(
-                    _("{guest} is not a libvirt guest. Its definition cannot be changed from here.").format(
-                        guest=disk.guest.name
+                    _("{guest} is not a libvirt guest of this host, so its definition cannot be changed.").format(
+                        guest=disk.guest.name_for(image.host_id)
                     )
                 )
             )

@@ -49,12 +49,17 @@ def for_look(image: Image) -> list[Refusal]:
 
 
 def seen_elsewhere(image: Image) -> list[Refusal]:
-    """Whether another host has a volume's storage: nobody knows what that one does there."""
+    """Whether another host may change a volume's storage: nobody knows what that one does there."""
     return elsewhere(image.pool, image.name) if image.volume else []
 
 
 def elsewhere(pool: StoragePool, what: str) -> list[Refusal]:
-    """Whether another host has a pool's storage; ``what`` of it is to be changed, or made there."""
+    """Whether another host may change a pool's storage, as the backend says, or has it; ``what`` of it is to be
+    changed, or made there.
+    """
+    if why := (pool.volume_facts or {}).get("not_alone"):
+        told = _("The storage of {image} cannot be changed from this host: {why}. Change it where it is managed.")
+        return [Refusal("shared_pool", told.format(image=what, why=why))]
     if not _others_with(pool).exists():
         return []
     told = _("Another host has the storage of {image}, too. Change the volume where its storage is managed.")

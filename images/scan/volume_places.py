@@ -127,13 +127,14 @@ def _lvm_places(event: Event, _: Collection[str]) -> dict[str, Place]:
     for one in event["groups"]:
         key, name = f"lvm {one['uuid']}", one["name"]
         facts = {"used_bytes": one["size"] - one["free"], "others_bytes": thin_bytes[name]}
+        facts["not_alone"] = one["not_alone"]
         is_empty = name not in divided  # a disk can be moved there
         found[name] = Place(name, Kind.LVM, key, key, one["why"], one["size"], one["free"], facts, is_empty)
     for one in event["pools"]:
         name, used, size = f"{one['group']}/{one['name']}", one["used"], one["size"]
         facts = {"metadata_bytes": one["metadata_size"], "metadata_percent": one["metadata_percent"]}
         facts |= {name: one[name] for name in ("mode", "needs_check", "extend_at", "extend_by") if name in one}
-        facts["group_free"] = found[one["group"]].available
+        facts |= {"group_free": found[one["group"]].available, "not_alone": found[one["group"]].facts["not_alone"]}
         key = f"{found[one['group']].key}/{one['name']}"
         available = None if used is None else size - used
         found[name] = Place(name, Kind.LVMTHIN, key, key, "", size, available, facts, is_pool=True)
@@ -207,7 +208,7 @@ def _zfs_places(event: Event, others: Collection[str]) -> dict[str, Place]:
             place.facts = {
                 "used_bytes": datasets[name]["used"], "others_bytes": 0, "snapshot_bytes": 0, "reservation_bytes": 0,
                 "raw_bytes": pool["size"], "raw_allocated_bytes": pool["allocated"], "health": pool["health"],
-                "raidz": pool["raidz"],
+                "raidz": pool["raidz"], "not_alone": pool["not_alone"],
             }  # fmt: skip
             found[name] = place
     pools = {pool["name"]: pool for pool in event["pools"]}

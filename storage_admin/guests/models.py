@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from django.db import models
+from django.utils.translation import gettext
 
 from storage_admin.hosts.live_facts import since_1970
 from storage_admin.hosts.models import Host
@@ -51,6 +52,10 @@ class Guest(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def name_for(self, host_id: int) -> str:
+        """Its name in a sentence that whoever sees this host reads: a guest of another one may not exist for them."""
+        return self.name if self.host_id == host_id else gettext("a guest of another host")
 
     @property
     def takes_io(self) -> bool:

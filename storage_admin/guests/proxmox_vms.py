@@ -250,7 +250,8 @@ def still_needed(guest: Guest, target: str) -> list[Refusal]:
             image.overlays_count,
         ).format(count=image.overlays_count, image=image.name, keep=keep)
         found.append(Refusal("has_overlays", sentence))
-    others = set(image.uses.exclude(disk__guest=guest).values_list("disk__guest__name", flat=True))
+    uses = image.uses.exclude(disk__guest=guest).select_related("disk__guest")
+    others = {use.disk.guest.name_for(guest.host_id) for use in uses}
     if others:
         sentence = gettext("{image} is also a disk of {others}: {keep}").format(
             image=image.name, others=", ".join(sorted(others)[:3]), keep=keep

@@ -21,7 +21,8 @@ def lines(name: str, kind: str) -> list[dict[str, str]]:
 
 
 STRANGE = 'echo \'{"report": [{"vg": [{"vg_name": "vg0", "vg_uuid": "", "vg_size": ""}]}]}\''
-GROUPS = lines("vgs.json", "vg")
+#: On no disk that this machine could have.
+GROUPS = [line | {"pv_name": ""} for line in lines("vgs.json", "vg")]
 VOLUMES = [line | {"lv_uuid": f"id of {line['lv_name']}"} for line in lines("lvs.json", "lv")]
 
 

@@ -33,11 +33,9 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def say(folder: Path, group: dict[str, str], disk: str = "/dev/sda3") -> None:
-    answers = {"vgs": {"vg": [group]}, "pvs": {"pv": [{"pv_name": disk, "vg_name": "vg0", "vg_uuid": "u1"}]}}
-    for tool, told in answers.items():
-        (folder / f"{tool}.json").write_text(json.dumps({"report": [told]}))
-        (folder / "bin" / tool).write_text(f"#!/bin/sh\ncat {folder}/{tool}.json\n")
-        (folder / "bin" / tool).chmod(0o755)
+    (folder / "vgs.json").write_text(json.dumps({"report": [{"vg": [group | {"pv_name": disk}]}]}))
+    (folder / "bin/vgs").write_text(f"#!/bin/sh\ncat {folder}/vgs.json\n")
+    (folder / "bin/vgs").chmod(0o755)
 
 
 def placed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str) -> None:
@@ -135,7 +133,7 @@ def lvm_with(folder: Path, monkeypatch: pytest.MonkeyPatch, *volumes: dict[str, 
     monkeypatch.setenv("PATH", f"{folder}/bin:/usr/bin:/bin:/usr/sbin:/sbin")
     lvm = Lvm(folder / "bin")
     group = GROUP | {"vg_name": "vg0"}
-    lvm.install(vg=[group], lv=[VOLUME | {"vg_name": "vg0"} | one for one in volumes], pv=[], thin="", **more)
+    lvm.install(vg=[group], lv=[VOLUME | {"vg_name": "vg0"} | one for one in volumes], thin="", **more)
     return lvm
 
 
@@ -169,7 +167,7 @@ def test_a_volume_gets_its_name_back_beside_a_copy_of_its_group_that_has_its_id(
     groups = [GROUP | {"vg_name": name, "vg_uuid": name} for name in ("copy", "vg0")]
     work = VOLUME | {"lv_name": ".sa-j1.work", "lv_uuid": "same", "lv_tags": tag}
     volumes = [work | {"vg_name": one["vg_name"], "vg_uuid": one["vg_uuid"]} for one in groups]
-    lvm.install(vg=groups, lv=volumes, pv=[], thin="")
+    lvm.install(vg=groups, lv=volumes, thin="")
     told = ask("recover", {"pools": [], "volumes": []})["recovered"]
     assert [(one["job"], one["outcome"]) for one in told] == [("j1", "reverted")] * 2
     assert [(one["vg_name"], one["lv_name"], one["lv_tags"]) for one in lvm.read()["lv"]] == [

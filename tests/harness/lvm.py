@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-TOOLS = ("lvs", "vgs", "pvs", "lvchange", "lvrename", "lvremove", "lvcreate", "dmsetup")
+TOOLS = ("lvs", "vgs", "lvchange", "lvrename", "lvremove", "lvcreate", "dmsetup")
 #: What the tools tell of a thick volume of a group that is this machine's alone, as of one that is not active.
 VOLUME = {
     "lv_layout": "linear", "lv_role": "public", "lv_parent": "", "lv_size": "25165824", "data_percent": "",
@@ -25,7 +25,8 @@ VOLUME = {
 }  # fmt: skip
 GROUP = {
     "vg_uuid": "g1", "vg_size": "1065353216", "vg_free": "830472192", "vg_shared": "", "vg_clustered": "",
-    "vg_lock_type": "", "vg_systemid": "", "vg_tags": "", "vg_exported": "", "vg_partial": "", "seg_monitor": "",
+    "vg_lock_type": "", "vg_systemid": "", "vg_tags": "", "vg_exported": "", "vg_partial": "", "pv_name": "",
+    "seg_monitor": "",
 }  # fmt: skip
 
 
@@ -43,7 +44,7 @@ class Lvm:
         """Puts the tools into the folder, with that state.
 
         Args:
-            lines: ``vg``, ``lv`` and ``pv``, each a list of lines; ``thin``: of ``dmsetup status``; ``dies``: a tool,
+            lines: ``vg`` and ``lv``, each a list of lines; ``thin``: of ``dmsetup status``; ``dies``: a tool,
                 after whose call whoever called it is killed, but for the first ``spared`` of them; ``fails``: one that
             does nothing, in the same way.
         """
@@ -83,7 +84,7 @@ def _run(tool: str, state: Lvm, words: list[str]) -> int:
             return 5
         told["spared"] = spared - 1
         state.write(told)
-    if tool in ("lvs", "vgs", "pvs"):
+    if tool in ("lvs", "vgs"):
         kind = tool.removesuffix("s")
         print(json.dumps({"report": [{kind: told[kind]}]}))
     elif tool == "dmsetup":

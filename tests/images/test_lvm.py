@@ -95,6 +95,24 @@ def test_a_group_with_nothing_in_it_is_a_pool_to_move_disks_to(lvm_says: Says) -
     assert (pools()["vg9"].kind, pools()["vg9"].available_bytes, pools()["vg9"].images_count) == ("lvm", 1000, 0)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"vg_lock_type": "sanlock"}, {"vg_systemid": "node2"}, {"vg_tags": "RHAT_storage_domain"}]
+)
+def test_no_plan_changes_a_group_that_others_manage(lvm_says: Says, changes: dict[str, str]) -> None:
+    host = this_machine()
+    for more, codes in (({}, set()), (changes, {"shared_pool"})):
+        lvm_says([GROUPS[0] | more] * 2, VOLUMES)  # a line for each disk
+        scan(host)
+        assert pools()["vg0"].capacity_bytes == 1065353216
+        for name in ("thick", "thin1"):
+            found = {one.code for one in services.plan(ADMIN, "set_aside", image(name).pk, {}).refusals}
+            assert found & {"shared_pool"} == codes
+        for name in ("vg0", "vg0/pool0"):
+            options = {"target_pool": pools()[name].pk}
+            found = {one.code for one in services.plan(ADMIN, "move", image("idle").pk, options).refusals}
+            assert found & {"shared_pool"} == codes
+
+
 def test_sums_count_a_thin_pool_within_its_group_and_a_group_that_two_hosts_see_once(lvm_says: Says) -> None:
     for host in (this_machine(), HostFactory.create(slug="other", kind="local", last_seen=None, capabilities={})):
         scan(host)

@@ -44,7 +44,7 @@ def lvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lvm]:
     ]
     name = f"{group}-data-tpool"
     thin = f"{name}: 0 1310720 thin-pool 1 100/1024 1000/10240 - rw discard_passdown queue_if_no_space - 1024"
-    state.install(vg=[GROUP | {"vg_name": group}], lv=lines, pv=[], thin=thin)
+    state.install(vg=[GROUP | {"vg_name": group}], lv=lines, thin=thin)
     yield state
     state.let_go()
     shutil.rmtree(f"/dev/{group}", ignore_errors=True)

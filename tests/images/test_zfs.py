@@ -61,6 +61,18 @@ def column(name: str, of: str) -> int:
     return int(line(of).split("\t")[["used", "available", "usedbydataset"].index(name) + 2])
 
 
+@pytest.mark.parametrize(
+    ("readonly", "multihost", "is_ours"), [("off", "off", True), ("on", "off", False), ("off", "on", False)]
+)
+def test_no_plan_changes_a_pool_that_is_not_this_hosts_alone(
+    zfs_says: Says, readonly: str, multihost: str, is_ours: bool
+) -> None:
+    zfs_says([POOLS[0].removesuffix("off\toff") + f"{readonly}\t{multihost}"], DATASETS)
+    scan(this_machine())
+    codes = {one.code for one in services.plan(ADMIN, "set_aside", image("vm-104-disk-0").pk, {}).refusals}
+    assert ("shared_pool" not in codes) is is_ours
+
+
 def test_a_look_each_minute_takes_what_zfs_says_of_the_room_now(zfs_says: Says) -> None:
     scan(this_machine())
     before = pools()["tank"]

@@ -13,7 +13,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils import timezone
 
 from images.models import Image, ImageUse
-from storage_admin.guests.models import GuestDisk
+from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host
 from tests.benchmarks.factories import BenchmarkFactory, SampleFactory, WatchFactory
 from tests.factories import (
@@ -247,6 +247,39 @@ def test_a_guest_of_another_host_on_a_shared_storage_is_not_named(
     ImageUse.objects.create(disk=own, image_id=theirs["image_id"])
     for asked in ("/guests/", "/guests/{guest_id}/", "/api/v1/guests/{guest_id}/", "/guests/export.csv"):
         assert told(body_of(client.get(asked.format(**mine))), SIGNS) == [], asked
+
+
+@pytest.mark.parametrize("linked", ["", "local:9000/base-9000-disk-0.qcow2/101/vm-101-disk-0.qcow2"])
+@pytest.mark.parametrize("used", ["image", "base"])
+def test_no_plan_names_a_guest_of_another_host(
+    worlds: tuple[dict[str, int], dict[str, int]], used: str, linked: str
+) -> None:
+    mine, theirs = worlds
+    image = Image.objects.get(pk=mine["image_id"])
+    assert image.backing is not None
+    ImageUse.objects.filter(disk=GuestDisk.objects.get(guest=theirs["guest_id"])).update(
+        image=image if used == "image" else image.backing
+    )
+    GuestDisk.objects.filter(guest=theirs["guest_id"]).update(volume=linked, records_chain=not linked)
+    Guest.objects.filter(pk=theirs["guest_id"]).update(state="shut off", kind="vm" if linked else "domain")
+    Host.objects.filter(pk=mine["host_id"]).update(capabilities={"proxmox": "9.0", "qemu-img": "10.0"})
+    options: dict[str, dict[str, Any]] = {
+        "convert": {"format": "raw"},
+        "attach": {"writable": True},
+        "create": {"name": "n.qcow2", "format": "qcow2", "backing": image.backing.pk, "pool": mine["pool_id"]},
+        "rebase": {"base": image.backing.pk},
+        "move": {"pool": mine["pool_id"]},
+        "grow": {"virtual_size": 8 * GIB},
+    }
+    without = ["reclaim", "flatten", "commit", "export", "keys", "shrink", "set_aside", "delete", "sparsify", "bitmaps"]
+    client, planned = limited("admin"), 0
+    for kind in (*without, *options):
+        for target in (image.pk, image.backing.pk):
+            body = {"kind": kind, "image": target, "options": options.get(kind, {}), "dry_run": True}
+            answer = client.post("/api/v1/jobs/", body, content_type="application/json")
+            planned += answer.status_code == 200
+            assert told(body_of(answer), SIGNS[:1]) == [], (kind, answer.json())
+    assert planned > 14
 
 
 @pytest.mark.parametrize("role", ["viewer", "admin"])

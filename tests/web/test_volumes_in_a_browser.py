@@ -50,7 +50,7 @@ def lvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lvm:
     state = Lvm(tmp_path / "bin")
     pool = line("data", **THIN_POOL, data_percent="40.00", metadata_percent="9.77")
     volumes = [pool, line("vm-100-disk-0", **THIN), line("vm-900-disk-0"), line("backups")]
-    state.install(vg=[GROUP | {"vg_name": "vg0"}], lv=volumes, pv=[], thin=kernel(256 * MIB))
+    state.install(vg=[GROUP | {"vg_name": "vg0"}], lv=volumes, thin=kernel(256 * MIB))
     host = this_machine()
     for name, kind, path in (("local-lvm", "lvmthin", "lvmthin vg0/data"), ("disks", "lvm", "lvm vg0")):
         StoragePoolFactory.create(

@@ -1,12 +1,25 @@
-"""Over what a disk is reached where other machines may reach it, too, and may have what lies on it."""
+"""Whether what lies on disks is this machine's alone: over what they are reached, where other machines may reach
+them, too.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
+from collections.abc import Iterable, Mapping
 
 SYS = "/sys"
+
+
+def not_alone(reasons: Mapping[str, object], disks: Iterable[str]) -> str:
+    """Why what lies on disks is not for this machine alone to change; empty where nothing says so.
+
+    Args:
+        reasons: in words, each with whether it holds.
+    """
+    far = {f"another host may see {disk} ({way})": way for disk in disks if (way := way_to(disk))}
+    return next((why for why, holds in {**reasons, **far}.items() if holds), "")
 
 
 def way_to(disk: str) -> str:

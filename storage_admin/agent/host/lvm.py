@@ -11,13 +11,19 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from storage_admin.agent.host import devices
+from storage_admin.agent.host import devices, far_disks
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import HostError, RefusedError
 
 _REPORT = ("--reportformat", "json", "--units", "b", "--nosuffix", "-o")
-_GROUPS = "vg_name,vg_uuid,vg_size,vg_free"
+#: Of a group, its room, and what says that another host may change it (:func:`not_alone`); a line for each disk.
+GROUPS = (
+    "vg_name,vg_uuid,vg_size,vg_free,vg_shared,vg_clustered,vg_lock_type,vg_systemid,vg_tags,vg_exported,vg_partial,"
+    "pv_name"
+)
+#: Tags of groups that are storage domains of oVirt (vdsm's lvm.py and blockSD.py).
+_OVIRT = ("RHAT_", "MDT_")
 #: Of a volume, none of its segments: with one of these there would be a line for each segment.
 _VOLUMES = (
     "lv_name,vg_name,lv_layout,lv_role,lv_parent,lv_size,data_percent,metadata_percent,lv_metadata_size,origin,"
@@ -52,7 +58,8 @@ def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
 
     Returns:
         ``groups``: ``name``, ``uuid``, ``size``, ``free``,
-        ``why`` (why nothing is told of its volumes). ``pools`` (thin pools): ``group``, ``name``, ``size``, ``used``,
+        ``why`` (why nothing is told of its volumes), ``not_alone`` (as the function says). ``pools`` (thin pools):
+        ``group``, ``name``, ``size``, ``used``,
         ``metadata_size``, ``metadata_percent``, ``mode`` (empty while inactive), ``needs_check``. ``volumes``:
         ``group``, ``name``, ``id``, ``pool`` (the thin pool or empty), ``size`` (that a guest sees), ``allocated``
         (what it takes of its group, or of its thin pool), ``origin``, ``open``, ``health``, ``dm_path``, ``dev``,
@@ -63,7 +70,7 @@ def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
         HostError, RefusedError, StoppedError: as of :func:`tools.run`.
         ValueError, LookupError, TypeError, AttributeError: it answers otherwise than expected.
     """
-    groups = ask("vgs", "vg", _GROUPS, io)
+    groups = ask("vgs", "vg", GROUPS, io)
     told = parsed(groups, ask("lvs", "lv", _VOLUMES, io, "-a"))
     states = {(one["group"], one["name"]): one for one in thin_pools(io)} if told["pools"] else {}
     for pool in told["pools"]:
@@ -71,6 +78,24 @@ def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
         pool |= {"mode": state.get("mode", ""), "needs_check": state.get("needs_check", False)}
     _add_extension(told["pools"], io)
     return told
+
+
+def not_alone(lines: Sequence[Mapping[str, str]]) -> str:
+    """Why a group is not for this machine alone to change, in words; empty where nothing says so.
+
+    Args:
+        lines: all that ``vgs`` tells of it, with the columns :data:`GROUPS`.
+    """
+    group = lines[0]
+    locked = group["vg_shared"] or group["vg_clustered"] or group["vg_lock_type"] not in ("", "none")
+    reasons = {
+        "it has a lock manager": locked,
+        "it belongs to a storage domain of oVirt": any(tag.startswith(_OVIRT) for tag in group["vg_tags"].split(",")),
+        "it is exported": group["vg_exported"],
+        "a disk of it is missing": group["vg_partial"],
+        "it belongs to the system that its id names": group["vg_systemid"],
+    }
+    return far_disks.not_alone(reasons, [line["pv_name"] for line in lines if line["pv_name"]])
 
 
 def can_be_named(name: str) -> bool:
@@ -161,9 +186,12 @@ def ask(tool: str, kind: str, columns: str, io: AgentIO, *more: str, to_end: boo
 
 def parsed(groups: Sequence[Mapping[str, str]], volumes: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     """Lines of the two reports as :func:`read` tells them."""
-    named = [line for line in groups if NAME.match(line["vg_name"])]
-    count = Counter(line["vg_name"] for line in named)
-    told = {line["vg_name"]: _group(line, count[line["vg_name"]]) for line in named}
+    named: dict[tuple[str, str], list[Mapping[str, str]]] = defaultdict(list)
+    for line in groups:
+        if NAME.match(line["vg_name"]):
+            named[line["vg_name"], line["vg_uuid"]].append(line)
+    count = Counter(name for name, _ in named)
+    told = {name: _group(of, count[name]) for (name, _), of in named.items()}
     lines = [line for line in volumes if not told.get(line["vg_name"], {"why": "no name"})["why"]]
     parts: dict[tuple[str, str], list[Mapping[str, str]]] = defaultdict(list)
     for line in lines:
@@ -178,10 +206,11 @@ def parsed(groups: Sequence[Mapping[str, str]], volumes: Sequence[Mapping[str, s
     }
 
 
-def _group(line: Mapping[str, str], count: int) -> dict[str, Any]:
+def _group(lines: Sequence[Mapping[str, str]], count: int) -> dict[str, Any]:
+    line = lines[0]
     why = "The host has several volume groups of this name." if count > 1 else ""
     sizes = {"size": int(line["vg_size"]), "free": int(line["vg_free"])}
-    return {"name": line["vg_name"], "uuid": line["vg_uuid"], "why": why, **sizes}
+    return {"name": line["vg_name"], "uuid": line["vg_uuid"], "why": why, "not_alone": not_alone(lines), **sizes}
 
 
 def _pool(line: Mapping[str, str]) -> dict[str, Any]:

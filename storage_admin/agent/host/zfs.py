@@ -6,10 +6,10 @@ As plain text, which every version has; JSON came with 2.3.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from storage_admin.agent.host import devices
+from storage_admin.agent.host import devices, far_disks
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import HostError, RefusedError
@@ -22,7 +22,7 @@ PROPERTY = "storage-admin:aside"
 JOURNAL = re.compile(r"([0-9a-zA-Z]{1,64})\.(\d+)\.(=?[a-z]+(?:,[mn])?)\.(.+)")
 #: One that a job works on for the moment.
 _AT_WORK = re.compile(r"(.+)/\.sa-([0-9a-zA-Z]{1,64})\.work")
-POOLS = ("name", "guid", "size", "allocated", "dedupratio", "health", "ashift")
+POOLS = ("name", "guid", "size", "allocated", "dedupratio", "health", "ashift", "readonly", "multihost")
 DATASETS = (
     "name", "type", "used", "available", "usedbydataset", "usedbysnapshots", "usedbyrefreservation", "volsize",
     "refquota", "quota", "reservation", "origin", "mountpoint", "volblocksize", "guid", PROPERTY,
@@ -44,7 +44,8 @@ def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
 
     Returns:
         ``pools``: ``name``, ``guid``, ``size`` and
-        ``allocated`` (of its disks, parity included), ``health``, ``dedup`` (whether any block is there once for
+        ``allocated`` (of its disks, parity included), ``health``, ``not_alone`` (as the function says),
+        ``dedup`` (whether any block is there once for
         several), ``raidz`` (null, or of a pool all of whose vdevs are alike raidz: ``disks`` and ``parity`` of one, and
         ``sector``, bytes of the smallest write), ``why`` (why nothing is told of what is in it). ``datasets``,
         filesystems and volumes: ``name``; ``used`` with all below it, and ``available``; ``data``, ``snapshots``,
@@ -64,6 +65,7 @@ def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
     told = parsed(pools, ask(["zfs", "list", "-t", "filesystem,volume,snapshot"], DATASETS, io) if pools else [])
     for one in told["pools"]:
         one["raidz"] = raidz(lines, one["name"], one.pop("ashift"))
+        one["not_alone"] = not_alone(one, _disks(lines, one["name"]))
     volumes = [one["volume"] for one in told["datasets"] if one["volume"] and one["volume"]["block"]]
     numbers = {one["number"]: (one["dev"], one["inode"]) for one in volumes if one["number"] is not None}
     users = devices.users(numbers) if numbers else {}
@@ -173,8 +175,32 @@ def disks(pool: str, io: AgentIO) -> list[str]:
     Raises:
         RefusedError, HostError: as of :func:`ask`.
     """
-    fields = (line.strip().split("\t")[0] for line in _lines(["zpool", "list", "-vHP", pool], io, to_end=True))
-    return [path for path in fields if path.startswith("/")]
+    return _disks(_lines(["zpool", "list", "-HpvP", "-o", "name", pool], io, to_end=True), pool)
+
+
+def _disks(lines: Sequence[str], pool: str) -> list[str]:
+    found, is_in = [], False
+    for line in lines:
+        if not line.startswith("\t"):
+            is_in = line == pool or line.startswith(f"{pool}\t")
+        elif is_in and (path := line.strip("\t").partition("\t")[0]).startswith("/"):
+            found.append(path)
+    return found
+
+
+def not_alone(pool: Mapping[str, str], disks: Sequence[str]) -> str:
+    """Why a pool is not for this machine alone to change, in words; empty where nothing says so.
+
+    Args:
+        pool: its properties ``multihost``, ``readonly`` and ``health``.
+        disks: paths of what it lies on.
+    """
+    reasons = {
+        "it has the property multihost": pool["multihost"] != "off",
+        "it is imported read-only": pool["readonly"] != "off",
+        f"its health is {pool['health'][:20]}": pool["health"] not in READABLE,
+    }
+    return far_disks.not_alone(reasons, disks)
 
 
 def _own_name(line: dict[str, str]) -> str:
@@ -200,6 +226,7 @@ def _pool(line: dict[str, str]) -> dict[str, Any]:
     return {
         "name": line["name"], "guid": line["guid"], "size": _number(line["size"]),
         "allocated": _number(line["allocated"]), "health": health[:20],
+        "readonly": line["readonly"], "multihost": line["multihost"],
         "ashift": _number(line["ashift"]), "dedup": line["dedupratio"] not in {"1.00", "1.00x"},
         "why": "" if health in READABLE else f"The ZFS pool has the health {health[:20]}.",
     }  # fmt: skip

@@ -19,10 +19,6 @@ is_atomic = True
 _COLUMNS = (
     "vg_name,lv_name,lv_uuid,vg_uuid,lv_tags,lv_role,lv_attr,lv_active,lv_device_open,lv_size,pool_lv,data_percent"
 )
-_GROUPS = "vg_name,vg_uuid,vg_shared,vg_clustered,vg_lock_type,vg_systemid,vg_tags,vg_exported,vg_partial"
-_DISKS = "pv_name,vg_name,vg_uuid"
-#: How oVirt marks the groups of its storage domains, which only its own master changes.
-_OVIRT = ("RHAT_", "MDT_")
 
 
 @dataclass(frozen=True)
@@ -78,21 +74,10 @@ def refuse_shared(place: Place, io: AgentIO) -> None:
         HostError: LVM does not answer.
     """
     group = place.group
-    lines = [line for line in lvm.ask("vgs", "vg", _GROUPS, io, to_end=True) if line["vg_name"] == group]
-    if len(lines) != 1 or lines[0]["vg_uuid"] != place.group_id:
+    lines = [line for line in lvm.ask("vgs", "vg", lvm.GROUPS, io, to_end=True) if line["vg_name"] == group]
+    if {line["vg_uuid"] for line in lines} != {place.group_id}:
         raise RefusedError("stale_plan", f"the volume group {group} of the plan is not on this host, or not alone")
-    line = lines[0]
-    reasons = {
-        "it has a lock manager": line["vg_shared"] or line["vg_clustered"] or line["vg_lock_type"] not in ("", "none"),
-        "it belongs to a storage domain of oVirt": any(tag.startswith(_OVIRT) for tag in line["vg_tags"].split(",")),
-        "it is exported": line["vg_exported"],
-        "a disk of it is missing": line["vg_partial"],
-        "it belongs to the system that its id names": line["vg_systemid"],
-    }
-    disks = [
-        one["pv_name"] for one in lvm.ask("pvs", "pv", _DISKS, io, to_end=True) if one["vg_uuid"] == line["vg_uuid"]
-    ]
-    volumes.refuse_unless_alone(f"the volume group {group}", reasons, disks)
+    volumes.refuse_unless_alone(f"the volume group {group}", lvm.not_alone(lines))
 
 
 def refuse_used(one: LogicalVolume, io: AgentIO) -> None:  # noqa: ARG001 (the volume says it all)

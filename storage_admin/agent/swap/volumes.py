@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from storage_admin.agent.host import far_disks, locking, space
+from storage_admin.agent.host import locking, space
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import INTERRUPTED, INVALID, Arguments, HostError, RefusedError
@@ -227,19 +227,17 @@ class Maker(Backend[V], Protocol[V]):
         """Bytes that a volume takes by now of its group or pool."""
 
 
-def refuse_unless_alone(what: str, reasons: Mapping[str, object], disks: Sequence[str]) -> None:
+def refuse_unless_alone(what: str, why: str) -> None:
     """Let only what is this machine's alone be changed.
 
     Args:
         what: that would be changed, as sentences name it.
-        reasons: why it cannot be, each with whether that holds.
-        disks: that it lies on.
+        why: it is not (:func:`~storage_admin.agent.host.far_disks.not_alone`).
 
     Raises:
         RefusedError: ``shared_pool``.
     """
-    far = {f"another host may see {disk} ({way})": way for disk in disks if (way := far_disks.way_to(disk))}
-    if why := next((why for why, holds in {**reasons, **far}.items() if holds), ""):
+    if why:
         told = f"{what} cannot be changed from this host: {why}. Change it where it is managed"
         raise RefusedError("shared_pool", told)
 

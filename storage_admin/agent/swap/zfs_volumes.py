@@ -108,12 +108,7 @@ def refuse_shared(place: Place, io: AgentIO) -> None:
     told = _told("zpool", "guid,health,readonly,multihost", pool, io)
     if told["guid"] != place.group_id:
         raise RefusedError("stale_plan", f"another ZFS pool has the name {pool} by now; scan the host and try again")
-    reasons = {
-        "it has the property multihost": told["multihost"] != "off",
-        "it is imported read-only": told["readonly"] != "off",
-        f"its health is {told['health'][:20]}": told["health"] not in zfs.READABLE,
-    }
-    volumes.refuse_unless_alone(f"the ZFS pool {pool}", reasons, zfs.disks(pool, io))
+    volumes.refuse_unless_alone(f"the ZFS pool {pool}", zfs.not_alone(told, zfs.disks(pool, io)))
 
 
 def _told(tool: str, properties: str, name: str, io: AgentIO) -> dict[str, str]:
