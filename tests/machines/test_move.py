@@ -150,6 +150,42 @@ def test_one_that_is_cut_off_in_the_middle_leaves_all_as_it_was(site: Host) -> N
     assert content(site, "slim") == digest
 
 
+def test_one_that_a_thin_pool_has_no_room_for_meanwhile_is_given_up(site: Host) -> None:
+    before, digest = site.run(LISTED), content(site, "solid")
+    asked = place(site, "solid") | wanted(site, "pool") | {"bandwidth_bytes_sec": MIB}
+    with site.agent() as agent:
+        agent.request("volume_to_volume", asked | {"reserve": {"percent": 0.0, "bytes": 30 * MIB}}, "j9")
+        agent.until("progress", stage="copying")
+        site.run("dd if=/dev/urandom of=/dev/vg/thin bs=1M seek=5 count=35 oflag=direct conv=notrunc status=none")
+        assert agent.answer()["code"] == "not_enough_space"
+    assert site.run(LISTED) == before
+    assert content(site, "solid") == digest
+
+
+@pytest.mark.parametrize("broken", ["from", "to"])
+def test_one_whose_disk_has_errors_meanwhile_is_given_up(site: Host, broken: str) -> None:
+    before, digest = site.run(LISTED), content(site, "solid")
+    with site.agent() as agent:
+        asked = place(site, "solid") | wanted(site) | {"bandwidth_bytes_sec": MIB}
+        agent.request("volume_to_volume", asked, "j9")
+        agent.until("progress", stage="copying")
+        name = "vg-.sa--j9." + {"from": "work", "to": "new"}[broken]
+        # Of its last two thirds nothing is read or written any more, until somebody puts the disk right.
+        table, half = site.run(f"dmsetup table {name}").strip(), 8192
+        start, device, offset = table.split()[0], *table.split()[3:]
+        lines = f"{start} {half} linear {device} {offset}\\n{half} {24576 - half} error"
+        change = "dmsetup suspend --noflush {0}; printf '{1}\\n' | dmsetup reload {0}; dmsetup resume {0}"
+        site.run(change.format(name, lines))
+        answer = agent.answer()
+        assert answer["code"] == "host_error", answer
+        left = site.run("dmsetup ls").split()
+        if name in left:
+            site.run(change.format(name, table))
+    assert site.ask("recover", {"pools": []})["recovered"] == []
+    assert site.run(LISTED) == before
+    assert content(site, "solid") == digest
+
+
 #: What a move of an active volume calls: tag, deactivated, renamed, active; the new one made; named; the other one
 #: deactivated, renamed, active, no tag; the new one without its tag.
 CALLS = 11
