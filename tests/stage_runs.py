@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -65,6 +65,7 @@ class Stage:
     Args:
         beside: stages that follow each other and have the same word here run at once, each with a libvirt of its own.
         passed: the file that keeps what passed, which is not run again.
+        where: it is left out where this says no.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Stage:
     limit_seconds: float = 3600.0
     beside: str = ""
     passed: Path | None = None
+    where: Callable[[], bool] = lambda: True
 
 
 @dataclass(frozen=True)

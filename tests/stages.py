@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.figures import NIGHTLY
+from tests.machines import lab
 from tests.stage_runs import ROOT, Outcome, Stage, run
 
 BIN = Path(sys.executable).parent
@@ -98,6 +99,13 @@ ON_DEBIAN_13 = Stage(
      "tests/live", "tests/guests/test_disk_settings.py", "tests/guests/test_repointing.py"),
     pytest=True,
 )  # fmt: skip
+#: Of the machines what reads a real LVM and ZFS, and deletes there: before a merge where they have been built.
+IN_A_MACHINE = replace(
+    _tests(
+        "a virtual machine", "machines", "not night", at=("tests/machines/test_lvm.py", "tests/machines/test_zfs.py")
+    ),
+    where=lab.is_built,
+)
 TIERS = {
     "check": (*LINT, TYPES, UNIT),
     "test": (
@@ -108,6 +116,7 @@ TIERS = {
         _guests(NIGHT),
         _tests("postgresql", "sql and database", ALONE, NIGHT, **ON_POSTGRESQL, at=_with("sql")),
         *_clicked(NIGHT),
+        IN_A_MACHINE,
     ),
     "night": (
         *LINT,
@@ -151,6 +160,7 @@ def main(wanted: Sequence[str], *, go_on: bool = False) -> int:
     named = set(wanted or ["test"])
     tiers = {stage.name for name in named & TIERS.keys() for stage in TIERS[name]}
     chosen = [stage for name, stage in every.items() if name in named | tiers or stage.group in named]
+    chosen = [stage for stage in chosen if stage.where()]
     commit = _commit() if go_on else ""
     if commit:
         chosen = [replace(stage, passed=PASSED / commit / stage.name) for stage in chosen]

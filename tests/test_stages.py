@@ -5,6 +5,8 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -181,6 +183,15 @@ def test_a_stage_that_is_cut_off_takes_along_what_it_has_started_in_sessions_of_
     wait_until(
         lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 30, "it ends"
     )
+
+
+def test_a_stage_is_left_out_where_what_it_needs_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    known = [replace(Stage(f"it is {there}", ("echo",)), where=partial(bool, there)) for there in (True, False)]
+    monkeypatch.setattr(stages, "TIERS", {"test": tuple(known)})
+    assert stages.main([]) == 0
+    assert re.findall("=== it is (True|False)", capfd.readouterr().out) == ["True"]
 
 
 def test_what_the_shell_has_set_does_not_reach_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,11 +199,13 @@ def _zfs_places(event: Event, others: Collection[str]) -> dict[str, Place]:
             below = {name for name in others if name.startswith(f"{pool['name']}/")}
             found |= {name: Place(name, Kind.ZFS, f"{key} {name}", key, why) for name in (pool["name"], *below)}
             continue
-        names = [name for name in datasets if name in others and name.partition("/")[0] == pool["name"]]
+        there = [name for name in datasets if name.partition("/")[0] == pool["name"]]
+        names = [name for name in there if name in others]
         for name in (pool["name"], *names):
             bound = next((one for one in _ancestors(name)[:-1] if datasets.get(one, {}).get("bounded")), "")
             whole = datasets[bound] if bound else root
             place = Place(name, Kind.ZFS, f"{key} {name}", f"{key}/{bound}" if bound else key)
+            place.is_pool = len(there) == 1  # a disk can be moved there
             place.available, place.capacity = whole["available"], whole["used"] + whole["available"]
             place.facts = {
                 "used_bytes": datasets[name]["used"], "others_bytes": 0, "snapshot_bytes": 0, "reservation_bytes": 0,

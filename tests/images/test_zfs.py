@@ -61,6 +61,12 @@ def column(name: str, of: str) -> int:
     return int(line(of).split("\t")[["used", "available", "usedbydataset"].index(name) + 2])
 
 
+def test_a_zfs_pool_with_nothing_in_it_is_a_pool_to_move_disks_to(zfs_says: Says) -> None:
+    zfs_says(POOLS, [line("tank")])
+    scan(this_machine())
+    assert {(one.name, one.kind, one.images_count) for one in pools().values()} == {("tank", "zfs", 0)}
+
+
 @pytest.mark.parametrize(
     ("readonly", "multihost", "is_ours"), [("off", "off", True), ("on", "off", False), ("off", "on", False)]
 )

@@ -40,6 +40,11 @@ def built() -> Path:
     return KEPT / hashlib.sha256(made_from).hexdigest()[:16]
 
 
+def is_built() -> bool:
+    """Whether the machines are there."""
+    return shutil.which(MACHINE[0]) is not None and built().exists()
+
+
 class Machine:
     """A machine that runs; ``with`` ends it.
 

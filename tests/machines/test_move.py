@@ -166,7 +166,7 @@ def test_one_that_a_thin_pool_has_no_room_for_meanwhile_is_given_up(site: Host) 
 def test_one_whose_disk_has_errors_meanwhile_is_given_up(site: Host, broken: str) -> None:
     before, digest = site.run(LISTED), content(site, "solid")
     with site.agent() as agent:
-        asked = place(site, "solid") | wanted(site) | {"bandwidth_bytes_sec": MIB}
+        asked = place(site, "solid") | wanted(site) | {"bandwidth_bytes_sec": MIB // 4}
         agent.request("volume_to_volume", asked, "j9")
         agent.until("progress", stage="copying")
         name = "vg-.sa--j9." + {"from": "work", "to": "new"}[broken]
@@ -175,9 +175,9 @@ def test_one_whose_disk_has_errors_meanwhile_is_given_up(site: Host, broken: str
         start, device, offset = table.split()[0], *table.split()[3:]
         lines = f"{start} {half} linear {device} {offset}\\n{half} {24576 - half} error"
         change = "dmsetup suspend --noflush {0}; printf '{1}\\n' | dmsetup reload {0}; dmsetup resume {0}"
-        site.run(change.format(name, lines))
+        site.run(f"{change.format(name, lines)}; echo 1 >/proc/sys/vm/drop_caches")
         answer = agent.answer()
-        assert answer["code"] == "host_error", answer
+        assert answer.get("code") == "tool_failed", answer
         left = site.run("dmsetup ls").split()
         if name in left:
             site.run(change.format(name, table))
