@@ -64,6 +64,11 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
     #: Bytes by what takes the space of a place of volumes; empty where nobody measures it.
     shares = serializers.DictField(child=serializers.IntegerField(allow_null=True), read_only=True)
     health = TextOrNull(source="volume_facts.health", allow_null=True)
+    changes_refused = TextOrNull(
+        source="volume_facts.not_alone",
+        allow_null=True,
+        help_text=_("Why its volumes are not changed from this host, as LVM or ZFS tells; null where nothing says so."),
+    )
     shared_key = TextOrNull()
     mount = serializers.SerializerMethodField(help_text=_("What a mount of NFS can do; null for all else."))
     may_be_shared = serializers.BooleanField(
@@ -94,7 +99,7 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
             "mount", "may_be_shared",
             "all_hosts_registered", "share_bases", "look_inside", "state", "state_detail", "owners_unknown",
             "capacity_bytes", "available_bytes", "reserved_bytes", "used_bytes", "space_seen", "metadata_bytes",
-            "metadata_percent", "shares", "health", "images_count", "allocated_bytes", "virtual_bytes",
+            "metadata_percent", "shares", "health", "changes_refused", "images_count", "allocated_bytes", "virtual_bytes",
             "overcommit_ratio", "reclaimable_bytes", "undo_bytes", "leftovers", "aside_bytes", "warn_percent",
             "warn_overcommit", "warn_days", "warn_undo_percent", "days_until_full", "days_until_full_low",
             "days_until_full_high", "last_scanned",

@@ -104,6 +104,10 @@ def test_no_plan_changes_a_group_that_others_manage(lvm_says: Says, changes: dic
         lvm_says([GROUPS[0] | more] * 2, VOLUMES)  # a line for each disk
         scan(host)
         assert pools()["vg0"].capacity_bytes == 1065353216
+        for one in pools().values():
+            told = client_as().get(f"/api/v1/pools/{one.pk}/").json()["changes_refused"]
+            assert bool(told) is bool(codes)
+            assert not told or told in client_as().get(f"/pools/{one.pk}/").content.decode()
         for name in ("thick", "thin1"):
             found = {one.code for one in services.plan(ADMIN, "set_aside", image(name).pk, {}).refusals}
             assert found & {"shared_pool"} == codes
