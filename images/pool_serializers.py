@@ -96,11 +96,11 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
         model = StoragePool
         fields = (
             "id", "host", "host_name", "name", "kind", "source", "path", "shared_key", "filesystem", "network",
-            "mount", "may_be_shared",
+            "mount", "may_be_shared", "changes_refused",
             "all_hosts_registered", "share_bases", "look_inside", "state", "state_detail", "owners_unknown",
             "capacity_bytes", "available_bytes", "reserved_bytes", "used_bytes", "space_seen", "metadata_bytes",
-            "metadata_percent", "shares", "health", "changes_refused", "images_count", "allocated_bytes",
-            "virtual_bytes", "overcommit_ratio", "reclaimable_bytes", "undo_bytes", "leftovers", "aside_bytes", "warn_percent",
+            "metadata_percent", "shares", "health", "images_count", "allocated_bytes", "virtual_bytes",
+            "overcommit_ratio", "reclaimable_bytes", "undo_bytes", "leftovers", "aside_bytes", "warn_percent",
             "warn_overcommit", "warn_days", "warn_undo_percent", "days_until_full", "days_until_full_low",
             "days_until_full_high", "last_scanned",
         )  # fmt: skip
