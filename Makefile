@@ -31,7 +31,7 @@ faults:
 	@setup/prepare test
 	@exec $(VENV_PYTHON) -m tests.stages figures
 
-# Two Debian machines with NFS between them, kept in /var/cache: about fifteen minutes and 1 GB, once.
+# Virtual machines of Debian 12 and 13, kept in /var/cache: about half an hour and 2 GB, once.
 machines:
 	@setup/prepare test
 	@exec $(VENV_PYTHON) -m tests.machines

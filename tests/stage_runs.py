@@ -19,6 +19,7 @@ import psutil
 from tests import postgres
 from tests.chance import RUN
 from tests.faults.figures import NIGHTLY
+from tests.machines.lab import WANTED
 from tests.passed import KEEP, keep, passed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,6 +33,7 @@ FOREIGN = (
     NIGHTLY,
     RUN,
     KEEP,
+    WANTED,
     "DATABASE_URL",
     "REDIS_URL",
     "SECRET_KEY",

@@ -59,8 +59,8 @@ def _with(marker: str) -> tuple[str, ...]:
     return ("--files-with", rf"mark\.{marker}\b")
 
 
-def _at_night(stage: Stage) -> Stage:
-    return replace(stage, argv=("env", f"{NIGHTLY}=1", *stage.argv), limit_seconds=24 * 3600.0)
+def _at_night(stage: Stage, *variables: str) -> Stage:
+    return replace(stage, argv=("env", f"{NIGHTLY}=1", *variables, *stage.argv), limit_seconds=24 * 3600.0)
 
 
 def _clicked(*more: str, prefix: str = "") -> tuple[Stage, ...]:
@@ -102,10 +102,25 @@ ON_DEBIAN_13 = Stage(
 #: Of the machines what reads a real LVM and ZFS, and deletes there: before a merge where they have been built.
 IN_A_MACHINE = replace(
     _tests(
-        "a virtual machine", "machines", "not night", at=("tests/machines/test_lvm.py", "tests/machines/test_zfs.py")
+        "a virtual machine", "machines", "not night",
+        at=tuple(
+            f"tests/machines/test_{of}.py::test_{name}"
+            for of in ("lvm", "zfs")
+            for name in (f"each_figure_is_what_{of}_says_and_a_scan_changes_nothing",
+                         "what_deleting_a_volume_frees_is_what_was_said")
+        ),
     ),
     where=lab.is_built,
-)
+)  # fmt: skip
+#: What works on volumes, with the kernel, LVM and ZFS of the next Debian.
+VOLUMES_ON_DEBIAN_13 = _tests(
+    "volumes on debian 13", "machines",
+    at=tuple(
+        f"tests/machines/test_{of}.py"
+        for of in ("lvm", "exclusive", "volume_orphans", "volume_reclaim", "zfs", "zfs_orphans", "zfs_promote", "move",
+                   "move_zfs")
+    ),
+)  # fmt: skip
 TIERS = {
     "check": (*LINT, TYPES, UNIT),
     "test": (
@@ -135,6 +150,7 @@ TIERS = {
                 Stage("nights", (sys.executable, "-m", "tests.nights")),
             ),
         ),
+        _at_night(VOLUMES_ON_DEBIAN_13, f"{lab.WANTED}={lab.SUITES[1]}"),
     ),
 }
 

@@ -202,6 +202,8 @@ def test_what_the_shell_has_set_does_not_reach_the_tests(monkeypatch: pytest.Mon
 
 
 MARKERS = ("qemu", "services", "guest", "browser", "faults", "fuzz", "machines", "night", "sql", "database")
+#: Stages that run some tests a second time.
+NEXT_DEBIAN = {stages.ON_DEBIAN_13.name, stages.VOLUMES_ON_DEBIAN_13.name}
 #: What a test may be.
 KINDS = [[], *([one] for one in MARKERS[:6]), ["guest", "browser"], ["night"], ["machines", "night"]]
 
@@ -212,7 +214,7 @@ def test_every_test_runs_once_on_sqlite_before_a_merge_or_only_at_night(markers:
         [
             stage.name
             for stage in stages.TIERS[tier]
-            if runs(stage, markers) and not of_dashboards(stage) and stage.name != stages.ON_DEBIAN_13.name
+            if runs(stage, markers) and not of_dashboards(stage) and stage.name not in NEXT_DEBIAN
         ]
         for tier in ("test", "night")
     )

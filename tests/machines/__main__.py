@@ -1,6 +1,7 @@
 """``make machines``: builds them where they are not there yet."""
 
-from tests.machines.lab import build
+from tests.machines.lab import SUITES, build
 
 if __name__ == "__main__":
-    print(f"The machines are in {build()}.")
+    for suite in SUITES:
+        print(f"The machines of {suite} are in {build(suite)}.")

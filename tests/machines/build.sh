@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# build.sh FOLDER: a Debian for a virtual machine, with the cloud kernel: FOLDER/disk.img, vmlinuz, initrd.gz and key.
+# build.sh FOLDER SUITE: a Debian for a virtual machine, with the cloud kernel: FOLDER/disk.img, vmlinuz, initrd.gz and key.
 # It can be an NFS server and a client, has qemu's tools, LVM with thin pools and multipath, and lets in who has the key.
 # Its kernel has nbd and the device mapper as modules, and ZFS, which is compiled here (in about five minutes).
 set -euo pipefail
 cd "$1"
 umask 022
 command -v mmdebstrap >/dev/null || apt-get install -y -q mmdebstrap
-suite=bookworm
+suite=$2
 packages=linux-image-cloud-amd64,systemd-sysv,dbus,udev,kmod,iproute2,openssh-server,python3,qemu-utils
-packages=$packages,nfs-kernel-server,nfs-common,procps,busybox-static
+packages=$packages,nfs-kernel-server,nfs-common,procps,busybox-static,xz-utils
 packages=$packages,lvm2,thin-provisioning-tools,multipath-tools,zfsutils-linux
-mirror=$(apt-get indextargets 'Identifier: Packages' 'Origin: Debian' "Codename: $suite" --format '$(REPO_URI)' | head -n 1)
-[ -n "$mirror" ] || { echo "apt here knows no Debian $suite: add it to its sources" >&2; exit 1; }
+mirror=$(apt-get indextargets 'Identifier: Packages' 'Origin: Debian' 'Codename: bookworm' --format '$(REPO_URI)' | head -n 1)
+[ -n "$mirror" ] || { echo 'apt here knows no Debian bookworm: add it to its sources' >&2; exit 1; }
 echo "deb $mirror $suite main contrib" >debian.list # it has to end so
 [ -f key ] || ssh-keygen -q -t ed25519 -N '' -f key
 
@@ -20,7 +20,7 @@ cat >init <<'END'
 #!/bin/busybox sh
 /bin/busybox mount -t devtmpfs dev /dev
 for module in virtio_ring virtio virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci virtio_blk; do
-    /bin/busybox insmod /modules/$module.ko
+    [ ! -e /modules/$module.ko ] || /bin/busybox insmod /modules/$module.ko # some kernels have it built in
 done
 until [ -b /dev/vda ]; do /bin/busybox usleep 20000; done
 /bin/busybox mount -t ext4 /dev/vda /root && exec /bin/busybox switch_root /root /sbin/init
@@ -34,8 +34,9 @@ mv /init /first/init
 chmod 755 /first/init
 for module in block/virtio_blk virtio/virtio virtio/virtio_ring virtio/virtio_pci virtio/virtio_pci_modern_dev \
     virtio/virtio_pci_legacy_dev; do
-    cp "$drivers/$module.ko" /first/modules/
+    cp "$drivers/$module".ko* /first/modules/ 2>/dev/null || true # or built in
 done
+find /first/modules -name '*.xz' -exec xz -d {} +
 (cd /first && find . | busybox cpio -o -H newc | gzip -1) >/boot/initrd.gz
 rm -r /first
 printf '[Match]\nName=eth0\n[Network]\nAddress=10.0.2.15/24\nLinkLocalAddressing=no\n' >/etc/systemd/network/eth0.network

@@ -1,5 +1,7 @@
 """Two Debian machines on one wire, under TCG: built once, and started in seconds from the state that was saved then.
 
+Of Debian 12, and of Debian 13 where :data:`WANTED` is set: it has the ZFS and LVM of Proxmox VE 9.
+
 What was built is kept in :data:`KEPT`, under a stamp of all that it was made from.
 """
 
@@ -17,6 +19,9 @@ from tests.harness.processes import free_port, wait_until
 
 BUILD = Path(__file__).with_name("build.sh")
 KEPT = Path("/var/cache/storage-admin-machines")
+SUITES = ("bookworm", "trixie")
+#: Names the suite of the machines that tests run on.
+WANTED = "STORAGE_ADMIN_TEST_MACHINE"
 #: As it was saved it has to be started again; what is behind its network cards may differ. No hardware's random
 #: numbers nor AES, which TCG is slow at.
 MACHINE = (
@@ -33,10 +38,11 @@ MACHINE = (
 ADDRESSES = ("10.9.0.1", "10.9.0.2")
 
 
-def built() -> Path:
+def built(suite: str = "") -> Path:
     """The folder of what was built; it is there once that was done."""
+    suite = suite or os.environ.get(WANTED, SUITES[0])
     version = subprocess.run([MACHINE[0], "--version"], capture_output=True, check=True).stdout
-    made_from = BUILD.read_bytes() + version + repr(MACHINE).encode()
+    made_from = BUILD.read_bytes() + version + repr(MACHINE).encode() + suite.encode()
     return KEPT / hashlib.sha256(made_from).hexdigest()[:16]
 
 
@@ -112,19 +118,20 @@ class Machine:
         self.process.communicate()
 
 
-def build() -> Path:
-    """Builds the machine and saves its state, where that was not done yet: some minutes, and 1 GB.
+def build(suite: str) -> Path:
+    """Builds the machine of a suite and saves its state, where that was not done yet: some minutes, and 1 GB.
 
     Returns:
         Its folder.
     """
-    kept = built()
+    kept = built(suite)
     if kept.exists():
         return kept
-    shutil.rmtree(KEPT, ignore_errors=True)  # what earlier stamps are of
-    KEPT.mkdir(mode=0o700)
+    KEPT.mkdir(mode=0o700, exist_ok=True)
+    for old in set(KEPT.iterdir()) - set(map(built, SUITES)):  # of earlier stamps
+        shutil.rmtree(old)
     half = Path(tempfile.mkdtemp(dir=KEPT))
-    subprocess.run([BUILD, half], check=True, stdin=subprocess.DEVNULL)
+    subprocess.run([BUILD, half, suite], check=True, stdin=subprocess.DEVNULL)
     machine = Machine(half / "run", half, "file=disk.img,format=raw", "hubport,id=wire,hubid=0")
     try:
         machine.wait_until_up(300)
@@ -175,7 +182,7 @@ def machines() -> Iterator[tuple[Machine, Machine]]:
 def _running(wires: Sequence[str]) -> Iterator[list[Machine]]:
     """A machine on each of these wires."""
     kept = built()
-    assert kept.exists(), f"There are no machines in {kept}: `make machines` builds them (about fifteen minutes)."
+    assert kept.exists(), f"There are no machines in {kept}: `make machines` builds them (about half an hour)."
     with tempfile.TemporaryDirectory(prefix="machines-") as name, contextlib.ExitStack() as stack:
         folder, running = Path(name), list[Machine]()
         for own, wire in enumerate(wires):

@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from images.models import Image
+from storage_admin.agent.host import zfs
 from storage_admin.hosts import asking
 from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.libvirt.reader import LibvirtFacts
@@ -41,9 +42,8 @@ with ThreadPoolExecutor(16) as pool:
     assert set(pool.map(lambda name: core.lzc_create(name, 3, size, None, 0), names)) == {0}
 """
 _ASKED = (
-    "zpool list -Hp -o name,guid,size,allocated,dedupratio,health,ashift; zpool list -HpvP -o name; "
-    "zfs list -t filesystem,volume,snapshot -Hp -o name,type,used,available,usedbydataset,usedbysnapshots,"
-    "usedbyrefreservation,volsize,refquota,quota,reservation,origin,mountpoint,volblocksize,guid"
+    f"zpool list -Hp -o {','.join(zfs.POOLS)}; zpool list -HpvP -o name; "
+    f"zfs list -t filesystem,volume,snapshot -Hp -o {','.join(zfs.DATASETS)}"
 )
 
 
