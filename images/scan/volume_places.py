@@ -210,7 +210,7 @@ def _zfs_places(event: Event, others: Collection[str]) -> dict[str, Place]:
             place.facts = {
                 "used_bytes": datasets[name]["used"], "others_bytes": 0, "snapshot_bytes": 0, "reservation_bytes": 0,
                 "raw_bytes": pool["size"], "raw_allocated_bytes": pool["allocated"], "health": pool["health"],
-                "raidz": pool["raidz"], "not_alone": pool["not_alone"],
+                "raidz": pool["raidz"], "not_alone": pool["not_alone"], "pool_available": root["available"],
             }  # fmt: skip
             found[name] = place
     pools = {pool["name"]: pool for pool in event["pools"]}

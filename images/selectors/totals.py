@@ -82,12 +82,19 @@ def _in_groups(filesystems: list[StoragePool]) -> list[int]:
 
 
 def _free_again(filesystems: list[StoragePool]) -> list[int]:
-    """What to take away of the free space that all pools of one Ceph cluster tell: each could take it, once."""
-    free = defaultdict[str, list[int]](list)
+    """What to take away of the free space that all pools of one Ceph cluster tell, or datasets with a quota of one ZFS
+    pool: each could take it, once. What is reserved for a dataset it has beside that.
+    """
+    free, whole = defaultdict[str, list[int]](list), dict[str, int]()
     for pool in filesystems:
+        key, told = pool.fs_key.partition("/")[0], pool.volume_facts or {}
         if pool.kind == StoragePool.Kind.RBD:
-            free[pool.fs_key.partition("/")[0]].append(pool.available_bytes or 0)
-    return [-one for key, sizes in free.items() if key for one in sorted(sizes)[:-1]]
+            free[key].append(pool.available_bytes or 0)
+        elif pool.kind == StoragePool.Kind.ZFS and "pool_available" in told:
+            whole[key] = told["pool_available"]
+            free[key].append(min(pool.available_bytes or 0, whole[key]))
+    shared = {key: whole.get(key, max(sizes)) for key, sizes in free.items() if key}
+    return [min(shared[key] - sum(free[key]), 0) for key in shared]
 
 
 def _known(total: int | None, count: int | None) -> int | None:

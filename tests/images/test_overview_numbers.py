@@ -50,6 +50,17 @@ def test_a_dataset_with_a_quota_counts_within_the_one_with_a_quota_that_it_lies_
     assert overview(SYSTEM).totals.capacity_bytes == 130 * GIB
 
 
+def test_free_space_that_datasets_share_counts_once_and_what_is_kept_for_one_beside_it() -> None:
+    host, whole = HostFactory.create(), 30 * GIB  # that the ZFS pool around them has free
+    for name, available in (("quota", 20), ("other quota", 25), ("reservation", 34)):
+        StoragePoolFactory.create(
+            host=host, kind="zfs", fs_key=f"zfs 1/tank/{name}", capacity_bytes=(available + 5) * GIB,
+            available_bytes=available * GIB, volume_facts={"pool_available": whole},
+        )  # fmt: skip
+    totals = overview(SYSTEM).totals
+    assert (totals.available_bytes, totals.used_bytes, totals.capacity_bytes) == (34 * GIB, 15 * GIB, 49 * GIB)
+
+
 def test_a_pool_whose_filesystem_keeps_much_for_root_is_as_full_as_df_says() -> None:
     StoragePoolFactory.create(capacity_bytes=100 * GIB, available_bytes=30 * GIB, reserved_bytes=60 * GIB)
     seen = overview(SYSTEM)
