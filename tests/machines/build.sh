@@ -8,7 +8,7 @@ umask 022
 command -v mmdebstrap >/dev/null || apt-get install -y -q mmdebstrap
 suite=$2
 packages=linux-image-cloud-amd64,systemd-sysv,dbus,udev,kmod,iproute2,openssh-server,python3,qemu-utils
-packages=$packages,nfs-kernel-server,nfs-common,procps,busybox-static,xz-utils
+packages=$packages,nfs-kernel-server,nfs-common,procps,busybox-static,xz-utils,e2fsprogs
 packages=$packages,lvm2,thin-provisioning-tools,multipath-tools,zfsutils-linux
 mirror=$(apt-get indextargets 'Identifier: Packages' 'Origin: Debian' 'Codename: bookworm' --format '$(REPO_URI)' | head -n 1)
 [ -n "$mirror" ] || { echo 'apt here knows no Debian bookworm: add it to its sources' >&2; exit 1; }
