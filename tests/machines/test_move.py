@@ -124,10 +124,10 @@ def test_what_stands_against_it_leaves_all_as_it_was(site: Host) -> None:
 
 
 #: Whoever has a device of the group open, as the agent and its tools.
-KILLS = r"""for process in /proc/[0-9]*; do
-    ! ls -l $process/fd 2>/dev/null | grep -q "/dev/dm-" || kill -KILL ${process#/proc/} || true
-done
-sleep 1"""
+KILLS = (
+    r"find /proc/[0-9]*/fd -lname '/dev/dm-*' -printf '%h\n' 2>/dev/null | cut -d/ -f3 | sort -u | "
+    "xargs kill -KILL; sleep 1"
+)
 
 
 def test_one_that_is_cut_off_in_the_middle_leaves_all_as_it_was(site: Host) -> None:

@@ -172,9 +172,8 @@ def test_the_row_of_one_that_died_in_the_middle_is_true_after_a_recovery(site: H
 
 #: Whoever has the device of the job open.
 KILLS = r"""device=$(dmsetup info -c --noheadings -o blkdevname storage-admin-j9)
-for process in /proc/[0-9]*; do
-    ! ls -l $process/fd 2>/dev/null | grep -q "/dev/$device\$" || kill -KILL ${process#/proc/}
-done
+find /proc/[0-9]*/fd -lname "/dev/$device" -printf '%h\n' 2>/dev/null | cut -d/ -f3 | sort -u |
+    xargs kill -KILL
 sleep 1"""
 
 
@@ -183,7 +182,7 @@ sleep 1"""
 def test_one_that_is_cut_off_in_the_middle_leaves_the_volume_whole(site: Host, row: Row, how: str, stage: str) -> None:
     before, digest = listed(site), content(site)
     with site.agent() as agent:
-        agent.request("reclaim_volume", args(site) | {"bandwidth_bytes_sec": MIB // 4}, "j9")
+        agent.request("reclaim_volume", args(site) | {"bandwidth_bytes_sec": MIB // 16}, "j9")
         if stage == "discarding":
             agent.until("ready")
             agent.say("go", generation=1)
