@@ -113,7 +113,7 @@ def test_where_zfs_does_not_answer_it_is_said_and_nothing_guessed(
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(zfs, "_LIMITS", tools.Limits(wall_seconds=1))
+    monkeypatch.setattr(tools, "LIST", tools.Limits(wall_seconds=1))
     io: Any = RecordingIO()
     (found,) = (one for one in volumes(io) if one["backend"] == "zfs")
     assert (bool(found["why"]), set(found)) == (True, {"backend", "why"})

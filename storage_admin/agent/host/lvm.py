@@ -33,8 +33,6 @@ _VOLUMES = (
 #: whether it was active (``m``: the job makes it) and whether events of udev activate it, and its own name.
 _AT_WORK = re.compile(r"\.sa-([0-9a-zA-Z]{1,64})\.work")
 TAG = re.compile(r"sa-([0-9a-zA-Z]{1,64})\.([aim][yn])\.(.+)")
-#: For ten thousand volumes and the parts of each.
-_LIMITS = tools.Limits(output_bytes=32 << 20)
 #: From so many percent on dmeventd extends a thin pool, and by so many (lvmthin(7)).
 _EXTENSION = ("activation/thin_pool_autoextend_threshold", "activation/thin_pool_autoextend_percent")
 #: What LVM's tools let a name be (lvm(8)); what else stands in metadata was written by somebody who means no good.
@@ -178,7 +176,7 @@ def ask(tool: str, kind: str, columns: str, io: AgentIO, *more: str, to_end: boo
         StoppedError: the controller stopped the work.
     """
     argv = [tool, *more, *_REPORT, columns]
-    done = tools.run_to_end(argv, io) if to_end else tools.run(argv, io, limits=_LIMITS)
+    done = tools.run_to_end(argv, io) if to_end else tools.run(argv, io, limits=tools.LIST)
     if done.exit_code:
         raise HostError(f"{tool} ended with {done.words()}")
     return [line for report in json.loads(done.stdout)["report"] for line in report.get(kind, [])]

@@ -27,8 +27,6 @@ DATASETS = (
     "name", "type", "used", "available", "usedbydataset", "usedbysnapshots", "usedbyrefreservation", "volsize",
     "refquota", "quota", "reservation", "origin", "mountpoint", "volblocksize", "guid", PROPERTY,
 )  # fmt: skip
-#: For a hundred thousand snapshots.
-_LIMITS = tools.Limits(output_bytes=32 << 20)
 #: What ZFS lets a name be (zfs_namecheck.c); what else stands in a pool was written by somebody who means no good.
 _NAME = re.compile(r"[a-zA-Z0-9_.:-][a-zA-Z0-9_.: -]*(/[a-zA-Z0-9_.:-][a-zA-Z0-9_.: -]*)*\Z", re.ASCII)
 _LONGEST_NAME = 255
@@ -118,7 +116,7 @@ def ask(
 
 
 def _lines(argv: Sequence[str], io: AgentIO, *, to_end: bool = False) -> list[str]:
-    done = tools.run_to_end(argv, io) if to_end else tools.run(argv, io, limits=_LIMITS)
+    done = tools.run_to_end(argv, io) if to_end else tools.run(argv, io, limits=tools.LIST)
     if done.exit_code:
         raise HostError(f"{argv[0]} ended with {done.words()}")
     # A name that is no UTF-8 is none that ZFS gives; the rest of the line is read all the same.

@@ -42,6 +42,8 @@ class Limits:
 
 
 QUERY = Limits()
+#: Of a list of ten thousand volumes with the parts of each, or of a hundred thousand snapshots on slow disks.
+LIST = Limits(cpu_seconds=120, wall_seconds=180.0, output_bytes=32 << 20)
 
 
 @dataclass(frozen=True)
