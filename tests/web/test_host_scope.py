@@ -268,7 +268,7 @@ def test_no_plan_names_a_guest_of_another_host(
         "attach": {"writable": True},
         "create": {"name": "n.qcow2", "format": "qcow2", "backing": image.backing.pk, "pool": mine["pool_id"]},
         "rebase": {"base": image.backing.pk},
-        "move": {"pool": mine["pool_id"]},
+        "move": {"target_pool": mine["pool_id"]},
         "grow": {"virtual_size": 8 * GIB},
     }
     without = ["reclaim", "flatten", "commit", "export", "keys", "shrink", "set_aside", "delete", "sparsify", "bitmaps"]
