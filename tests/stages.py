@@ -63,20 +63,25 @@ def _at_night(stage: Stage, *variables: str) -> Stage:
     return replace(stage, argv=("env", f"{NIGHTLY}=1", *variables, *stage.argv), limit_seconds=24 * 3600.0)
 
 
+def _in_halves(name: str, files: Sequence[Path], *markers: str, beside: str) -> tuple[Stage, ...]:
+    """Every second file in a stage of its own, as they wait much."""
+    at = sorted(str(path.relative_to(ROOT)) for path in files)
+    return tuple(_tests(f"{name} {half + 1}", *markers, beside=beside, at=tuple(at[half::2])) for half in (0, 1))
+
+
 def _clicked(*more: str, prefix: str = "") -> tuple[Stage, ...]:
-    """Whole dashboards in a browser, every second file in a stage of its own as they wait much, and single pages."""
-    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "e2e").glob("test_*.py"))
+    """Whole dashboards in a browser, and single pages."""
+    whole = list((ROOT / "tests" / "e2e").glob("test_*.py"))
     return (
-        *(
-            _tests(f"{prefix}browser {half + 1}", "browser", *more, beside=BROWSERS, at=tuple(files[half::2]))
-            for half in (0, 1)
-        ),
+        *_in_halves(f"{prefix}browser", whole, "browser", *more, beside=BROWSERS),
         _tests(f"{prefix}pages", "browser", *more, beside=BROWSERS, at=("--ignore=tests/e2e", *_with("browser"))),
     )
 
 
-def _guests(*more: str, prefix: str = "") -> Stage:
-    return _tests(f"{prefix}guests", "guest and not browser", *more, beside=GUESTS, at=_with("guest"))
+def _guests(*more: str, prefix: str = "") -> tuple[Stage, ...]:
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.guest" in path.read_text()]
+    marked = [path for path in marked if path.parent.name != "e2e"]
+    return _in_halves(f"{prefix}guests", marked, "guest and not browser", *more, beside=GUESTS)
 
 
 LINT = (
@@ -128,7 +133,7 @@ TIERS = {
         TYPES,
         FOUND,
         _tests("tests", ALONE, NIGHT, workers=WORKERS, beside=GUESTS),
-        _guests(NIGHT),
+        *_guests(NIGHT),
         _tests("postgresql", "sql and database", ALONE, NIGHT, **ON_POSTGRESQL, at=_with("sql")),
         *_clicked(NIGHT),
         IN_A_MACHINE,
@@ -141,7 +146,7 @@ TIERS = {
             _at_night,
             (
                 _tests("every test", ALONE, BY_DAY, workers=WORKERS, beside=GUESTS),
-                _guests("not machines", prefix="all "),
+                *_guests("not machines", prefix="all "),
                 _tests("all on postgresql", "database", ALONE, "not faults", **ON_POSTGRESQL),
                 *_clicked(BY_DAY, prefix="all "),
                 _tests("figures", "(faults or fuzz)", "not (machines or guest)", workers=WAITING, dist="load"),

@@ -214,7 +214,7 @@ def test_every_test_runs_once_on_sqlite_before_a_merge_or_only_at_night(markers:
         [
             stage.name
             for stage in stages.TIERS[tier]
-            if runs(stage, markers) and not of_dashboards(stage) and stage.name not in NEXT_DEBIAN
+            if runs(stage, markers) and not (of_dashboards(stage) or stage.name in NEXT_DEBIAN or is_other_half(stage))
         ]
         for tier in ("test", "night")
     )
@@ -225,9 +225,18 @@ def of_dashboards(stage: Stage) -> bool:
     return any(word.startswith("tests/e2e") for word in stage.argv)
 
 
-def test_every_file_of_whole_dashboards_is_in_one_stage() -> None:
-    given = [word for stage in stages.TIERS["test"] for word in stage.argv if word.startswith("tests/e2e")]
-    assert sorted(given) == sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/e2e").glob("test_*.py"))
+def is_other_half(stage: Stage) -> bool:
+    return stage.name.endswith(" 2")
+
+
+@pytest.mark.parametrize("tier", ["test", "night"])
+@pytest.mark.parametrize(("of", "marker"), [("guests", "mark.guest"), ("browser", "mark.browser")])
+def test_every_file_of_what_runs_in_halves_is_in_one_of_them(tier: str, of: str, marker: str) -> None:
+    halves = [stage for stage in stages.TIERS[tier] if stage.name[:-2].removeprefix("all ") == of]
+    files = [path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py") if marker in path.read_text()]
+    wanted = {str(path) for path in files if (path.parts[1] == "e2e") == (of == "browser")}
+    given = [word for stage in halves for word in stage.argv if word.endswith(".py")]
+    assert (len(halves), len(given), set(given)) == (2, len(wanted), wanted)
 
 
 def test_the_quick_check_takes_only_what_needs_python_alone() -> None:
