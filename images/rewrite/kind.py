@@ -183,7 +183,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
         except RefusedError as error:
             against.append(Refusal(error.code, error.detail))
         choice = self.choose(image, below, options)
-        replaces = self.replaces(choice.method, options)
+        replaces = self.replaces(choice.method, options) and not image.is_volume
         keeps_undo = bool(replaces and options["undo_hours"])
         pool, need = _need(image, choice, keeps_undo=keeps_undo)
         against += [

@@ -235,8 +235,13 @@ def test_no_job_on_files_works_on_a_volume(lvm_says: Says, kind: str) -> None:
     scan(this_machine())
     given: dict[str, dict[str, Any]] = {"convert": {"format": "qcow2"}, "grow": {"size_bytes": 64 * MIB}}
     for name in ("thick", *(("snap1",) if kind not in {"reclaim", "analyze"} else ())):
-        codes = {one.code for one in services.plan(ADMIN, kind, image(name).pk, given.get(kind, {})).refusals}
-        assert "unsupported_pool" in codes, (kind, name)
+        plan = services.plan(ADMIN, kind, image(name).pk, given.get(kind, {}))
+        assert "unsupported_pool" in {one.code for one in plan.refusals}, (kind, name)
+        assert not plan.undo_bytes, (kind, name)
+        if kind not in {"analyze", "commit"}:
+            page = client_as(role="admin").get(f"/images/{image(name).pk}/{kind}/")
+            assert not page.context["possible"], (kind, name)
+            assert 'id="guarantee"' not in page.content.decode()
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,7 @@ def _context(
     fields = _fields(kind, image, shown.options)
     bandwidth = shown.options.get("bandwidth_bytes_sec")
     bandwidth_mib = form.get("bandwidth_mib", f"{bandwidth / MIB:g}" if bandwidth else "")
+    possible = not image.is_volume or image.pool.kind in kind.volumes
     written = [one for one in TEXTS if OPTIONS.get(one[0], one[0]) in kind.properties]
     texts = [Text(name, word, hint, form.get(name, "")) for name, word, hint in written]
     return {
@@ -276,6 +277,8 @@ def _context(
         "planned": plan_digest(*confirmed(plan, shown.options)),
         "shown": shown_as(request, plan),
         "bandwidth_mib": bandwidth_mib,
+        "possible": possible,
+        "wants_zeros": kind.wants_zeros and possible,
         "method": kind.method_word(plan.method) if plan else "",
         "promise": kind.promise(plan.method, shown.options) if plan else "",
         "replaces": plan is not None and kind.replaces(plan.method, shown.options),
