@@ -6,12 +6,15 @@ import mmap
 import os
 import random
 import subprocess
+import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from storage_admin.agent.host import priority
 from storage_admin.agent.measure import holes
 from storage_admin.agent.protocol import RefusedError
 from tests.chance import seed
@@ -135,6 +138,50 @@ def test_what_was_seen_before_a_pause_does_not_count_after_it(disk: Path) -> Non
             assert digger.dug == 0
     os.close(fd)
     assert path.read_bytes() == b"x" * BLOCK + path_content + b"x" * BLOCK
+
+
+def test_after_a_pause_nobody_is_at_work_and_what_was_not_begun_never_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended, told = list[int](), list[int](), threading.Event()
+
+    def slow(_fd: int, start: int, _end: int, _block: int, is_dropped: Callable[[], bool]) -> list[tuple[int, int]]:
+        begun.append(start)
+        told.set()
+        deadline = time.monotonic() + 20
+        while not is_dropped() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        ended.append(start)
+        return []
+
+    monkeypatch.setattr(holes, "zero_runs", slow)
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * (64 * BLOCK))
+    before = threading.active_count()
+    with path.open("rb+") as file, contextlib.closing(holes.Digger(64 * BLOCK, BLOCK, BLOCK, at_once=3)) as digger:
+        assert digger.step(file.fileno()) == 0
+        assert told.wait(10)
+        asked = time.monotonic()
+        digger.pause()
+        assert time.monotonic() - asked < 10
+        assert sorted(begun) == sorted(ended)
+        assert len(begun) <= 3
+    assert threading.active_count() == before
+
+
+def test_it_is_read_at_the_priority_of_who_digs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = set[tuple[int, int | None]]()
+
+    def looked(*_args: object) -> list[tuple[int, int]]:
+        told.add((os.getpriority(os.PRIO_PROCESS, 0), priority.io_priority()))
+        return []
+
+    monkeypatch.setattr(holes, "zero_runs", looked)
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * (64 * BLOCK))
+    with priority.idle(True):
+        dig(path, BLOCK)
+    assert told == {(19, 3 << 13)}
 
 
 def test_blocks_that_were_preallocated_and_never_written_go_as_well(disk: Path) -> None:

@@ -17,10 +17,10 @@ import re
 import struct
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from storage_admin.agent.host.crew import Crew
 from storage_admin.agent.host.mounts import unescape
 from storage_admin.agent.host.special_mounts import Descriptors
 
@@ -175,12 +175,12 @@ def holds(
             if why not in reasons and len(reasons) < _MAX_REASONS:
                 reasons.append(why)
 
-    with contextlib.closing(Crew[list[tuple[int, int, str]]](1)) as crew:
+    with ThreadPoolExecutor(1) as other:
         # The kernel stops all that lock files while it tells of the locks, and may wait for each of them to notice.
-        crew.ask(lambda _is_wanted: list(_locks()))
+        asked = other.submit(lambda: list(_locks()))
         inodes = frozenset(inode for some in files.values() for inode in some)
         strangers, complete = _strangers(files, Descriptors({*files, *(aliases or ())}, inodes), check)
-        locks = crew.take()
+        locks = asked.result()
     for device, inode, why in locks:
         note(device, inode, why)
         if aliases and device in aliases:

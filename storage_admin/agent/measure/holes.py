@@ -16,11 +16,11 @@ import mmap
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Optional
 
-from storage_admin.agent.host.crew import Crew
 from storage_admin.agent.host.space import has_blocks
 from storage_admin.agent.protocol import RefusedError
 
@@ -51,7 +51,7 @@ _memory = _Memory()
 
 
 def zero_runs(
-    fd: int, start: int, end: int, block: int, is_wanted: Callable[[], bool] = lambda: True
+    fd: int, start: int, end: int, block: int, is_dropped: Callable[[], bool] = lambda: False
 ) -> list[tuple[int, int]]:
     """The blocks of zeros in a stretch of a file.
 
@@ -63,7 +63,7 @@ def zero_runs(
         end: the same, or the file's end, where a rest that fills no block counts as one; at most :data:`MOST_BYTES`
             behind ``start``.
         block: in bytes, a power of two and at most 1 MiB.
-        is_wanted: asked for every :data:`PART_BYTES` whether to go on.
+        is_dropped: asked for every :data:`PART_BYTES` whether nobody wants to know any more.
 
     Returns:
         From and to which byte of the file, in order; what touches may come as two.
@@ -76,7 +76,7 @@ def zero_runs(
     brought: list[tuple[int, int]] = []
     ahead, address = start, ctypes.addressof(_memory.bytes)
     for part in range(start, end, PART_BYTES):
-        if not is_wanted():
+        if is_dropped():
             break
         length = min(PART_BYTES, end - part)
         there = _read_cached(fd, part, length)
@@ -206,7 +206,9 @@ class Digger:
     def __init__(self, file_size: int, block: int, piece_bytes: int = PIECE_BYTES, at_once: int = 1) -> None:
         self._file_size, self._block = file_size, block
         self._piece_bytes = max(piece_bytes // block, 1) * block
-        self._crew: Crew[list[_Looked]] = Crew(at_once)
+        self._readers, self._dropped = ThreadPoolExecutor(at_once), threading.Event()
+        #: Pieces in the order of the file, whose turn has not come.
+        self._asked: deque[Future[list[_Looked]]] = deque()
         self._ahead = at_once * AHEAD if at_once > 1 else 1
         self._planned = self._data_end = self._passed = 0
         #: Zeros that end where the work is: the next piece may begin with more of them.
@@ -239,17 +241,18 @@ class Digger:
             RefusedError: ``unsupported_pool``; ``stale_plan``, where the file has become shorter.
             OSError: the file cannot be read, or no hole can be made.
         """
-        while self._planned < self._file_size and self._crew.waiting < self._ahead:
-            self._crew.ask(partial(_look, fd, self._next_piece(fd), self._block))
-        if not self._crew.waiting:
+        while self._planned < self._file_size and len(self._asked) < self._ahead:
+            piece = self._next_piece(fd)
+            self._asked.append(self._readers.submit(_look, fd, piece, self._block, self._dropped.is_set))
+        if not self._asked:
             self._let_go_of_run(fd)
             self._let_go_beyond_end(fd)
             self._done = True
             return 0
-        if not self._crew.is_ready(STEP_SECONDS):
+        if not wait([self._asked[0]], STEP_SECONDS).done:
             return 0
         read = 0
-        for start, end, zeros in self._crew.take():
+        for start, end, zeros in self._asked.popleft().result():
             if zeros is None:
                 self._let_go_of_run(fd)
                 self._let_go_of_gap(fd, start, end)
@@ -267,13 +270,23 @@ class Digger:
 
     def pause(self) -> None:
         """Be sure that nobody is at work on the file, and forget what was seen: others may have it from now on."""
-        self._crew.drop()
+        self._drop()
         self._planned = self._data_end = self._passed = self.position
         self._run = (0, 0)
 
     def close(self) -> None:
         """End its threads."""
-        self._crew.close()
+        self._drop()
+        self._readers.shutdown()
+
+    def _drop(self) -> None:
+        """Forget what was asked, and wait until nobody is at work."""
+        self._dropped.set()
+        for one in self._asked:
+            one.cancel()
+        wait(self._asked)
+        self._asked.clear()
+        self._dropped = threading.Event()
 
     def _next_piece(self, fd: int) -> list[_Stretch]:
         """Data and the gaps between, up to a piece of data, a large gap, or a large number of either."""
@@ -342,13 +355,13 @@ class Digger:
         return -(-offset // self._block) * self._block
 
 
-def _look(fd: int, piece: Sequence[_Stretch], block: int, is_wanted: Callable[[], bool]) -> list[_Looked]:
+def _look(fd: int, piece: Sequence[_Stretch], block: int, is_dropped: Callable[[], bool]) -> list[_Looked]:
     """Where the data of a piece is zeros; who waits at the door does not wait for all of it."""
     looked: list[_Looked] = []
     for start, end, data in piece:
-        if not is_wanted():
+        if is_dropped():
             break
-        looked.append((start, end, zero_runs(fd, start, end, block, is_wanted) if data else None))
+        looked.append((start, end, zero_runs(fd, start, end, block, is_dropped) if data else None))
     return looked
 
 
