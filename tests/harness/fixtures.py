@@ -12,11 +12,21 @@ from django.conf import settings
 from django.db import connection
 
 import storage_admin.celery  # noqa: F401 (the app that the jobs of tests are sent by)
+from tests.harness import tables
 from tests.harness.filesystems import loop_filesystem
 from tests.harness.guests import Disk, Domains, Guest, LibvirtGuest, qemu_guest
 from tests.harness.libvirtd import libvirtd as started_libvirtd
 from tests.harness.services import Dashboard, LiveWorker, RedisServer, database_url, running_dashboard
 from tests.harness.sshd import Sshd, sshd
+
+
+@pytest.fixture(scope="session")
+def django_db_keepdb(django_db_modify_db_settings: None) -> bool:
+    """Has Django find all tables in the tests' database, where that is SQLite: the migrations take seconds."""
+    if connection.vendor != "sqlite":
+        return False
+    tables.bring(Path(str(connection.settings_dict["TEST"]["NAME"])))
+    return True
 
 
 @pytest.fixture(scope="session")
