@@ -159,7 +159,7 @@ class Detach(_DeviceKind):
     urgent = True
 
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
-        found = attached.found_of(image)
+        found = image.attached
         against = refusals.for_host(image.host)
         if found is None:
             told = gettext("{image} is not attached to {host}. Scan the host.")
@@ -180,7 +180,7 @@ class Detach(_DeviceKind):
 
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
-        found = attached.found_of(image)
+        found = image.attached
         if found is None:
             raise RefusedError("stale_plan", gettext("{image} is no longer attached.").format(image=image.name))
         return {name: found[name] for name in ("device", "dev", "inode")}

@@ -215,6 +215,12 @@ class Image(PartialRows):
         return sorted({disk.guest.name_for(self.host_id) for disk in self.disks})
 
     @property
+    def attached(self) -> dict[str, Any] | None:
+        """What its host told of the device that a job has attached it as; ``None`` where it is not attached."""
+        told = self.host.capabilities.get("attached") or ()
+        return next((one for one in told if (str(one["dev"]), str(one["inode"])) == (self.dev, self.inode)), None)
+
+    @property
     def header_known(self) -> bool:
         """Whether an agent has read its header; a hypervisor's API tells neither clusters nor snapshots."""
         return self.file_size is not None and not self.unreadable

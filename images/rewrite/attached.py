@@ -51,16 +51,9 @@ class Attached:
         return self.at is not None
 
 
-def found_of(image: Image) -> dict[str, Any] | None:
-    """What was told of the device that a job has attached an image as; ``None`` where it is not attached."""
-    file = (image.dev, image.inode)
-    told = image.host.capabilities.get("attached") or ()
-    return next((one for one in told if (str(one["dev"]), str(one["inode"])) == file), None)
-
-
 def of_image(image: Image) -> Attached | None:
     """The device that a job has attached an image as."""
-    found = found_of(image)
+    found = image.attached
     return _rows([(image.host, found)])[0] if found is not None else None
 
 
@@ -119,15 +112,6 @@ def look(host: Host) -> None:
     except (HostError, RefusedError):
         return
     note(host.pk, told)
-
-
-def refusals(image: Image) -> list[Refusal]:
-    """That an image is attached, where it is: whatever works on it has to wait."""
-    found = found_of(image)
-    if found is None:
-        return []
-    told = _("{image} is attached to {host} as {path}. Detach it first.")
-    return [Refusal("image_in_use", told.format(image=image.name, host=image.host.name, path=found["path"]))]
 
 
 def against(host: Host) -> list[Refusal]:

@@ -7,7 +7,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from images.models import Image
-from images.rewrite import attached, mount
+from images.rewrite import mount
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import transport
 from storage_admin.hosts.libvirt import alone
@@ -267,8 +267,10 @@ def _running(guest: Guest, image: Image) -> str:
 
 
 def _use(image: Image) -> list[Refusal]:
-    if found := attached.refusals(image):
-        return found
+    if device := image.attached:
+        told = _("{image} is attached to {host} as {path}. Detach it first.")
+        told = told.format(image=image.name, host=image.host.name, path=device["path"])
+        return [Refusal("image_in_use", told)]
     if image.in_use is None:
         why = image.pool.owners_unknown or image.host.owners_unknown or _("The image has not been scanned yet.")
         return [

@@ -23,11 +23,10 @@ from typing import Any, Callable
 from storage_admin.agent import protocol
 from storage_admin.agent.folders import roots
 from storage_admin.agent.folders.pools import is_absolute, is_job
-from storage_admin.agent.host import errors
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.host.special_mounts import left_alone, looking
 from storage_admin.agent.lifeline import AgentIO, Lifeline
-from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError, b64, unb64
+from storage_admin.agent.protocol import HostError, RefusedError, Request, StoppedError, b64, refusal_of_errno, unb64
 
 #: Seconds between two signs of life, and after which a storage without one is called silent: with what the controller
 #: takes to notice, a job says so within 30 s. A server that is up and busy answers sooner.
@@ -243,7 +242,7 @@ def answer(lifeline: Lifeline) -> dict[str, Any]:
         try:
             return load(request.verb)(request, lifeline)
         except OSError as error:  # what no verb has seen coming, as an export that is gone
-            raise errors.meaning(error.errno) or error from error
+            raise refusal_of_errno(error.errno) or error from error
 
 
 def load(verb: str) -> Verb:

@@ -5,8 +5,7 @@ import os
 
 import pytest
 
-from storage_admin.agent.host.errors import host_errors, of_tool
-from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.agent.protocol import HostError, RefusedError, host_errors, refusal_of_tool
 
 CODES = {
     errno.ENOSPC: "not_enough_space", errno.EDQUOT: "not_enough_space", errno.EPERM: "immutable",
@@ -30,7 +29,7 @@ def test_any_other_error_is_the_hosts(number: int) -> None:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE])
 def test_what_a_tool_prints_is_the_same(number: int) -> None:
     said = b"qemu-img: error while writing at byte 0: " + os.strerror(number).encode()
-    told = of_tool(said)
+    told = refusal_of_tool(said)
     assert told is not None
     assert told.code == CODES[number]
-    assert of_tool(b"qemu-img: error while writing at byte 0: Input/output error") is None
+    assert refusal_of_tool(b"qemu-img: error while writing at byte 0: Input/output error") is None

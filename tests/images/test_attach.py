@@ -166,7 +166,7 @@ def test_an_admin_detaches_by_the_page_and_what_is_attached_is_written_with_the_
     kind = kinds.get("detach")
     assert kind.request(job) == {"device": "nbd3", "dev": told["dev"], "inode": told["inode"]}
     result = kind.record(job, {"device": "nbd3", "read_only": True, "attached": []})
-    assert (result["device"], attached.found_of(fetched(image))) == ("nbd3", None)
+    assert (result["device"], fetched(image).attached) == ("nbd3", None)
     assert refused_as(kind.request, job) == "stale_plan"
 
 

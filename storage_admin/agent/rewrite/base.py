@@ -19,10 +19,19 @@ from typing import Any
 from storage_admin.agent import formats
 from storage_admin.agent.folders.pools import open_parent
 from storage_admin.agent.formats.facts import Facts, UnreadableError
-from storage_admin.agent.host import cgroups, errors, locking, space
-from storage_admin.agent.host.errors import host_errors
+from storage_admin.agent.host import cgroups, locking, space
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, SPACE, Arguments, HostError, RefusedError, Request, display
+from storage_admin.agent.protocol import (
+    INVALID,
+    SPACE,
+    Arguments,
+    HostError,
+    RefusedError,
+    Request,
+    display,
+    host_errors,
+    refusal_of_tool,
+)
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite import chain as links
@@ -307,7 +316,7 @@ class Rewrite:
         """What a tool's failure means; raises what is truer: a guest that has started, a disk that is full."""
         self.chain.refuse_changes()
         space.watch(self.folder, self.wish.reserve)
-        return errors.of_tool(stderr) or HostError(f"{what} failed, {words}")
+        return refusal_of_tool(stderr) or HostError(f"{what} failed, {words}")
 
     def _verify(self, replacement: NewFile) -> None:
         """The copy's header says what it should, its metadata is sound, and a guest reads the same bytes from it."""

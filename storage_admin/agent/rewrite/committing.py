@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent.folders.pools import open_beneath
-from storage_admin.agent.host import cgroups, errors, locking, space
-from storage_admin.agent.host.errors import host_errors
+from storage_admin.agent.host import cgroups, locking, space
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import (
     INVALID,
@@ -29,6 +28,8 @@ from storage_admin.agent.protocol import (
     Request,
     StoppedError,
     b64,
+    host_errors,
+    refusal_of_tool,
     unb64,
 )
 from storage_admin.agent.qemu import img
@@ -192,7 +193,7 @@ def _merge(io: Any, chain: Chain, idle_io: bool) -> None:
     try:
         with host_errors():
             os.fsync(chain.links[1].fd)
-        failure = errors.of_tool(done.stderr) if done.exit_code else None
+        failure = refusal_of_tool(done.stderr) if done.exit_code else None
     except RefusedError as error:
         failure = error
     if failure is not None:

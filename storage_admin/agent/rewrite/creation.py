@@ -10,11 +10,21 @@ from typing import Any
 from storage_admin.agent import formats
 from storage_admin.agent.folders.pools import open_parent
 from storage_admin.agent.formats.facts import UnreadableError
-from storage_admin.agent.host import cgroups, errors, space
+from storage_admin.agent.host import cgroups, space
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.measure.new_image import room
 from storage_admin.agent.programs.tools import Finished
-from storage_admin.agent.protocol import INVALID, SPACE, Arguments, HostError, RefusedError, Request, b64, display
+from storage_admin.agent.protocol import (
+    INVALID,
+    SPACE,
+    Arguments,
+    HostError,
+    RefusedError,
+    Request,
+    b64,
+    display,
+    refusal_of_tool,
+)
 from storage_admin.agent.qemu import img, keys
 from storage_admin.agent.qemu.keys import Keys
 from storage_admin.agent.qemu.node import Node
@@ -183,7 +193,7 @@ class Creation:
         """What qemu-img's end means; raises RefusedError and HostError."""
         if done.exit_code:
             space.watch(self.folder, self.wish.reserve)
-            raise errors.of_tool(done.stderr) or HostError(f"qemu-img {what} failed, {done.words()}")
+            raise refusal_of_tool(done.stderr) or HostError(f"qemu-img {what} failed, {done.words()}")
         if self.target.format == "vmdk":
             vmdk_descriptor.name_extent(new.new, self.name)
 

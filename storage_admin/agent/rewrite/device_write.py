@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent.host import errors
 from storage_admin.agent.host.devices import Device
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.programs.confined import Files
-from storage_admin.agent.protocol import HostError, RefusedError, Request, display
+from storage_admin.agent.protocol import HostError, RefusedError, Request, display, refusal_of_tool
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import DeviceNode, Node
 from storage_admin.agent.rewrite import chain as links
@@ -110,7 +109,7 @@ def write(source: Source, device: Device, io: AgentIO, *, zeroed: bool, watch: C
     done = img.fill(io, source.node, target, effort("copying"), zeroed=zeroed, bandwidth=source.bandwidth)
     if done.exit_code:
         look_again()
-        raise errors.of_tool(done.stderr) or HostError(f"qemu-img convert failed, {done.words()}")
+        raise refusal_of_tool(done.stderr) or HostError(f"qemu-img convert failed, {done.words()}")
     io.progress("syncing", 0, None, "writing it to the device")
     os.fsync(device.fd)
     # What is compared comes from the device, not from memory.

@@ -13,9 +13,8 @@ import time
 from types import TracebackType
 
 from storage_admin.agent.folders.pools import open_parent, wrong_name
-from storage_admin.agent.host.errors import SQUASHED
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request
+from storage_admin.agent.protocol import INVALID, SQUASHED, Arguments, RefusedError, Request
 from storage_admin.agent.swap.journal import file_name
 from storage_admin.agent.swap.outcome import stat_in, unlink
 

@@ -13,10 +13,10 @@ from typing import Any
 from storage_admin.agent.folders.pools import is_ours, open_parent, open_root, place
 from storage_admin.agent.formats import UnreadableError, guess, stands_alone, vmdk
 from storage_admin.agent.formats.facts import Reader
-from storage_admin.agent.host import attributes, errors, special_mounts
+from storage_admin.agent.host import attributes, special_mounts
 from storage_admin.agent.host.mounts import Mount, Mounts
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import RefusedError, display
+from storage_admin.agent.protocol import STALE, RefusedError, display
 from storage_admin.agent.scan.records import OPEN_FLAGS, Recorder, b64, fingerprint
 from storage_admin.agent.scan.walk import Folder, OwnFiles, Walk, is_blind
 
@@ -100,7 +100,7 @@ class PoolScan:
             gone = error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
             return self._event(
                 "missing" if gone else "unreadable",
-                errors.STALE if error.errno == errno.ESTALE else f"{error.strerror}",
+                STALE if error.errno == errno.ESTALE else f"{error.strerror}",
             )
         try:
             self.mount, told = place(root, mounts, machine)

@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from storage_admin.agent.folders.pools import JOB, fits_in_folder, is_possible
-from storage_admin.agent.host.errors import SQUASHED
-from storage_admin.agent.protocol import RefusedError, unb64
+from storage_admin.agent.protocol import SQUASHED, RefusedError, unb64
 
 #: The steps, in order. ``UNDO`` and ``UNDO_REVERTED`` may follow ``DONE``, which comes once more on NFS when the files
 #: have lost their last names.

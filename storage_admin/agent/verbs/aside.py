@@ -12,10 +12,9 @@ from storage_admin.agent import formats
 from storage_admin.agent.folders.pools import is_job, open_parent
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.host import attributes, locking, space, special_mounts
-from storage_admin.agent.host.errors import host_errors
 from storage_admin.agent.host.open_gate import Doors
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, b64, display
+from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, b64, display, host_errors
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import moment, settle, swap

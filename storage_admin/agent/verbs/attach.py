@@ -11,10 +11,9 @@ from typing import Any
 
 from storage_admin.agent.host import cgroups, locking, nbd
 from storage_admin.agent.host.devices import Device
-from storage_admin.agent.host.errors import host_errors
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
-from storage_admin.agent.protocol import Arguments, HostError, RefusedError, Request, display
+from storage_admin.agent.protocol import Arguments, HostError, RefusedError, Request, display, host_errors
 from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite.base import COMMON, Wish, opened, refuse_needed
 from storage_admin.agent.rewrite.chain import Chain

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from storage_admin.agent.host.errors import host_errors
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request
+from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, host_errors
 from storage_admin.agent.rewrite.chain import Chain, Planned
 from storage_admin.agent.rewrite.conversion import Target
 from storage_admin.agent.rewrite.creation import LOCKABLE, Creation, Wish

@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from storage_admin.agent.host.devices import Device
-from storage_admin.agent.host.errors import host_errors
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request
+from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, host_errors
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import DeviceNode
 from storage_admin.agent.rewrite import base, creation

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent.folders.pools import is_ours, open_parent
-from storage_admin.agent.host.errors import host_errors
 from storage_admin.agent.host.in_use import FileId
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, display
+from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, display, host_errors
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 
 FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

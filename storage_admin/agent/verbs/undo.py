@@ -14,7 +14,6 @@ from storage_admin.agent import formats
 from storage_admin.agent.folders.pools import is_job, open_parent
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.host import attributes, locking, space, special_mounts
-from storage_admin.agent.host.errors import host_errors
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import (
     INVALID,
@@ -24,6 +23,7 @@ from storage_admin.agent.protocol import (
     Request,
     b64,
     display,
+    host_errors,
     unb64,
 )
 from storage_admin.agent.rewrite import last_copy

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from storage_admin.agent.host.errors import host_errors
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request
+from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, host_errors
 from storage_admin.agent.rewrite.conversion import Target
 from storage_admin.agent.rewrite.creation import Wish
 from storage_admin.agent.rewrite.packed import Source

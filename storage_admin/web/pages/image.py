@@ -140,8 +140,8 @@ def _lacks(image: Image, kind: str) -> bool:
         "keys": not image.encrypted,
         "commit": image.backing_id is None,
         "relink": not is_lost(image),
-        "attach": attached.found_of(image) is not None,
-        "detach": attached.found_of(image) is None,
+        "attach": image.attached is not None,
+        "detach": image.attached is None,
     }
     lacks["inside"] = not image.pool.look_inside
     return lacks.get(kind, False)
