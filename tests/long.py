@@ -20,7 +20,9 @@ LONG, TOO_LONG, FAR_TOO_LONG = 0.4, 5.0, 30.0
 #: Seconds that the cases of one test may take together before a merge, about.
 CASES = 3.0
 #: Whose every test is one of a kind: pairs of an operation and a fault, which a merge tries once each; who may do what.
-WHOLE = frozenset({"live/test_faults.py", "api/test_role_table.py", "web/test_role_table.py"})
+WHOLE = frozenset(
+    {"live/test_faults.py", "live/test_snapshot_faults.py", "api/test_role_table.py", "web/test_role_table.py"}
+)
 NEVER = 0
 
 
