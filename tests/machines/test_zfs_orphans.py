@@ -216,15 +216,19 @@ def test_who_comes_in_the_last_moment_keeps_the_volume_under_its_name(
 KILL = "kill -KILL $PPID; sleep 1"
 STEPS = [
     ("set_aside", "'set storage-admin'*"), ("set_aside", "'set {mode}'*"), ("set_aside", "rename*"),
-    ("restore_aside", "rename*"), ("restore_aside", "'set {mode}'*"), ("restore_aside", "'inherit -S'*"),
-    ("restore_aside", "'inherit storage-admin'*"), ("delete_aside", "destroy*"),
+    ("restore_aside", "rename*"), ("restore_aside", "'inherit -S'*"), ("restore_aside", "'inherit storage-admin'*"),
+    ("delete_aside", "destroy*"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     ("name", "kind", "command"),
-    [*((name, *step) for name in (THICK, FILES) for step in STEPS), (FILES, "restore_aside", "mount*")],
+    [
+        *((name, *step) for name in (THICK, FILES) for step in STEPS),
+        (THICK, "restore_aside", "'set {mode}'*"),
+        (FILES, "restore_aside", "mount*"),
+    ],
 )
 def test_a_death_at_any_step_leaves_the_volume_whole_and_the_row_true(
     site: Host, row: Row, name: str, kind: str, command: str, when: str

@@ -211,11 +211,15 @@ def tidy(one: Dataset, name: str, io: AgentIO, lock: int) -> None:
 def give_back(one: Dataset, journal: Journal, io: AgentIO, lock: int) -> None:
     """Its device is there, or it is mounted, as before, of a new one as of others there; then the property goes."""
     mode, _, mounted = journal.before.partition(",")
-    if not journal.makes:
-        change(["zfs", "set", f"{one.property}={mode.lstrip('=')}", one.path], io, lock)
-    if not mode.startswith("="):
-        # ``-S``, as canmount is not inherited: without a value of its own it has the default one.
-        change(["zfs", "inherit", "-S", one.property, one.path], io, lock)
+    mode, is_own = mode.lstrip("="), mode.startswith("=")
+    (told,) = zfs.ask(["zfs", "get"], ("value", "source"), io, one.property, one.path, to_end=True)
+    # Where nothing was changed, nothing is done: to change canmount, ZFS 2.3 unmounts, which fails where somebody is.
+    if (told["value"], told["source"] == "local") != (mode, is_own):
+        if is_own or (one.is_block and not journal.makes):  # of a device, to inherit alone makes none
+            change(["zfs", "set", f"{one.property}={mode}", one.path], io, lock)
+        if not is_own:
+            # ``-S``, as canmount is not inherited: without a value of its own it has the default one.
+            change(["zfs", "inherit", "-S", one.property, one.path], io, lock)
     if mounted == "m" and not _mounted(one):
         change(["zfs", "mount", one.path], io, lock)
     change(["zfs", "inherit", zfs.PROPERTY, one.path], io, lock)
