@@ -96,9 +96,9 @@ def test_a_stretch_of_several_parts_is_looked_at_to_its_end(way: str, file: int)
     assert held == {0, 5 * MIB + 4096, 9 * MIB, 14 * MIB - 4096}
 
 
-def test_who_is_not_wanted_any_more_stops_after_a_part(way: str, file: int) -> None:
+def test_who_wants_to_know_no_more_has_it_stop_after_a_part(way: str, file: int) -> None:
     os.ftruncate(file, holes.MOST_BYTES)
-    answers = iter([True, True, False])
+    answers = iter([False, False, True])
     runs = holes.zero_runs(file, 0, holes.MOST_BYTES, 4096, lambda: next(answers))
     assert sum(end - begin for begin, end in runs) == 2 * holes.PART_BYTES
 
