@@ -79,8 +79,8 @@ def _clicked(*more: str, prefix: str = "") -> tuple[Stage, ...]:
 
 
 def _guests(*more: str, prefix: str = "") -> tuple[Stage, ...]:
-    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.guest" in path.read_text()]
-    marked = [path for path in marked if path.parent.name != "e2e"]
+    others = [path for path in (ROOT / "tests").rglob("test_*.py") if path.parent.name != "e2e"]
+    marked = [path for path in others if "pytest.mark.guest" in path.read_text()]
     return _in_halves(f"{prefix}guests", marked, "guest and not browser", *more, beside=GUESTS)
 
 

@@ -34,6 +34,11 @@ def image_kind(name: str) -> ImageKind:
     raise InvalidError(_("{name!r} is not a job kind for images.").format(name=name))
 
 
+def works_on(kind: ImageKind, image: Image) -> bool:
+    """Whether a kind can do anything at all to an image: on volumes, only those of some kinds of pools can."""
+    return not image.is_volume or image.pool.kind in kind.volumes
+
+
 def plan_for(actor: Actor, kind: ImageKind, image: Image, options: dict[str, Any]) -> Plan:
     """What a job would do, as :func:`storage_admin.jobs.services.plan` says, but without fetching the image again.
 

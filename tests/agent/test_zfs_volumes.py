@@ -17,7 +17,7 @@ from tests.agent.test_volumes import placed
 OWN = {"guid": "77", "health": "ONLINE", "readonly": "off", "multihost": "off"}
 PLACE = Place("zfs", "tank/data", "77", "vm-900-disk-0", "5")
 #: What ZFS says of a zvol, by the columns that are asked for.
-ZVOL = ("tank/data/vm-900-disk-0", "volume", "5", "149", "4096", "0", "default", "-", "-", "-")
+ZVOL = ("tank/data/vm-900-disk-0", "volume", "5", "149", "4096", "0", "-", "-")
 
 
 def say(folder: Path, pool: dict[str, str], disk: str, *datasets: tuple[str, ...]) -> None:
@@ -143,7 +143,7 @@ def test_what_zfs_has_available_is_written_to_down_to_the_reserve(
 def test_a_device_that_is_no_volume_of_zfs_is_not_taken_for_one(disk: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zfs_volumes, "_AWAY", 0.3)
     monkeypatch.setattr(zfs, "device", lambda _: "/dev/null")
-    one = zfs_volumes.Dataset("tank/data", "disk", "5", 0, None, False, True, 1, 0, "dev", False)
+    one = zfs_volumes.Dataset("tank/data", "disk", "5", 0, None, False, True, 1, 0, False)
     with pytest.raises(HostError, match="udev has not made"):
         zfs_volumes.device(one)
 
@@ -178,5 +178,5 @@ def test_what_others_give_up_meanwhile_is_nothing_that_a_deletion_has_freed(
     monkeypatch.setattr(zfs_volumes, "_freeing", lambda *_: left)
     monkeypatch.setattr(zfs_volumes, "_FREED", 0.0)
     monkeypatch.setattr(zfs_volumes, "change", lambda *_: None)
-    one = zfs_volumes.Dataset("tank/data", "disk", "5", 4096, None, False, True, 1, 0, "dev", False)
+    one = zfs_volumes.Dataset("tank/data", "disk", "5", 4096, None, False, True, 1, 0, False)
     assert zfs_volumes.remove(one, Journal("", "j1", "=dev", "disk"), RecordingIO(), 0) == freed

@@ -3,16 +3,15 @@
 import fcntl
 import hashlib
 import importlib.metadata
-import os
 import re
 import shutil
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from django.apps import apps
+
+from tests.harness.services import manage
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "var" / "tables"
@@ -52,8 +51,5 @@ def stamp() -> str:
 
 def _make(made: Path) -> None:
     with tempfile.TemporaryDirectory(dir=made.parent) as folder:
-        others = {"DATABASE_URL", "REDIS_URL", "SECRET_KEY", "DJANGO_SETTINGS_MODULE"}
-        env = {name: value for name, value in os.environ.items() if name not in others}
-        env |= {"STORAGE_ADMIN_DATA_DIR": folder, "DATABASE_URL": f"sqlite:///{folder}/made"}
-        subprocess.run([sys.executable, ROOT / "manage.py", "migrate", "-v", "0"], env=env, check=True)
-        Path(folder, "made").rename(made)
+        manage(Path(folder), "migrate", "-v", "0")
+        Path(folder, "db.sqlite3").rename(made)

@@ -34,10 +34,9 @@ from storage_admin.agent.protocol import (
 )
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import Node
-from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.rewrite.backing_name import leads_to
-from storage_admin.agent.rewrite.chain import Chain, Link, Planned
+from storage_admin.agent.rewrite.chain import Chain, Link, Planned, refuse_unsafe
 from storage_admin.agent.scan import overlays
 from storage_admin.agent.scan.overlays import LookedAt, Wanted
 from storage_admin.agent.swap import fence
@@ -106,7 +105,7 @@ def opened(wish: Wish, *, base_lost: bool = False) -> Iterator[Chain]:
         base_lost: as of :class:`Chain`.
 
     Raises:
-        RefusedError: as :class:`links.Chain` and :func:`host_errors`.
+        RefusedError: as :class:`Chain` and :func:`host_errors`.
         HostError: an I/O error.
     """
     with host_errors(), contextlib.closing(Chain(wish.image, wish.ancestors, base_lost=base_lost)) as chain:
@@ -282,7 +281,7 @@ class Rewrite:
 
     def _refuse(self) -> None:
         image, facts = self.chain.image, self.chain.image.facts
-        links.refuse_unsafe(self.chain, children_known=self.wish.children_known, carried=self.recipe.carries)
+        refuse_unsafe(self.chain, children_known=self.wish.children_known, carried=self.recipe.carries)
         if facts.virtual_size != self.wish.virtual_size:
             raise RefusedError(
                 "stale_plan", f"{image.shown} was resized since it was scanned; scan the host and try again"

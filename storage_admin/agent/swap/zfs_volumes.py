@@ -25,8 +25,8 @@ from storage_admin.agent.swap.volumes import SECONDS, Journal, Place, Volume, Wa
 is_atomic = True
 KSTATS = "/proc/spl/kstat/zfs"
 _COLUMNS = (
-    "name", "type", "guid", "objsetid", "usedbydataset", "usedbyrefreservation", "volmode", "canmount", "sharenfs",
-    "sharesmb", zfs.PROPERTY,
+    "name", "type", "guid", "objsetid", "usedbydataset", "usedbyrefreservation", "sharenfs", "sharesmb",
+    zfs.PROPERTY,
 )  # fmt: skip
 #: Seconds for the kernel to take a device away, or for udev to make one, and for ZFS to give back what was destroyed.
 _AWAY, _FREED = 10.0, 60.0
@@ -46,14 +46,12 @@ class Dataset(Volume):
         is_block: it is a zvol.
         number: of its objects in the pool, by which the kernel tells whether it is open.
         reserved: bytes that are kept for it beside what it takes.
-        mode: how a zvol's device appears (``volmode``), or whether a filesystem is mounted by itself (``canmount``).
         is_shared: on the network, by ZFS itself.
     """
 
     is_block: bool
     number: int
     reserved: int
-    mode: str
     is_shared: bool
 
     @property
@@ -63,7 +61,7 @@ class Dataset(Volume):
 
     @property
     def property(self) -> str:
-        """What says by which it is used."""
+        """What says how a zvol's device appears, or whether a filesystem is mounted by itself."""
         return "volmode" if self.is_block else "canmount"
 
 
@@ -92,7 +90,7 @@ def _dataset(line: dict[str, str]) -> Dataset:
     journal = Journal(told[0], *told.group(1, 3, 4), makes=told[3] == "new") if told and is_own else None
     return Dataset(
         group, name, line["guid"], int(line["usedbydataset"]), journal, False, is_block, int(line["objsetid"]),
-        int(line["usedbyrefreservation"]), line["volmode" if is_block else "canmount"],
+        int(line["usedbyrefreservation"]),
         any(line[one] not in ("off", "-") for one in ("sharenfs", "sharesmb")),
     )  # fmt: skip
 
@@ -159,13 +157,18 @@ def _mounted(one: Dataset) -> list[str]:
 
 def write_journal(one: Dataset, job: str, io: AgentIO, lock: int) -> str:
     """In a property of its own."""
-    (told,) = zfs.ask(["zfs", "get"], ("source",), io, one.property, one.path, to_end=True)
-    before = ("=" if told["source"] == "local" else "") + one.mode
+    before = _mode(one, io)
     if not one.is_block:
         before += ",m" if _mounted(one) else ",n"
     made = f"{job}.{one.id}.{before}.{one.name}"
     change(["zfs", "set", f"{zfs.PROPERTY}={made}", one.path], io, lock)
     return made
+
+
+def _mode(one: Dataset, io: AgentIO) -> str:
+    """How it is used, as a journal has it: behind ``=`` where the dataset itself says so."""
+    (told,) = zfs.ask(["zfs", "get"], ("value", "source"), io, one.property, one.path, to_end=True)
+    return ("=" if told["source"] == "local" else "") + told["value"]
 
 
 def hide(one: Dataset, io: AgentIO, lock: int) -> None:
@@ -211,12 +214,11 @@ def tidy(one: Dataset, name: str, io: AgentIO, lock: int) -> None:
 def give_back(one: Dataset, journal: Journal, io: AgentIO, lock: int) -> None:
     """Its device is there, or it is mounted, as before, of a new one as of others there; then the property goes."""
     mode, _, mounted = journal.before.partition(",")
-    mode, is_own = mode.lstrip("="), mode.startswith("=")
-    (told,) = zfs.ask(["zfs", "get"], ("value", "source"), io, one.property, one.path, to_end=True)
     # Where nothing was changed, nothing is done: to change canmount, ZFS 2.3 unmounts, which fails where somebody is.
-    if (told["value"], told["source"] == "local") != (mode, is_own):
+    if _mode(one, io) != mode:
+        is_own = mode.startswith("=")
         if is_own or (one.is_block and not journal.makes):  # of a device, to inherit alone makes none
-            change(["zfs", "set", f"{one.property}={mode}", one.path], io, lock)
+            change(["zfs", "set", f"{one.property}={mode.lstrip('=')}", one.path], io, lock)
         if not is_own:
             # ``-S``, as canmount is not inherited: without a value of its own it has the default one.
             change(["zfs", "inherit", "-S", one.property, one.path], io, lock)

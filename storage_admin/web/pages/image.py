@@ -110,7 +110,7 @@ def _actions(request: PageRequest, image: Image) -> list[Action]:
     for kind in planning.image_kinds():
         if (kind.name in rows.KINDS and not _is_for(request, image, kind.name)) or _lacks(image, kind.name):
             continue
-        if image.is_volume and image.pool.kind not in kind.volumes:
+        if not planning.works_on(kind, image):
             continue
         if kind.role > request.actor.role and kind.name in ATTACHING:
             continue

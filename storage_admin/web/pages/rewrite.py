@@ -18,6 +18,7 @@ from django.views.decorators.http import require_http_methods
 from images.kinds.move import Move
 from images.kinds.relink import candidates
 from images.models import Image
+from images.rewrite import planning
 from images.rewrite.kind import Rewriting
 from images.rewrite.neighbours import ancestors
 from images.rewrite.on_volumes import OnVolumes
@@ -259,7 +260,7 @@ def _context(
     fields = _fields(kind, image, shown.options)
     bandwidth = shown.options.get("bandwidth_bytes_sec")
     bandwidth_mib = form.get("bandwidth_mib", f"{bandwidth / MIB:g}" if bandwidth else "")
-    possible = not image.is_volume or image.pool.kind in kind.volumes
+    possible = planning.works_on(kind, image)
     written = [one for one in TEXTS if OPTIONS.get(one[0], one[0]) in kind.properties]
     texts = [Text(name, word, hint, form.get(name, "")) for name, word, hint in written]
     return {
@@ -278,7 +279,8 @@ def _context(
         "shown": shown_as(request, plan),
         "bandwidth_mib": bandwidth_mib,
         "possible": possible,
-        "wants_zeros": kind.wants_zeros and possible,
+        "wants_zeros": possible and kind.wants_zeros,
+        "shows_sizes": possible and plan is not None and (kind.frees_space or plan.predicted_after_bytes is not None),
         "method": kind.method_word(plan.method) if plan else "",
         "promise": kind.promise(plan.method, shown.options) if plan else "",
         "replaces": plan is not None and kind.replaces(plan.method, shown.options),
