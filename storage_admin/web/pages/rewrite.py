@@ -280,7 +280,6 @@ def _context(
         "bandwidth_mib": bandwidth_mib,
         "possible": possible,
         "wants_zeros": possible and kind.wants_zeros,
-        "shows_sizes": possible and plan is not None and (kind.frees_space or plan.predicted_after_bytes is not None),
         "method": kind.method_word(plan.method) if plan else "",
         "promise": kind.promise(plan.method, shown.options) if plan else "",
         "replaces": plan is not None and kind.replaces(plan.method, shown.options),
