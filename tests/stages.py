@@ -63,17 +63,19 @@ def _at_night(stage: Stage, *variables: str) -> Stage:
     return replace(stage, argv=("env", f"{NIGHTLY}=1", *variables, *stage.argv), limit_seconds=24 * 3600.0)
 
 
-def _in_halves(name: str, files: Sequence[Path], *markers: str, beside: str) -> tuple[Stage, ...]:
-    """Every second file in a stage of its own, as they wait much."""
+def _in_parts(name: str, parts: int, files: Sequence[Path], *markers: str, beside: str) -> tuple[Stage, ...]:
+    """Every second file, or third one, in a stage of its own, as they wait much."""
     at = sorted(str(path.relative_to(ROOT)) for path in files)
-    return tuple(_tests(f"{name} {half + 1}", *markers, beside=beside, at=tuple(at[half::2])) for half in (0, 1))
+    return tuple(
+        _tests(f"{name} {part + 1}", *markers, beside=beside, at=tuple(at[part::parts])) for part in range(parts)
+    )
 
 
 def _clicked(*more: str, prefix: str = "") -> tuple[Stage, ...]:
     """Whole dashboards in a browser, and single pages."""
     whole = list((ROOT / "tests" / "e2e").glob("test_*.py"))
     return (
-        *_in_halves(f"{prefix}browser", whole, "browser", *more, beside=BROWSERS),
+        *_in_parts(f"{prefix}browser", 2, whole, "browser", *more, beside=BROWSERS),
         _tests(f"{prefix}pages", "browser", *more, beside=BROWSERS, at=("--ignore=tests/e2e", *_with("browser"))),
     )
 
@@ -81,7 +83,7 @@ def _clicked(*more: str, prefix: str = "") -> tuple[Stage, ...]:
 def _guests(*more: str, prefix: str = "") -> tuple[Stage, ...]:
     others = [path for path in (ROOT / "tests").rglob("test_*.py") if path.parent.name != "e2e"]
     marked = [path for path in others if "pytest.mark.guest" in path.read_text()]
-    return _in_halves(f"{prefix}guests", marked, "guest and not browser", *more, beside=GUESTS)
+    return _in_parts(f"{prefix}guests", 3, marked, "guest and not browser", *more, beside=GUESTS)
 
 
 LINT = (

@@ -214,7 +214,8 @@ def test_every_test_runs_once_on_sqlite_before_a_merge_or_only_at_night(markers:
         [
             stage.name
             for stage in stages.TIERS[tier]
-            if runs(stage, markers) and not (of_dashboards(stage) or stage.name in NEXT_DEBIAN or is_other_half(stage))
+            if runs(stage, markers)
+            and not (of_dashboards(stage) or stage.name in NEXT_DEBIAN or is_another_part(stage))
         ]
         for tier in ("test", "night")
     )
@@ -225,22 +226,22 @@ def of_dashboards(stage: Stage) -> bool:
     return any(word.startswith("tests/e2e") for word in stage.argv)
 
 
-def is_other_half(stage: Stage) -> bool:
-    return stage.name.endswith(" 2")
+def is_another_part(stage: Stage) -> bool:
+    return stage.name.endswith((" 2", " 3"))
 
 
 @pytest.mark.parametrize("tier", ["test", "night"])
-@pytest.mark.parametrize(("of", "marker"), [("guests", "guest"), ("browser", "browser")])
-def test_every_file_of_what_runs_in_halves_is_in_one_of_them(tier: str, of: str, marker: str) -> None:
-    halves = [stage for stage in stages.TIERS[tier] if stage.name[:-2].removeprefix("all ") == of]
+@pytest.mark.parametrize(("of", "marker", "parts"), [("guests", "guest", 3), ("browser", "browser", 2)])
+def test_every_file_of_what_runs_in_parts_is_in_one_of_them(tier: str, of: str, marker: str, parts: int) -> None:
+    found = [stage for stage in stages.TIERS[tier] if stage.name[:-2].removeprefix("all ") == of]
     files = [
         path.relative_to(ROOT)
         for path in (ROOT / "tests").rglob("test_*.py")
         if f"pytest.mark.{marker}" in path.read_text()
     ]
     wanted = {str(path) for path in files if (path.parts[1] == "e2e") == (of == "browser")}
-    given = [word for stage in halves for word in stage.argv if word.endswith(".py")]
-    assert (len(halves), len(given), set(given)) == (2, len(wanted), wanted)
+    given = [word for stage in found for word in stage.argv if word.endswith(".py")]
+    assert (len(found), len(given), set(given)) == (parts, len(wanted), wanted)
 
 
 def test_the_quick_check_takes_only_what_needs_python_alone() -> None:
