@@ -148,7 +148,7 @@ def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:
     if fitting == ["in_place"]:
         full = gettext("A copy does not fit into the free space that jobs have not reserved. {what}")
         return "in_place", full.format(what=_SENTENCES["in_place"])
-    best = prediction.best((image.estimate or {}).get("methods") or {}, fitting)
+    best = prediction.best(space.estimated(image), fitting)
     best = best or next(iter(method for method in ("compress", "in_place", "copy") if method in fitting), possible[0])
     return best, str(_SENTENCES[best])
 
@@ -211,6 +211,8 @@ def _cannot(image: Image, method: str, options: dict[str, Any]) -> list[Refusal]
 
 def _reason(image: Image, why: str, after: int | None, won: int | None) -> str:
     if after is None or won is None:
+        if image.state != Image.State.OK:
+            return gettext("{why}. The savings are unknown.").format(why=why)
         return gettext("{why}. The savings are unknown until the image is sampled.").format(why=why)
     if shared := space.shared_bytes(image):
         return gettext(
@@ -227,8 +229,7 @@ def _warnings(image: Image, method: str, options: dict[str, Any]) -> list[str]:
     if image.reclaimable_bytes is None:
         warnings.append(
             gettext(
-                "The image has not been sampled. The space check therefore assumes that the copy is as large as "
-                "the original."
+                "The savings are unknown. The space check therefore assumes that the copy is as large as the original."
             )
         )
     if method == "compress":

@@ -97,10 +97,10 @@ def record_estimate(image: Image, fingerprint: bytes, estimate: dict[str, Any], 
 
 
 def _offer(image: Image) -> None:
-    """Takes the numbers from the estimate; none in a state in which no job rewrites the image."""
-    methods = (image.estimate or {}).get("methods") or {}
+    """Takes the numbers from the estimate."""
+    methods = estimated(image)
     method = best(methods, offered(image))
-    numbers = methods[method] if method and image.state == Image.State.OK else {}
+    numbers = methods[method] if method else {}
     most = image.alone_bytes  # what other volumes share stays taken
     for name in OFFERED_BYTES:
         told = numbers.get(name)
@@ -178,9 +178,10 @@ def predicted(image: Image, method: str, compression: str = "") -> Predicted:
             holds for each.
 
     Returns:
-        Nothing known where the image was not looked at since it changed, or the method cannot be used for it.
+        Nothing known where the image was not looked at since it changed, the method cannot be used for it, or no job
+        rewrites it in its state.
     """
-    numbers = _numbers_of(image, method)
+    numbers = estimated(image).get(method) or {}
     each = numbers.get("compressions") or {}
     numbers = each.get(compression) or numbers
     return Predicted(*(numbers.get(f"predicted_{which}") for which in ("after_bytes", "low", "high")))
@@ -204,7 +205,7 @@ def won_bytes(image: Image, method: str, after: int | None) -> int | None:
     """
     if after is None or image.allocated_size is None:
         return None
-    won: int | None = _numbers_of(image, method).get("reclaimable_bytes") if shared_bytes(image) else None
+    won: int | None = estimated(image).get(method, {}).get("reclaimable_bytes") if shared_bytes(image) else None
     return image.allocated_size - after if won is None else won
 
 
@@ -213,9 +214,9 @@ def is_bound(image: Image) -> bool:
     return (image.estimate or {}).get("mode") == "full"
 
 
-def _numbers_of(image: Image, method: str) -> dict[str, Any]:
-    found = ((image.estimate or {}).get("methods") or {}).get(method)
-    return found if isinstance(found, dict) else {}
+def estimated(image: Image) -> dict[str, Any]:
+    """The estimate's numbers of each method; none in a state in which no job rewrites the image."""
+    return ((image.estimate or {}).get("methods") or {}) if image.state == Image.State.OK else {}
 
 
 class Need(NamedTuple):

@@ -16,6 +16,7 @@ from images.scan.bulk_write import resolve_host
 from images.selectors import images_for, overview
 from images.serializers import ImageSerializer
 from storage_admin.accounts.models import SYSTEM
+from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Recorder
 from tests.agent.harness import make_image, write
@@ -217,6 +218,8 @@ def test_a_broken_chain_offers_nothing_in_no_list_and_no_sum_until_it_is_whole_a
     assert image_at(top).state == "chain_broken"
     assert [getattr(image_at(top), name) for name in space.OFFER] == [None, None, None, ""]
     assert sums() == (sum(offered(other)),) * 3
+    plan = services.plan(SYSTEM, "reclaim", image_at(top).pk, {})
+    assert (plan.predicted_after_bytes, plan.won_bytes, plan.refusals[0].code) == (None, None, "chain_broken")
     space.record_estimate(image_at(top), bytes(image_at(top).fingerprint), image_at(top).estimate or {}, timezone.now())
     assert image_at(top).reclaimable_bytes is None
     away.rename(base)
