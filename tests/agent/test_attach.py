@@ -3,11 +3,19 @@
 import json
 import os
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from storage_admin.agent.host import nbd
+from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.programs import tools
+from storage_admin.agent.protocol import HostError
+from storage_admin.agent.rewrite.chain import Chain
+from storage_admin.agent.verbs import attach
 from tests.agent.harness import ask, leftovers, make_image, reclaim_args
 
 pytestmark = pytest.mark.qemu
@@ -114,3 +122,31 @@ def test_only_the_process_that_was_started_for_a_device_is_its_server() -> None:
             process.stdout.readline()  # until then its command line may not be there yet
             assert (nbd.servers(name) == [process.pid]) is found
             process.communicate(b"\n")
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_the_server_has_its_socket_until_the_kernel_serves_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lives: bool
+) -> None:
+    """It says that it is ready before it has connected there itself: of 150 real ones two did so too late."""
+    socket = tmp_path / "nbd0.socket"
+    seen: list[bool] = []
+
+    def is_connected(_name: str) -> bool:
+        seen.append(socket.exists())
+        return len(seen) > 2
+
+    def run(*_argv: object, **_how: object) -> tools.Finished:
+        socket.touch()
+        return tools.Finished(0, b"", b"")
+
+    monkeypatch.setattr(nbd, "FOLDER", str(tmp_path))
+    monkeypatch.setattr(nbd, "is_connected", is_connected)
+    monkeypatch.setattr(nbd, "servers", lambda _name: [4711] if lives else [])
+    monkeypatch.setattr(tools, "run", run)
+    node = SimpleNamespace(options=dict, format="raw", path=b"/images/a.raw", files=lambda **_how: ())
+    chain = cast("Chain", SimpleNamespace(node=lambda: node))
+    how = nullcontext() if lives else pytest.raises(HostError, match="ended")
+    with how:
+        attach._connect(cast("AgentIO", None), chain, "nbd0", writable=False)
+    assert (seen, socket.exists()) == (([True] * 3, False) if lives else ([True], True))

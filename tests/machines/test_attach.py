@@ -102,6 +102,13 @@ def test_a_clone_with_the_hosts_own_volume_group_and_filesystem_is_ignored_by_th
         host.run("vgchange -q -an own 2>&1 || true; qemu-nbd -d /dev/nbd1; losetup -d /dev/loop7 2>&1 || true")
 
 
+def test_it_is_attached_each_time_of_fifty(host: Host, disk: int) -> None:
+    for _ in range(50):
+        host.attach("vm.qcow2", disk, "base.raw")
+        assert host.run("ls -A /dev/.storage-admin") == "nbd0\nnbd0.json\n"
+        assert host.detach("vm.qcow2")["attached"] == []
+
+
 def test_a_device_that_is_in_use_is_not_detached(host: Host, disk: int) -> None:
     host.attach("vm.qcow2", disk, "base.raw")
     host.run(f"mount -o ro,noload,offset={MIB} {DEVICE} /mnt/inside")

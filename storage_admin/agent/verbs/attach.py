@@ -98,12 +98,14 @@ def _connect(io: AgentIO, chain: Chain, name: str, *, writable: bool) -> None:
     if done.exit_code:
         chain.refuse_changes()
         raise HostError(f"qemu-nbd failed, {done.words()}")
-    os.unlink(f"{path}.socket")  # it is connected there: nobody else is to be
     deadline = time.monotonic() + _CONNECTING
-    while not nbd.is_connected(name):  # it says that it is ready right before it asks the kernel
+    while not nbd.is_connected(name):  # it says that it is ready before it has even found its own socket
+        if not nbd.servers(name):
+            raise HostError(f"qemu-nbd ended before it served {name}")
         if time.monotonic() > deadline:
             raise HostError(f"{name} was not connected within {_CONNECTING:.0f} s")
-        time.sleep(0.01)
+        time.sleep(0.02)
+    os.unlink(f"{path}.socket")  # it is connected there: nobody else is to be
 
 
 def _wait_until_closed(name: str, pid: int) -> None:
