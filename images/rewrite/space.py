@@ -205,8 +205,8 @@ def won_bytes(image: Image, method: str, after: int | None) -> int | None:
     """
     if after is None or image.allocated_size is None:
         return None
-    won: int | None = estimated(image).get(method, {}).get("reclaimable_bytes") if shared_bytes(image) else None
-    return image.allocated_size - after if won is None else won
+    told: int | None = (estimated(image).get(method) or {}).get("reclaimable_bytes") if shared_bytes(image) else None
+    return image.allocated_size - after if told is None else told
 
 
 def is_bound(image: Image) -> bool:

@@ -186,17 +186,16 @@ def shown_as(request: HttpRequest, plan: Plan | None) -> str:
 
 
 def looked_plan(request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:
-    """A plan after a look: the template's part ``plan``; where the page already shows it, ``age`` alone, which takes
-    nothing away from whoever is confirming the plan. With either of them comes ``chip``, the job that the image has.
+    """A plan after a look: the template's part ``plan``; where the page already shows it, the age of its facts alone,
+    which takes nothing away from whoever is confirming the plan. With either comes ``chip``: the image's job.
 
     Args:
         context: with the new ``plan``, and as ``shown`` what a page shows of it.
     """
     same = bool(context["shown"]) and request.GET.get("shown") == context["shown"]
-    parts = [("age" if same else "plan", {"beside": same}), ("chip", {"looked": True})]
-    answer = HttpResponse(
-        "".join(render_to_string(f"{template}#{name}", context | more, request) for name, more in parts)
-    )
+    first = "fragments/facts_age.html" if same else f"{template}#plan"
+    parts = [(first, {"beside": same}), (f"{template}#chip", {"looked": True})]
+    answer = HttpResponse("".join(render_to_string(name, context | more, request) for name, more in parts))
     if same:
         answer["HX-Reswap"] = "none"
     return answer
