@@ -157,7 +157,7 @@ class DeleteSnapshot(SnapshotKind):
         begun = name != ""
         while True:
             if not begun:
-                now, known = asked(guest, job.options)
+                now, known = asked(guest, job.options) if not deleted else self._asked_again(guest, recorder, tick)
                 # Of an age as of the plan: none becomes old enough while the job waits or works.
                 if not (wanted := self.wanted(known, job.options, job.created)):
                     return
@@ -194,27 +194,45 @@ class DeleteSnapshot(SnapshotKind):
         Args:
             begun: a worker before has asked for it: libvirt may still be at it.
         """
-        gone = False
         while True:
             try:
-                if gone:
-                    now, known = asked(guest, {})
-                    if (chosen := known.named(name)) is None:
-                        return
-                    self._refuse(guest, now, known, chosen)
                 known = snapshots.delete(guest.host, guest.uid, name, tick)
                 break
             except GoneError as error:
-                begun = gone = True
-                message = f"libvirt does not answer; it is asked again: {error}"
-                recorder.progress({"stage": "lost", "message": message})
+                begun = True
+                _tell(recorder, error)
+                now, known = self._asked_again(guest, recorder, tick)
+                if (chosen := known.named(name)) is None:
+                    return
+                self._refuse(guest, now, known, chosen)
             except HostError as error:
-                if not begun or not any(word in error.detail for word in _BUSY):
+                if not begun or not _is_busy(error):
                     raise
             tick()
             time.sleep(_AGAIN)
         if known.named(name) is not None:
             raise HostError(gettext("libvirt deleted the snapshot {name} and still lists it.").format(name=name))
+
+    def _asked_again(self, guest: Guest, recorder: Recorder, tick: Callable[[], None]) -> tuple[GuestNow, Snapshots]:
+        """As :func:`asked`, of what was begun: waits for a libvirt that has ended, or is busy."""
+        while True:
+            try:
+                return asked(guest, {})
+            except GoneError as error:
+                _tell(recorder, error)
+            except HostError as error:
+                if not _is_busy(error):
+                    raise
+            tick()
+            time.sleep(_AGAIN)
+
+
+def _is_busy(error: HostError) -> bool:
+    return any(word in error.detail for word in _BUSY)
+
+
+def _tell(recorder: Recorder, error: GoneError) -> None:
+    recorder.progress({"stage": "lost", "message": f"libvirt does not answer; it is asked again: {error}"})
 
 
 class DeleteOldSnapshots(DeleteSnapshot):

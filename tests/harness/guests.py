@@ -244,12 +244,13 @@ class Domains:
                 domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA)
         self._connection.close()
 
-    def reconnect(self, guest: "LibvirtGuest") -> None:
+    def reconnect(self, guest: "LibvirtGuest | None" = None) -> None:
         """After libvirtd was restarted: the guest's domain, and all others, by a connection to the new one."""
         uids = [domain.UUIDString() for domain in self._domains]
         self._connection = libvirt.open(self._uri)
         self._domains = [self._connection.lookupByUUIDString(uid) for uid in uids]
-        guest.domain = self._connection.lookupByUUIDString(guest.domain.UUIDString())
+        if guest is not None:
+            guest.domain = self._connection.lookupByUUIDString(guest.domain.UUIDString())
 
     def define(
         self, disks: Sequence[Disk], name: str = "", *, agent: bool = False, words: str = "", machine: str = "q35",

@@ -143,7 +143,10 @@ def stop() -> None:
 
 def kill() -> None:
     """Ends the libvirtd of :func:`libvirtd` as a crash does; guests go on running."""
-    os.kill(int(_pid_file("libvirtd").read_text()), signal.SIGKILL)
+    pid = int(_pid_file("libvirtd").read_text())
+    os.kill(pid, signal.SIGKILL)
+    # Until then it holds its pid file, and its successor would end.
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 30, "libvirtd is dead")
 
 
 def restart() -> None:

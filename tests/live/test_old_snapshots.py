@@ -1,6 +1,7 @@
 """Snapshots from an age on are deleted, the oldest first; younger ones and what the guest has written stay."""
 
 import re
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.liveness import heart
 from storage_admin.jobs.models import Job
 from tests.factories import PolicyFactory
+from tests.harness import libvirtd as daemons
 from tests.harness.guests import Disk, Domains, LibvirtGuest, write_pattern
 from tests.live.chains import chain_of, done
 from tests.live.test_faults import KilledError, falls_silent
@@ -136,6 +138,31 @@ def test_a_worker_that_dies_in_the_second_is_followed_by_the_next_one(
     run(job)
     assert job.state == "succeeded", said(job)
     assert (job.result or {})["names"] == ["a", "b", "c"]
+    assert names(row) == []
+
+
+def test_a_libvirtd_that_ends_between_two_is_waited_for(
+    domains: Domains, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest = domains.define([Disk(create(shared_folder / "disk.qcow2", "96M"))])
+    for name, days in (("a", 40), ("b", 35)):
+        snapshot(guest, name, days, external=False)
+    row = seen(shared_folder, guest)
+    job, deletes, later = submit(row, 30), snapshots.delete, threading.Timer(3, daemons.restart)
+
+    def and_libvirtd_ends(*given: object) -> object:
+        told = deletes(*given)  # type: ignore[arg-type]
+        daemons.kill()
+        later.start()
+        monkeypatch.setattr(snapshots, "delete", deletes)
+        return told
+
+    monkeypatch.setattr(snapshots, "delete", and_libvirtd_ends)
+    run(job)
+    later.join()
+    domains.reconnect()
+    assert job.state == "succeeded", (job.error_detail, said(job))
+    assert (job.result or {})["names"] == ["a", "b"]
     assert names(row) == []
 
 
