@@ -157,7 +157,9 @@ class _Running:
             if code is not None:
                 self._count(code)
             elif time.monotonic() > self._started + self._stage.limit_seconds:
-                self._end(0, 1, f"did not end within {self._stage.limit_seconds:.0f} s")
+                self._end(
+                    0, 1, f"did not end within {self._stage.limit_seconds:.0f} s", _stands(self._folder / "output")
+                )
         return self._outcome is not None
 
     def show(self) -> None:
@@ -221,6 +223,14 @@ def _bad(case: ET.Element) -> str:
             said = ended.get("message", "").partition("\n")[0]
             return f"{case.get('classname')}::{case.get('name')}: {said}"[:_LINE]
     return ""
+
+
+def _stands(output: Path) -> tuple[str, ...]:
+    """Where a test that hung was within our files, the innermost first, by what pytest's faulthandler has printed."""
+    said = output.read_text(errors="replace") if output.exists() else ""
+    __, dumped, stacks = said.rpartition("Timeout (")
+    lines = [line.strip() for line in stacks.splitlines() if f'"{ROOT}/' in line and "/.venv/" not in line]
+    return tuple(lines) if dumped else ()
 
 
 @contextlib.contextmanager

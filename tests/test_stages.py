@@ -71,6 +71,17 @@ def test_a_tool_counts_as_one(code: int, expected: tuple[int, int]) -> None:
     assert counts(run_one(Stage("tool", (sys.executable, "-c", f"raise SystemExit({code})")))) == expected
 
 
+def test_of_a_stage_that_hangs_it_is_said_where_its_test_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_runs, "ROOT", tmp_path)
+    source = "import time\ndef waits(): time.sleep(60)\ndef test_a(): waits()\n"
+    hangs = pytest_stage(tmp_path, source)
+    hangs = replace(hangs, argv=(*hangs.argv, "-p", "faulthandler", "-o", "faulthandler_timeout=1"), limit_seconds=10)
+    __, outcome = run([Stage("fine", ("true",), pytest=True), hangs])
+    assert [line.rpartition(" in ")[2] for line in outcome.bad[:2]] == ["waits", "test_a"]
+
+
 def test_a_stage_that_does_not_end_is_killed_with_all_it_started_and_counts_as_failed(tmp_path: Path) -> None:
     late = tmp_path / "late"
     outcome = run_one(Stage("slow", ("sh", "-c", f"(sleep 2; touch {late}) & wait"), limit_seconds=0.5))
