@@ -23,7 +23,7 @@ from tests.agent.test_sparsify import args_for
 from tests.faults.swapper import Watch
 from tests.faults.test_kills import tools_of, wait_until_gone
 
-pytestmark = pytest.mark.qemu
+pytestmark = [pytest.mark.qemu, pytest.mark.night]
 
 
 @pytest.fixture(scope="module")

@@ -108,6 +108,8 @@ def running_dashboard_session() -> Iterator[Dashboard]:
     """One dashboard for a whole run of tests that look at it together."""
     folder = Path(tempfile.mkdtemp(prefix="sa-up-", dir="/var/tmp"))
     folder.chmod(0o755)
+    (folder / "data").mkdir(mode=0o700)
+    tables.bring(folder / "data" / "db.sqlite3")
     try:
         with running_dashboard(folder / "data") as dashboard:
             yield dashboard
