@@ -15,7 +15,7 @@ from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images.live.disks import Layers, about_bitmaps, images_of, in_the_clear, layers_of, occupied, room_gone
-from images.live.follow import GUEST_ENDED, Follower, keep, kept, settled, unseen_switch
+from images.live.follow import Follower, ended_unseen, keep, kept, settled, unseen_switch
 from images.live.kind import LiveGuestKind, bugs, running_guest
 from images.models import Image
 from images.rewrite import record, refusals
@@ -126,13 +126,7 @@ class LiveKind(LiveGuestKind):
             )  # fmt: skip
             ended = follower.run(taken_over=begun)
         if unseen_switch(job, wanted, ended):
-            sentence = gettext(
-                "{guest} ended while it was being switched over from {before} to {after}, and libvirt does not know "
-                "whether it was: its last writes may be in {after} alone. Both files are kept. Check which of them was "
-                "written to last before the guest is started."
-            )
-            told = sentence.format(guest=guest.name, before=wanted.chain[0], after=wanted.result[0])
-            raise HostError(told, GUEST_ENDED)
+            raise ended_unseen(guest, wanted.chain[0], wanted.result[0])
         # Of a guest that has ended only its definition tells whether it had been switched over by then.
         if ended.chain == wanted.chain or (not ended.active and ended.later == wanted.chain[0]):
             self.came_to_nothing(job, guest, wanted, recorder)

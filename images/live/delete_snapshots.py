@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from images.live import merging
 from images.live.disks import backed_up, change_of, layers_of, pool_of, refuse_needed, whole_chains
+from images.live.follow import ended_unseen
 from images.live.snapshots import NAME, SnapshotKind, asked
 from images.live.vm_snapshots import DeleteOldVmSnapshots, DeleteVmSnapshot
 from images.rewrite import record
@@ -118,13 +119,13 @@ class DeleteSnapshot(SnapshotKind):
         guest, kept = find(job.target_id), job.kept.get(BEGUN)
         if kept is None:
             now = self.check(guest, job.options)
-            kept = {"name": "", "before": whole_chains(guest, now), "deleted": []}
+            kept = {"before": whole_chains(guest, now), "deleted": []}
         # What an earlier version has begun was one of a guest that runs, and kept no sizes.
         before, deleted = kept.get("before", {}), list(kept.get("deleted", []))
         recorder.progress({"stage": "merging", "message": "by libvirt, which reports no progress"})
         recorder.flush()
         try:
-            self._delete_each(job, guest, recorder, kept["name"], before, deleted)
+            self._delete_each(job, guest, recorder, kept if "name" in kept else None, before, deleted)
         except (StoppedError, RefusedError, HostError):
             # What those before have freed is so, however the job ends.
             if deleted and job.ours().exists() and (changed := change_of(guest, before)):
@@ -134,12 +135,18 @@ class DeleteSnapshot(SnapshotKind):
         return {"names": deleted, "words": words, **change_of(guest, before)}
 
     def _delete_each(
-        self, job: Job, guest: Guest, recorder: Recorder, name: str, before: dict[str, int], deleted: list[str]
+        self,
+        job: Job,
+        guest: Guest,
+        recorder: Recorder,
+        begun: dict[str, Any] | None,
+        before: dict[str, int],
+        deleted: list[str],
     ) -> None:
         """Has libvirt delete one after the other.
 
         Args:
-            name: of the one that a worker before has asked for; empty for none.
+            begun: what was kept of the one that a worker before has asked for, if any.
             before: what the chains' images occupied before the first one.
             deleted: takes the names of those that are gone.
         """
@@ -154,9 +161,9 @@ class DeleteSnapshot(SnapshotKind):
                 told = gettext("Cancelled. libvirt finishes deleting the snapshot, unless it has ended.")
                 raise StoppedError(protocol.CANCELLED, told)
 
-        begun = name != ""
         while True:
-            if not begun:
+            taken_over = begun is not None
+            if begun is None:
                 now, known = asked(guest, job.options) if not deleted else self._asked_again(guest, recorder, tick)
                 # Of an age as of the plan: none becomes old enough while the job waits or works.
                 if not (wanted := self.wanted(known, job.options, job.created)):
@@ -165,13 +172,13 @@ class DeleteSnapshot(SnapshotKind):
                     recorder.flush()
                     tick()
                 self._refuse(guest, now, known, wanted[0])
-                name = wanted[0].name
-                job.kept = job.kept | {BEGUN: {"name": name, "before": before, "deleted": deleted}}
+                begun = {"name": wanted[0].name, "before": before, "deleted": deleted, **_switch(now, wanted[0])}
+                job.kept = job.kept | {BEGUN: begun}
                 job.ours().update(kept=job.kept)
-            self._delete(guest, name, recorder, tick, begun=begun)
-            recorder.log(f"The snapshot {name} of {guest.name} is deleted; what was written since stays.")
-            deleted.append(name)
-            begun = False
+            self._delete(guest, begun, recorder, tick, taken_over=taken_over)
+            recorder.log(f"The snapshot {begun['name']} of {guest.name} is deleted; what was written since stays.")
+            deleted.append(begun["name"])
+            begun = None
 
     def _refuse(self, guest: Guest, now: GuestNow, known: Snapshots, chosen: Snapshot) -> None:
         """Looks once more what stands against it, and who needs the images of an external one by now.
@@ -188,25 +195,32 @@ class DeleteSnapshot(SnapshotKind):
                 top = layers.chain.index(overlays[disk.target])
                 refuse_needed(guest, layers, top, top + 1)
 
-    def _delete(self, guest: Guest, name: str, recorder: Recorder, tick: Callable[[], None], *, begun: bool) -> None:
+    def _delete(
+        self, guest: Guest, begun: dict[str, Any], recorder: Recorder, tick: Callable[[], None], *, taken_over: bool
+    ) -> None:
         """Has libvirt delete one, and waits for it, also for a libvirt that has ended: it leaves all as it was.
 
         Args:
-            begun: a worker before has asked for it: libvirt may still be at it.
+            begun: what is kept of it.
+            taken_over: a worker before has asked for it: libvirt may still be at it.
         """
+        name, again = begun["name"], taken_over
+        if taken_over:
+            _refuse_unseen(guest, self._asked_again(guest, recorder, tick), begun)
         while True:
             try:
                 known = snapshots.delete(guest.host, guest.uid, name, tick)
                 break
             except GoneError as error:
-                begun = True
+                again = True
                 _tell(recorder, error)
                 now, known = self._asked_again(guest, recorder, tick)
                 if (chosen := known.named(name)) is None:
                     return
+                _refuse_unseen(guest, (now, known), begun)
                 self._refuse(guest, now, known, chosen)
             except HostError as error:
-                if not begun or not _is_busy(error):
+                if not again or not _is_busy(error):
                     raise
             tick()
             time.sleep(_AGAIN)
@@ -225,6 +239,30 @@ class DeleteSnapshot(SnapshotKind):
                     raise
             tick()
             time.sleep(_AGAIN)
+
+
+def _switch(now: GuestNow, chosen: Snapshot) -> dict[str, Any]:
+    """From which file to which one QEMU switches a guest over at the end, and in which of its runs that is; nothing
+    where the overlay is not the one that it writes to.
+    """
+    overlays = {part.path for part in chosen.disks if part.how == "external"}
+    over = [list(disk.chain[:2]) for disk in now.disks if overlays & set(disk.chain[:1]) and len(disk.chain) > 1]
+    return {"run": now.run, "cpu_ns": now.cpu_ns, "over": over[0]} if over and now.run else {}
+
+
+def _refuse_unseen(guest: Guest, found: tuple[GuestNow, Snapshots], begun: dict[str, Any]) -> None:
+    """Refuse to go on where QEMU may have switched a guest over while libvirt was away, and the guest ended before that
+    was back: libvirt would write the older content over the newer one.
+
+    Raises:
+        HostError: ``guest_ended``.
+    """
+    now, known = found
+    if not begun.get("over") or known.named(begun["name"]) is None:
+        return
+    # libvirt counts from one again when it begins anew: a number can come twice.
+    if now.run != begun["run"] or now.cpu_ns < begun["cpu_ns"]:
+        raise ended_unseen(guest, *begun["over"])
 
 
 def _is_busy(error: HostError) -> bool:

@@ -153,6 +153,16 @@ def unseen_switch(job: Job, wanted: Wanted, ended: Ended) -> bool:
     return over and wanted.result[0] != wanted.chain[0] and now == [wanted.chain[0]]
 
 
+def ended_unseen(guest: Guest, before: str, after: str) -> HostError:
+    """What is said where a guest may have gone on in another image, and nobody knows."""
+    sentence = gettext(
+        "libvirt does not know whether {guest} was switched over from {before} to {after}: the guest has ended, or "
+        "runs on without libvirt. Its last writes may be in {after} alone. Both files are kept. Before the guest is "
+        "started, look who has them open (lsof), and check which of them was written to last."
+    )
+    return HostError(sentence.format(guest=guest.name, before=before, after=after), GUEST_ENDED)
+
+
 def settled(guest: Guest, wanted: Wanted, ended: Ended, *, cancelled: bool) -> dict[str, Any]:
     """What came of it, by what the disk stands on now.
 

@@ -89,6 +89,8 @@ class GuestNow:
         snapshots, checkpoints: names of those that its hypervisor keeps.
         backs_up: it makes a backup of it now.
         saved: its memory is kept for its next start.
+        run: libvirt's number of the run that it is in; 0 while it is off.
+        cpu_ns: time of processors that it has taken in that run, in nanoseconds.
     """
 
     state: str
@@ -100,6 +102,8 @@ class GuestNow:
     checkpoints: tuple[str, ...] = ()
     backs_up: bool = False
     saved: bool = False
+    run: int = 0
+    cpu_ns: int = 0
 
     @property
     def runs(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import libvirt_qemu
 import pytest
 
+from images.live.follow import GUEST_ENDED
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.models import Host
@@ -23,9 +24,11 @@ from storage_admin.jobs.models import Job
 from tests.chance import night
 from tests.harness import libvirtd as daemons
 from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.harness.processes import wait_until
 from tests.live.chains import chain_of, definition_of, done
 from tests.live.conftest import scanned
 from tests.live.test_faults import KilledError, falls_silent
+from tests.live.test_switches import asked
 from tests.live.writer import acknowledged, begin, check, wait_for_writes, writing
 from tests.working import OPERATOR, create, run, said, scan
 
@@ -36,6 +39,7 @@ pytestmark = [
     pytest.mark.usefixtures("quiet", "libvirtd"),
 ]
 TIMES = 5 if night() else 1
+QUERY = {"execute": "query-block-jobs"}
 #: MiB that each overlay holds, and bytes a second by which they are merged: libvirt itself takes no limit.
 HELD, SPEED = 40, 20 << 20
 #: What the guest's disk stands on after each of them was deleted.
@@ -148,6 +152,65 @@ def test_a_guest_that_is_killed_meanwhile_keeps_what_was_acknowledged_and_its_sn
     scan(job.host)
     done(services.submit(OPERATOR, "delete_snapshot", job.target_id, {"name": name}))
     check(shared_folder / AFTER[name][0], last[0])
+
+
+def test_what_a_guest_has_written_after_a_switch_that_libvirt_never_knew_of_is_kept(
+    domains: Domains, begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path
+) -> None:
+    guest, job = begun("two")
+    qemu, last = int(Path(f"/run/libvirt/qemu/{guest.name}.pid").read_text()), list[int]()
+
+    def unseen() -> None:
+        daemons.kill()
+        wait_until(lambda: asked(guest, lambda _: QUERY)[0]["ready"], 30, "all is merged")
+        asked(
+            guest,
+            lambda _: QUERY,
+            lambda jobs: {"execute": "job-complete", "arguments": {"id": jobs[0]["device"]}},
+        )
+        wait_for_writes(guest, 80)
+        last.append(acknowledged(guest))
+        os.kill(qemu, signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{qemu}/fd/0").exists(), 30, "the guest has ended")
+        daemons.restart()
+
+    begin(guest)
+    with while_it_merges(guest, unseen):
+        run(job)
+    domains.reconnect(guest)
+    assert (job.state, job.error_code) == ("failed", GUEST_ENDED), (job.error_detail, said(job))
+    assert listed(job) == set(AFTER)
+    assert definition_of(guest) == "disk.two"
+    check(shared_folder / "disk.one", last[0])
+
+
+def test_a_guest_that_runs_on_without_libvirt_is_left_alone(
+    domains: Domains, begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path
+) -> None:
+    """A libvirt 9.0 that is killed in the wrong moment leaves what it cannot read again: to it, the guest is off."""
+    guest, job = begun("two")
+    qemu, status = (Path(f"/run/libvirt/qemu/{guest.name}.{kind}") for kind in ("pid", "xml"))
+    pid = int(qemu.read_text())
+
+    def lost() -> None:
+        daemons.kill()
+        before = status.read_text()
+        status.write_text(before.replace("job='active-commit'", "job=''"))
+        assert status.read_text() != before
+        daemons.restart()
+
+    with writing(guest):
+        with while_it_merges(guest, lost):
+            run(job)
+        domains.reconnect(guest)
+        assert not guest.domain.isActive()
+        assert (job.state, job.error_code) == ("failed", GUEST_ENDED), (job.error_detail, said(job))
+        wait_for_writes(guest, 2)
+    last = acknowledged(guest)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{pid}/fd/0").exists(), 30, "the guest has ended")
+    assert listed(job) == set(AFTER)
+    check(shared_folder / "disk.two", last)
 
 
 @one_by_day

@@ -5,13 +5,18 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from images.live import follow
+from images.live import delete_snapshots, follow
+from storage_admin.agent.protocol import HostError
+from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt.block_jobs import Ended, Wanted
+from storage_admin.hosts.libvirt.snapshots import Snapshots
+from storage_admin.hosts.live_facts import GuestNow, Snapshot
 from storage_admin.jobs.kinds import BEGUN
 from storage_admin.jobs.models import Job
 from tests.harness import libvirtd as daemons
@@ -44,6 +49,21 @@ def test_a_switch_may_be_unseen_where_it_was_ordered_and_the_image_before_is_use
     wanted: Wanted, stage: str, ended: Ended, unseen: bool
 ) -> None:
     assert follow.unseen_switch(Job(kept={BEGUN: {"stage": stage}}), wanted, ended) is unseen
+
+
+@pytest.mark.parametrize(
+    ("run", "cpu_ns", "is_another"),
+    [(3, 9, False), (3, 10, False), (0, 0, True), (4, 2, True), (3, 2, True)],
+    ids=["no time passed", "the same run", "off", "another number", "the number came again"],
+)
+def test_a_guest_that_was_written_to_in_another_run_is_told_from_one_that_ran_on(
+    run: int, cpu_ns: int, is_another: bool
+) -> None:
+    begun = {"name": "one", "run": 3, "cpu_ns": 9, "over": ["disk.one", "disk.qcow2"]}
+    now = GuestNow("running" if run else "shut off", run=run, cpu_ns=cpu_ns)
+    known = Snapshots((Snapshot("one", None, "", "", "", current=True, disks=()),), 9_000_000)
+    with pytest.raises(HostError) if is_another else nullcontext():
+        delete_snapshots._refuse_unseen(Guest(name="guest"), (now, known), begun)
 
 
 def asked(guest: LibvirtGuest, *commands: Callable[[Any], dict[str, Any]]) -> Any:

@@ -51,6 +51,8 @@ def look(domain: Any, *, agent: bool = False) -> dict[str, Any]:
         "checkpoints": [one.getName() for one in domain.listAllCheckpoints()],
         "backs_up": backs_up(domain),
         "saved": bool(domain.hasManagedSaveImage()),
+        "run": max(domain.ID(), 0),
+        "cpu_ns": domain.info()[4],
     }
 
 

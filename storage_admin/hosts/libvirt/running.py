@@ -43,6 +43,8 @@ def guest_now(told: dict[str, Any]) -> GuestNow:
         checkpoints=tuple(told["checkpoints"]),
         backs_up=told["backs_up"],
         saved=told["saved"],
+        run=told["run"],
+        cpu_ns=told["cpu_ns"],
     )
 
 
