@@ -9,6 +9,7 @@ from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds.flatten import contradicted
+from images.live.follow import doubts
 from images.models import Image
 from images.rewrite import forecasts, in_use, needed_as_it_is, neighbours, readers, refusals, repointing
 from images.rewrite import record as rewriting
@@ -85,7 +86,7 @@ class Commit(Rewriting):
             took=forecasts.seconds(image, self.name, 2 * image.occupied_bytes, options["bandwidth_bytes_sec"]),
             scratch=image.occupied_bytes,
             refusals=[*_against(image, base), *foreign],
-            by_hand=allowed,
+            by_hand=[*allowed, *doubts([disk.guest_id for disk in image.disks], [image.path])],
             warnings=warnings,
             below={base.pk: gettext("is written to"), image.pk: gettext("is merged, and can only be deleted")},
             space_in=base.pool,

@@ -15,7 +15,7 @@ from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images.live.disks import Layers, about_bitmaps, images_of, in_the_clear, layers_of, occupied, room_gone
-from images.live.follow import Follower, ended_unseen, keep, kept, settled, unseen_switch
+from images.live.follow import Follower, doubts, ended_unseen, keep, kept, settled, unseen_switch
 from images.live.kind import LiveGuestKind, bugs, running_guest
 from images.models import Image
 from images.rewrite import record, refusals
@@ -75,7 +75,7 @@ class LiveKind(LiveGuestKind):
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         guest = find(target_id)
         layers, choice, against = self._chosen(guest, options)
-        by_hand = bugs(guest, self.name)
+        by_hand = bugs(guest, self.name) + doubts([guest.pk], layers.chain if layers else [])
         images = layers.images if layers else []
         grown = None if choice.most is None or choice.before is None else choice.most - choice.before
         return Plan(
@@ -126,7 +126,10 @@ class LiveKind(LiveGuestKind):
             )  # fmt: skip
             ended = follower.run(taken_over=begun)
         if unseen_switch(job, wanted, ended):
-            raise ended_unseen(guest, wanted.chain[0], wanted.result[0])
+            over = [wanted.chain[0], wanted.result[0]]
+            job.kept = job.kept | {BEGUN: job.kept[BEGUN] | {"over": over}}
+            job.ours().update(kept=job.kept)
+            raise ended_unseen(guest, *over)
         # Of a guest that has ended only its definition tells whether it had been switched over by then.
         if ended.chain == wanted.chain or (not ended.active and ended.later == wanted.chain[0]):
             self.came_to_nothing(job, guest, wanted, recorder)

@@ -222,6 +222,7 @@ class DeleteSnapshot(SnapshotKind):
             except HostError as error:
                 if not again or not _is_busy(error):
                     raise
+                _tell(recorder, error)
             tick()
             time.sleep(_AGAIN)
         if known.named(name) is not None:
@@ -232,11 +233,10 @@ class DeleteSnapshot(SnapshotKind):
         while True:
             try:
                 return asked(guest, {})
-            except GoneError as error:
-                _tell(recorder, error)
             except HostError as error:
-                if not _is_busy(error):
+                if not isinstance(error, GoneError) and not _is_busy(error):
                     raise
+                _tell(recorder, error)
             tick()
             time.sleep(_AGAIN)
 
@@ -269,8 +269,9 @@ def _is_busy(error: HostError) -> bool:
     return any(word in error.detail for word in _BUSY)
 
 
-def _tell(recorder: Recorder, error: GoneError) -> None:
-    recorder.progress({"stage": "lost", "message": f"libvirt does not answer; it is asked again: {error}"})
+def _tell(recorder: Recorder, error: HostError) -> None:
+    why = "does not answer" if isinstance(error, GoneError) else "is busy"
+    recorder.progress({"stage": "lost", "message": f"libvirt {why}; it is asked again: {error}"})
 
 
 class DeleteOldSnapshots(DeleteSnapshot):

@@ -5,10 +5,12 @@ block job, in QEMU or by its effect on the chain, and goes on.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
+from django.utils import timezone
 from django.utils.translation import gettext, gettext_lazy
 
 from storage_admin.agent import protocol
@@ -19,10 +21,12 @@ from storage_admin.hosts.libvirt.block_jobs import Ended, LostError, Program, Wa
 from storage_admin.jobs import runner
 from storage_admin.jobs.kinds import BEGUN, GoesOnError
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plan_and_progress import Recorder
+from storage_admin.jobs.plan_and_progress import Recorder, Refusal
 
-#: The guest ended while its block job was at work.
+#: The guest ended while its block job was at work; of a plan: nobody knows which image it wrote to last.
 GUEST_ENDED = "guest_ended"
+#: For so long a guest's images are doubted after that, where nobody knows which one it wrote to last.
+DOUBTED = timedelta(days=30)
 #: How often libvirt may refuse to switch a guest over before the block job is given up.
 REFUSED = 5
 #: Seconds between two looks at the room that is left where QEMU writes.
@@ -46,7 +50,7 @@ def keep(job: Job, stage: str, wanted: Wanted, before: int | None) -> None:
 def kept(job: Job) -> tuple[Wanted, int | None]:
     """What was kept: the block job, and the size before."""
     begun: Mapping[str, Any] = job.kept[BEGUN]
-    fields = {name: value for name, value in begun.items() if name not in {"stage", "before"}}
+    fields = {name: value for name, value in begun.items() if name not in {"stage", "before", "over"}}
     return Wanted(**fields), begun["before"]
 
 
@@ -151,6 +155,24 @@ def unseen_switch(job: Job, wanted: Wanted, ended: Ended) -> bool:
     stage, now = job.kept[BEGUN]["stage"], ended.chain[:1] if ended.active else [ended.later]
     over = stage == "pivoting" or (stage == "ready" and not ended.active)
     return over and wanted.result[0] != wanted.chain[0] and now == [wanted.chain[0]]
+
+
+def doubts(guests: Iterable[int], paths: Collection[str]) -> list[Refusal]:
+    """What keeps policies from images for a month, and a user should know before one is written into another: after
+    which jobs nobody knew whether a guest had gone on in the image below.
+
+    Args:
+        guests: their ids.
+        paths: of the images.
+    """
+    ended = Job.objects.filter(
+        target_kind="guest", target_id__in=guests, error_code=GUEST_ENDED, finished__gt=timezone.now() - DOUBTED
+    )
+    return [
+        Refusal(GUEST_ENDED, gettext("Job {job} said: {detail}").format(job=job.pk, detail=job.error_detail))
+        for job in ended.order_by("-pk")[:100]
+        if job.kept.get(BEGUN, {}).get("over", [""])[0] in paths
+    ]
 
 
 def ended_unseen(guest: Guest, before: str, after: str) -> HostError:

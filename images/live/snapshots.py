@@ -26,6 +26,7 @@ from images.live.disks import (
     pool_of,
     whole_chains,
 )
+from images.live.follow import doubts
 from images.live.kind import OFF, LiveGuestKind, bugs, libvirt_guest
 from images.live.vm_snapshots import CreateVmSnapshot, RevertVm, VmSnapshotKind
 from images.rewrite import record
@@ -73,8 +74,9 @@ class SnapshotKind(LiveGuestKind):
             now, known = asked(guest, options)
             reason, warnings, against = self.choose(guest, now, known, options)
             commands = self.commands(guest, known, options)
+            by_hand = doubts([guest.pk], [path for disk in now.disks for path in disk.chain[:1]])
             if now.runs:
-                by_hand = bugs(guest, self.name)
+                by_hand += bugs(guest, self.name)
         except (RefusedError, HostError) as error:
             against = [Refusal(error.code, error.detail)]
         return Plan(

@@ -83,7 +83,7 @@ REFUSALS = frozenset(
         "undo_written_to", "unproven", "unsupported_pool", "unsupported_subformat", "folder_not_listed",
         "pool_changed", "merged", "guest_off", "upload_incomplete", "wrong_digest", "wrong_passphrase",
         "unreadable_inside", "unclean_inside", "device_in_use", "filesystem_damaged", "checkpoint_kept",
-        "nbd_missing", "nbd_partitions",
+        "nbd_missing", "nbd_partitions", "guest_ended",
     }
 )  # fmt: skip
 

@@ -17,6 +17,7 @@ from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt.block_jobs import Ended, Wanted
 from storage_admin.hosts.libvirt.snapshots import Snapshots
 from storage_admin.hosts.live_facts import GuestNow, Snapshot
+from storage_admin.jobs import services
 from storage_admin.jobs.kinds import BEGUN
 from storage_admin.jobs.models import Job
 from tests.harness import libvirtd as daemons
@@ -26,7 +27,7 @@ from tests.live.chains import at_stage, definition_of
 from tests.live.conftest import scanned
 from tests.live.test_faults import begun
 from tests.live.writer import acknowledged, begin, check, wait_for_writes
-from tests.working import run
+from tests.working import OPERATOR, image_at, run, scan
 
 COPY = Wanted("", "vda", "copy", ["a", "b"], 0, None, 0, {"path": "c", "format": "raw"})
 
@@ -115,5 +116,8 @@ def test_what_a_guest_has_written_after_a_switch_that_libvirt_never_knew_of_is_k
     domains.reconnect(guest)
     assert (job.state, job.error_code, definition_of(guest)) == ("failed", follow.GUEST_ENDED, "top.qcow2")
     assert after[0] in job.error_detail
+    scan(job.host)
+    plan = services.plan(OPERATOR, "commit", image_at(chain[0]).pk, {})
+    assert [one.code for one in plan.by_hand] == [follow.GUEST_ENDED]  # which policies leave alone
     if operation == "copy":
         check(folder / after[0], last[0])

@@ -20,8 +20,7 @@ NOTES = (
         "Volumes: a volume group on a loop device with 10,000 thick volumes of one extent, none of them active, whose "
         "metadata vgcfgrestore wrote; real LVM answers, asked as the scan asks it: `vgs`, which takes most of it, "
         "and `lvs`. The scan writes the rows besides; "
-        "first scan: median of 3 into an empty inventory, rescan: median of 5. ZFS's and Ceph's answers take other "
-        "tools, and are not measured."
+        "first scan: median of 3 into an empty inventory, rescan: median of 5. Ceph's answers are not measured."
     ),
 )
 COUNT = 10_000
