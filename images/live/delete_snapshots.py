@@ -205,7 +205,7 @@ class DeleteSnapshot(SnapshotKind):
             taken_over: a worker before has asked for it: libvirt may still be at it.
         """
         name, again = begun["name"], taken_over
-        if taken_over:
+        if taken_over and begun.get("over"):
             _refuse_unseen(guest, self._asked_again(guest, recorder, tick), begun)
         while True:
             try:
