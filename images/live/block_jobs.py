@@ -15,7 +15,7 @@ from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images.live.disks import Layers, about_bitmaps, images_of, in_the_clear, layers_of, occupied, room_gone
-from images.live.follow import Follower, doubts, ended_unseen, keep, kept, settled, unseen_switch
+from images.live.follow import Follower, doubts, ended_unseen, keep, keep_begun, kept, settled, unseen_switch
 from images.live.kind import LiveGuestKind, bugs, running_guest
 from images.models import Image
 from images.rewrite import record, refusals
@@ -127,8 +127,7 @@ class LiveKind(LiveGuestKind):
             ended = follower.run(taken_over=begun)
         if unseen_switch(job, wanted, ended):
             over = [wanted.chain[0], wanted.result[0]]
-            job.kept = job.kept | {BEGUN: job.kept[BEGUN] | {"over": over}}
-            job.ours().update(kept=job.kept)
+            keep_begun(job, job.kept[BEGUN] | {"over": over})
             raise ended_unseen(guest, *over)
         # Of a guest that has ended only its definition tells whether it had been switched over by then.
         if ended.chain == wanted.chain or (not ended.active and ended.later == wanted.chain[0]):

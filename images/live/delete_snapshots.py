@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from images.live import merging
 from images.live.disks import backed_up, change_of, layers_of, pool_of, refuse_needed, whole_chains
-from images.live.follow import ended_unseen
+from images.live.follow import ended_unseen, keep_begun, tell_lost
 from images.live.snapshots import NAME, SnapshotKind, asked
 from images.live.vm_snapshots import DeleteOldVmSnapshots, DeleteVmSnapshot
 from images.rewrite import record
@@ -173,8 +173,7 @@ class DeleteSnapshot(SnapshotKind):
                     tick()
                 self._refuse(guest, now, known, wanted[0])
                 begun = {"name": wanted[0].name, "before": before, "deleted": deleted, **_switch(now, wanted[0])}
-                job.kept = job.kept | {BEGUN: begun}
-                job.ours().update(kept=job.kept)
+                keep_begun(job, begun)
             self._delete(guest, begun, recorder, tick, taken_over=taken_over)
             recorder.log(f"The snapshot {begun['name']} of {guest.name} is deleted; what was written since stays.")
             deleted.append(begun["name"])
@@ -213,7 +212,7 @@ class DeleteSnapshot(SnapshotKind):
                 break
             except GoneError as error:
                 again = True
-                _tell(recorder, error)
+                tell_lost(recorder, error)
                 now, known = self._asked_again(guest, recorder, tick)
                 if (chosen := known.named(name)) is None:
                     return
@@ -222,7 +221,7 @@ class DeleteSnapshot(SnapshotKind):
             except HostError as error:
                 if not again or not _is_busy(error):
                     raise
-                _tell(recorder, error)
+                tell_lost(recorder, error, "is busy")
             tick()
             time.sleep(_AGAIN)
         if known.named(name) is not None:
@@ -233,10 +232,12 @@ class DeleteSnapshot(SnapshotKind):
         while True:
             try:
                 return asked(guest, {})
+            except GoneError as error:
+                tell_lost(recorder, error)
             except HostError as error:
-                if not isinstance(error, GoneError) and not _is_busy(error):
+                if not _is_busy(error):
                     raise
-                _tell(recorder, error)
+                tell_lost(recorder, error, "is busy")
             tick()
             time.sleep(_AGAIN)
 
@@ -267,11 +268,6 @@ def _refuse_unseen(guest: Guest, found: tuple[GuestNow, Snapshots], begun: dict[
 
 def _is_busy(error: HostError) -> bool:
     return any(word in error.detail for word in _BUSY)
-
-
-def _tell(recorder: Recorder, error: HostError) -> None:
-    why = "does not answer" if isinstance(error, GoneError) else "is busy"
-    recorder.progress({"stage": "lost", "message": f"libvirt {why}; it is asked again: {error}"})
 
 
 class DeleteOldSnapshots(DeleteSnapshot):

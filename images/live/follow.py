@@ -43,8 +43,18 @@ def keep(job: Job, stage: str, wanted: Wanted, before: int | None) -> None:
     Args:
         before: bytes that the image occupied which grows.
     """
-    job.kept = job.kept | {BEGUN: {"stage": stage, "before": before, **asdict(wanted)}}
+    keep_begun(job, {"stage": stage, "before": before, **asdict(wanted)})
+
+
+def keep_begun(job: Job, begun: Mapping[str, Any]) -> None:
+    """Keeps with a running job what the next worker has to know of what is begun."""
+    job.kept = job.kept | {BEGUN: begun}
     job.ours().update(kept=job.kept)
+
+
+def tell_lost(recorder: Recorder, error: Exception, why: str = "does not answer") -> None:
+    """Says that a job goes on asking libvirt, and why."""
+    recorder.progress({"stage": "lost", "message": f"libvirt {why}; it is asked again: {error}"})
 
 
 def kept(job: Job) -> tuple[Wanted, int | None]:
@@ -98,9 +108,7 @@ class Follower:
                 return self._follow(start=True)
             except LostError as lost:
                 look_first, started = True, self._job.kept[BEGUN]["stage"] != "planned"
-                self._recorder.progress(
-                    {"stage": "lost", "message": f"libvirt does not answer; it is asked again: {lost}"}
-                )
+                tell_lost(self._recorder, lost)
                 until = time.monotonic() + block_jobs.AGAIN
                 while time.monotonic() < until:
                     if self._order("lost") == "abort":

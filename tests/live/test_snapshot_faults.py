@@ -73,15 +73,15 @@ def pid_of(guest: LibvirtGuest) -> int:
 def while_it_merges(guest: LibvirtGuest, happens: Callable[[], object], speed: int = SPEED) -> Iterator[None]:
     """Within it, something happens once QEMU has begun to merge an overlay of the guest, which it does slowly then."""
     happened: list[str] = []
-    is_slow = threading.Event()
-    slowed = threading.Thread(target=_slowly, args=(pid_of(guest), is_slow))
+    caught = threading.Event()
+    slowed = threading.Thread(target=_slowly, args=(pid_of(guest), caught))
 
     def watch() -> None:
         until = time.monotonic() + 60
         while time.monotonic() < until:
             if jobs := of_qemu(guest, "query-block-jobs"):
                 of_qemu(guest, "block-job-set-speed", device=jobs[0]["device"], speed=speed)
-                is_slow.set()
+                caught.set()
                 slowed.join()
                 time.sleep(0.5)
                 try:
@@ -98,7 +98,7 @@ def while_it_merges(guest: LibvirtGuest, happens: Callable[[], object], speed: i
     try:
         yield
     finally:
-        is_slow.set()
+        caught.set()
         watching.join()
         slowed.join()
     assert happened, "nothing was merged, or what was to happen did not"
