@@ -23,8 +23,7 @@ from storage_admin.jobs.kinds import BEGUN, GoesOnError
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plan_and_progress import Recorder, Refusal
 
-#: The guest ended while its block job was at work; of a plan: nobody knows which image it wrote to last.
-GUEST_ENDED = "guest_ended"
+GUEST_ENDED = protocol.GUEST_ENDED
 #: For so long a guest's images are doubted after that, where nobody knows which one it wrote to last.
 DOUBTED = timedelta(days=30)
 #: How often libvirt may refuse to switch a guest over before the block job is given up.

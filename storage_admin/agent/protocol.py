@@ -70,6 +70,8 @@ SAMPLE, OUTPUT, NOTE = "sample", "output", "note"
 #: guest from being started, moved, copied and saved, and neither a node's start nor its HA takes it away.
 HELD_LOCK = "create"
 
+#: A guest ended while its block job was at work; of a plan: nobody knows which image it wrote to last.
+GUEST_ENDED = "guest_ended"
 #: Refusals that an admin can act on (docs/refusals.md says what to do about each).
 REFUSALS = frozenset(
     {
@@ -83,7 +85,7 @@ REFUSALS = frozenset(
         "undo_written_to", "unproven", "unsupported_pool", "unsupported_subformat", "folder_not_listed",
         "pool_changed", "merged", "guest_off", "upload_incomplete", "wrong_digest", "wrong_passphrase",
         "unreadable_inside", "unclean_inside", "device_in_use", "filesystem_damaged", "checkpoint_kept",
-        "nbd_missing", "nbd_partitions", "guest_ended",
+        "nbd_missing", "nbd_partitions", GUEST_ENDED,
     }
 )  # fmt: skip
 

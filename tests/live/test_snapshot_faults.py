@@ -15,6 +15,7 @@ import libvirt_qemu
 import pytest
 
 from images.live.follow import GUEST_ENDED
+from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.models import Host
@@ -210,6 +211,9 @@ def test_what_a_guest_has_written_after_a_switch_that_libvirt_never_knew_of_is_k
     scan(job.host)
     again = services.plan(OPERATOR, "delete_snapshot", job.target_id, {"name": "two"})
     assert [one.code for one in again.by_hand] == [GUEST_ENDED]  # which policies leave alone
+    with pytest.raises(RefusedError) as caught:  # nobody would see the warning
+        services.retry(OPERATOR, job)
+    assert caught.value.code == GUEST_ENDED
     check(shared_folder / "disk.one", last[0])
 
 
