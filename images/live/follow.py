@@ -10,6 +10,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
+from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext, gettext_lazy
 
@@ -18,6 +19,7 @@ from storage_admin.agent.protocol import HostError, StoppedError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import block_jobs
 from storage_admin.hosts.libvirt.block_jobs import Ended, LostError, Program, Wanted
+from storage_admin.hosts.models import Host
 from storage_admin.jobs import runner
 from storage_admin.jobs.kinds import BEGUN, GoesOnError
 from storage_admin.jobs.models import Job, JobLog
@@ -172,14 +174,28 @@ def doubts(guests: Iterable[int], paths: Collection[str]) -> list[Refusal]:
         guests: their ids.
         paths: of the images.
     """
-    ended = Job.objects.filter(
-        target_kind="guest", target_id__in=guests, error_code=GUEST_ENDED, finished__gt=timezone.now() - DOUBTED
-    )
-    return [
-        Refusal(GUEST_ENDED, gettext("Job {job} said: {detail}").format(job=job.pk, detail=job.error_detail))
-        for job in ended.order_by("-pk")[:100]
-        if job.kept.get(BEGUN, {}).get("over", [""])[0] in paths
-    ]
+    jobs = _doubted().filter(target_id__in=guests).order_by("-pk")[:100]
+    return [Refusal(GUEST_ENDED, _told(job)) for job in jobs if _over(job)[:1] and _over(job)[0] in paths]
+
+
+def doubted(host: Host) -> dict[str, str]:
+    """Paths of the images of which, for a month, nobody knows whether a guest's last writes are in them alone, each
+    with a sentence.
+    """
+    return {path: _told(job) for job in _doubted().filter(host=host).order_by("pk") for path in _over(job)}
+
+
+def _doubted() -> QuerySet[Job]:
+    ended = Job.objects.filter(target_kind="guest", error_code=GUEST_ENDED, finished__gt=timezone.now() - DOUBTED)
+    return ended.only("error_detail", "kept")
+
+
+def _over(job: Job) -> list[str]:
+    return list(job.kept.get(BEGUN, {}).get("over", []))
+
+
+def _told(job: Job) -> str:
+    return gettext("Job {job} said: {detail}").format(job=job.pk, detail=job.error_detail)
 
 
 def ended_unseen(guest: Guest, before: str, after: str) -> HostError:

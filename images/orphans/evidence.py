@@ -126,6 +126,8 @@ class World:
         unseen: why it is not known what processes have open; empty where it is.
         elsewhere: guests' numbers on other nodes of a cluster, and the sentence.
         busy: numbers of guests of this node that are being made or moved, and the sentence.
+        doubted: shown paths of images that may hold a guest's last writes though it does not name them, and the
+            sentence.
         numbers: of all guests of this node by their names.
     """
 
@@ -135,6 +137,7 @@ class World:
     unseen: str = ""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     busy: Mapping[str, str] = field(default_factory=dict)
+    doubted: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -191,6 +194,7 @@ def judge(image: Facts, world: World) -> tuple[bool | None, list[str]]:
             for name in image.perhaps[:NAMED]
         ),
         world.needs.described.get(image.name, ""),
+        world.doubted.get(image.path, ""),
         world.elsewhere.get(number, ""),
         world.busy.get(number, ""),
     ]

@@ -5,6 +5,7 @@ And what a scan was told of guests of other nodes and of disks outside of the po
 
 from typing import Any, NamedTuple
 
+from images.live.follow import doubted
 from images.models import Claim, Image
 from images.orphans.evidence import NAMED, READS_ON, Blind, Needs, World, bases_in_ids
 from images.scan import shared_storages
@@ -47,6 +48,7 @@ def of(host: Host) -> World:
             for kind, uid, name, lock in guests
             if lock
         },
+        doubted=doubted(host),
         numbers={uid: f"{name} ({kind} {uid})" for kind, uid, name, _ in guests},
     )
 

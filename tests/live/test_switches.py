@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from images.live import delete_snapshots, follow
+from images.models import Image
 from storage_admin.agent.protocol import HostError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt.block_jobs import Ended, Wanted
@@ -119,5 +120,6 @@ def test_what_a_guest_has_written_after_a_switch_that_libvirt_never_knew_of_is_k
     scan(job.host)
     plan = services.plan(OPERATOR, "commit", image_at(chain[0]).pk, {})
     assert [one.code for one in plan.by_hand] == [follow.GUEST_ENDED]  # which policies leave alone
+    assert [image.name for image in Image.objects.filter(host=job.host, orphan=True)] == []
     if operation == "copy":
         check(folder / after[0], last[0])
