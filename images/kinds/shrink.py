@@ -40,7 +40,10 @@ class Shrink(Rewriting):
         return True
 
     def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
-        return [*super().against(image, options), *needed_as_it_is.refusals(image, str(needed_as_it_is.CONTENT))]
+        found = super().against(image, options)
+        if not image.backing_file:  # else that stands against it
+            found += needed_as_it_is.refusals(image, str(needed_as_it_is.CONTENT))
+        return found
 
     def promise(self, method: str, options: dict[str, Any]) -> str:  # noqa: ARG002 (the same for all)
         return gettext(

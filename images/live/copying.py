@@ -14,9 +14,10 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds.convert import Convert, target_of, wrong_target
 from images.live.block_jobs import DISK, Choice, LiveKind
-from images.live.disks import Layers, drop, files, in_the_clear
+from images.live.disks import Layers, drop, files, in_the_clear, refuse_needed_by_others
 from images.live.follow import kept
 from images.live.kind import OFF, LiveGuestKind
+from images.live.merging import needed_by_others
 from images.models import Image
 from images.rewrite import forecasts, neighbours, record, refusals
 from storage_admin.accounts.models import Actor
@@ -203,6 +204,7 @@ class SwitchBack(LiveGuestKind):
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest = find(job.target_id)
         edit, image = self._edit(guest, job.options)
+        refuse_needed_by_others(guest, [image])
         changed = control.repoint(guest.host, guest.uid, [edit], write=True)
         words = f"{edit.target} of {guest.name} is {edit.new_path} again; {edit.path} stays."
         recorder.log(words)
@@ -234,6 +236,8 @@ class SwitchBack(LiveGuestKind):
         if left != result["left"]:
             sentence = gettext("{image} was changed since the copy: it is not what the guest had any more.")
             raise RefusedError("stale_plan", sentence.format(image=image.name))
+        for refusal in needed_by_others(Layers(guest.pk, result["disk"], [before], {0: image}, "", None, ()), 0, 0):
+            raise RefusedError(refusal.code, refusal.detail)
         # Once no guest names it, only its name, which may have no extension, would tell a scan its format.
         form = result["before"].get("format") or image.declared_format
         return Edit(result["disk"], result["now"]["chain"][0], before, form), image

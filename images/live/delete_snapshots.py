@@ -4,6 +4,7 @@ Of a guest that runs libvirt writes what the overlays hold into the images below
 when whoever asked for it has gone. Of a guest that is off it takes the snapshot out of the images.
 """
 
+import contextlib
 import shlex
 import time
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from django.utils.translation import gettext_lazy as _
 
 from images.live import merging
 from images.live.disks import backed_up, change_of, layers_of, pool_of, refuse_needed, whole_chains
-from images.live.follow import ended_unseen, keep_begun, tell_lost
+from images.live.follow import GUEST_ENDED, ended_unseen, keep_begun, settle, tell_lost
+from images.live.kind import OFF
 from images.live.snapshots import NAME, SnapshotKind, asked
 from images.live.vm_snapshots import DeleteOldVmSnapshots, DeleteVmSnapshot
 from images.rewrite import record
@@ -25,12 +27,12 @@ from storage_admin.agent.protocol import HostError, RefusedError, StoppedError
 from storage_admin.guests import backups, proxmox_vms
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
-from storage_admin.hosts.libvirt import snapshots
+from storage_admin.hosts.libvirt import running, snapshots
 from storage_admin.hosts.libvirt.process import GoneError
 from storage_admin.hosts.libvirt.snapshots import Snapshots
 from storage_admin.hosts.live_facts import GuestNow, Snapshot
 from storage_admin.jobs import runner
-from storage_admin.jobs.kinds import BEGUN, GoesOnError, Target, Unsuccessful
+from storage_admin.jobs.kinds import BEGUN, OVER, GoesOnError, Target, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import LastBackup, Plan, Recorder, Refusal
 
@@ -38,6 +40,8 @@ from storage_admin.jobs.plan_and_progress import LastBackup, Plan, Recorder, Ref
 _BUSY = ("state change lock", "block job", "did not answer")
 #: Seconds until it is tried again where libvirt is still busy with it.
 _AGAIN = 2.0
+#: Seconds between two looks at a guest whose snapshot is deleted, and how many may find it off.
+_LOOKS, _HANGS = 20.0, 2
 
 
 class DeleteSnapshot(SnapshotKind):
@@ -172,9 +176,9 @@ class DeleteSnapshot(SnapshotKind):
                     recorder.flush()
                     tick()
                 self._refuse(guest, now, known, wanted[0])
-                begun = {"name": wanted[0].name, "before": before, "deleted": deleted, **_switch(now, wanted[0])}
-                keep_begun(job, begun)
-            self._delete(guest, begun, recorder, tick, taken_over=taken_over)
+                begun = _begun(now, wanted[0]) | {"before": before, "deleted": deleted}
+            self._delete(job, guest, begun, recorder, tick, taken_over=taken_over)
+            settle(job)
             recorder.log(f"The snapshot {begun['name']} of {guest.name} is deleted; what was written since stays.")
             deleted.append(begun["name"])
             begun = None
@@ -187,45 +191,58 @@ class DeleteSnapshot(SnapshotKind):
         """
         for refusal in self.against(guest, now, known, chosen):
             raise RefusedError(refusal.code, refusal.detail)
-        overlays = {part.target: part.path for part in chosen.disks if part.how == "external"}
-        for disk in now.disks:
-            if disk.target in overlays:
-                layers = layers_of(guest, now, disk)
-                top = layers.chain.index(overlays[disk.target])
-                refuse_needed(guest, layers, top, top + 1)
+        _refuse_needed(guest, now, chosen)
 
     def _delete(
-        self, guest: Guest, begun: dict[str, Any], recorder: Recorder, tick: Callable[[], None], *, taken_over: bool
+        self,
+        job: Job,
+        guest: Guest,
+        begun: dict[str, Any],
+        recorder: Recorder,
+        tick: Callable[[], None],
+        *,
+        taken_over: bool,
     ) -> None:
         """Has libvirt delete one, and waits for it, also for a libvirt that has ended: it leaves all as it was.
 
         Args:
-            begun: what is kept of it.
-            taken_over: a worker before has asked for it: libvirt may still be at it.
+            begun: what is kept of it, or will be.
+            taken_over: a worker before has asked for it: libvirt may still be at it, or may have given it up.
         """
-        name, again = begun["name"], taken_over
-        if taken_over and begun.get("over"):
-            _refuse_unseen(guest, self._asked_again(guest, recorder, tick), begun)
+        again = taken_over
+        if taken_over:
+            now, known = self._asked_again(guest, recorder, tick)
+            if (chosen := _still(known, begun)) is None:
+                return
+            _refuse_unseen(guest, now, begun)
+            _refuse_needed(guest, now, chosen)
         while True:
+            keep_begun(job, begun)
             try:
-                known = snapshots.delete(guest.host, guest.uid, name, tick)
+                waits = _until_it_hangs(guest, tick) if begun.get("run") else tick
+                known = snapshots.delete(guest.host, guest.uid, begun["name"], begun.get("created"), waits)
                 break
             except GoneError as error:
                 again = True
                 tell_lost(recorder, error)
                 now, known = self._asked_again(guest, recorder, tick)
-                if (chosen := known.named(name)) is None:
+                if (chosen := _still(known, begun)) is None:
                     return
-                _refuse_unseen(guest, (now, known), begun)
+                _refuse_unseen(guest, now, begun)
+                settle(job)
                 self._refuse(guest, now, known, chosen)
             except HostError as error:
                 if not again or not _is_busy(error):
+                    if error.code != GUEST_ENDED:
+                        settle(job)
                     raise
                 tell_lost(recorder, error, "is busy")
             tick()
             time.sleep(_AGAIN)
-        if known.named(name) is not None:
-            raise HostError(gettext("libvirt deleted the snapshot {name} and still lists it.").format(name=name))
+        if _still(known, begun) is not None:
+            settle(job)
+            sentence = gettext("libvirt deleted the snapshot {name} and still lists it.")
+            raise HostError(sentence.format(name=begun["name"]))
 
     def _asked_again(self, guest: Guest, recorder: Recorder, tick: Callable[[], None]) -> tuple[GuestNow, Snapshots]:
         """As :func:`asked`, of what was begun: waits for a libvirt that has ended, or is busy."""
@@ -242,28 +259,79 @@ class DeleteSnapshot(SnapshotKind):
             time.sleep(_AGAIN)
 
 
-def _switch(now: GuestNow, chosen: Snapshot) -> dict[str, Any]:
-    """From which file to which one QEMU switches a guest over at the end, and in which of its runs that is; nothing
-    where the overlay is not the one that it writes to.
+def _begun(now: GuestNow, chosen: Snapshot) -> dict[str, Any]:
+    """What is kept of a deletion: which one goes; and, where its overlays are what the guest writes to, from which
+    files to which ones QEMU switches it over at the end, and in which of its runs that is.
     """
     overlays = {part.path for part in chosen.disks if part.how == "external"}
     over = [list(disk.chain[:2]) for disk in now.disks if overlays & set(disk.chain[:1]) and len(disk.chain) > 1]
-    return {"run": now.run, "cpu_ns": now.cpu_ns, "over": over[0]} if over and now.run else {}
+    created = None if chosen.created is None else int(chosen.created.timestamp())
+    run = {"run": now.run, "cpu_ns": now.cpu_ns, OVER: over if now.run else []}
+    return {"name": chosen.name, "created": created, **run}
 
 
-def _refuse_unseen(guest: Guest, found: tuple[GuestNow, Snapshots], begun: dict[str, Any]) -> None:
+def _until_it_hangs(guest: Guest, tick: Callable[[], None]) -> Callable[[], None]:
+    """The same, which ends the waiting where a guest that ran has ended, and libvirt waits on all the same.
+
+    libvirt 9.0 may wait forever for the block job of a guest that is killed in the wrong moment (virDomainObjWait below
+    qemuSnapshotDelete).
+
+    Raises:
+        HostError: ``guest_ended``.
+    """
+    looked, looks = time.monotonic(), 0
+
+    def waits() -> None:
+        nonlocal looked, looks
+        tick()
+        if time.monotonic() < looked + _LOOKS:
+            return
+        with contextlib.suppress(RefusedError, HostError):
+            looks = looks + 1 if running.look(guest.host, guest.uid).state == OFF else 0
+        looked = time.monotonic()
+        if looks > _HANGS:
+            sentence = gettext(
+                "{guest} has ended, and libvirt on {host} still waits for its block job. Restart libvirt there "
+                "(systemctl restart libvirtd), scan the host, and delete the snapshot again."
+            )
+            raise HostError(sentence.format(guest=guest.name, host=guest.host.name), GUEST_ENDED)
+
+    return waits
+
+
+def _still(known: Snapshots, begun: dict[str, Any]) -> Snapshot | None:
+    """The snapshot whose deletion was begun, where it is there still, and no later one of its name."""
+    chosen, created = known.named(begun["name"]), begun.get("created")
+    if chosen is None or created is None or chosen.created is None:
+        return chosen
+    return chosen if int(chosen.created.timestamp()) == created else None
+
+
+def _refuse_needed(guest: Guest, now: GuestNow, chosen: Snapshot) -> None:
+    """Refuse where somebody needs the images that a deletion changes; those of disks that it has been through are not
+    looked at.
+
+    Raises:
+        RefusedError, HostError: as :func:`refuse_needed`.
+    """
+    overlays = {part.target: part.path for part in chosen.disks if part.how == "external"}
+    for disk in now.disks:
+        if overlays.get(disk.target, "") in disk.chain[:-1]:
+            layers = layers_of(guest, now, disk)
+            top = layers.chain.index(overlays[disk.target])
+            refuse_needed(guest, layers, top, top + 1)
+
+
+def _refuse_unseen(guest: Guest, now: GuestNow, begun: dict[str, Any]) -> None:
     """Refuse to go on where QEMU may have switched a guest over while libvirt was away, and the guest ended before that
     was back: libvirt would write the older content over the newer one.
 
     Raises:
         HostError: ``guest_ended``.
     """
-    now, known = found
-    if not begun.get("over") or known.named(begun["name"]) is None:
-        return
     # libvirt counts from one again when it begins anew: a number can come twice.
-    if now.run != begun["run"] or now.cpu_ns < begun["cpu_ns"]:
-        raise ended_unseen(guest, *begun["over"])
+    if begun.get(OVER) and (now.run != begun["run"] or now.cpu_ns < begun["cpu_ns"]):
+        raise ended_unseen(guest, begun[OVER])
 
 
 def _is_busy(error: HostError) -> bool:

@@ -160,14 +160,26 @@ def refuse_needed(guest: Guest, layers: Layers, top: int, base: int) -> None:
     """Has a host's agent look once more who needs the images between two places, also what was made since the scan.
 
     Raises:
+        RefusedError, HostError: as :func:`refuse_needed_by_others`.
+    """
+    places = [place for place in range(max(top - 1, 0), base + 1) if place in layers.rows]
+    refuse_needed_by_others(guest, layers.images_at(places), sum(place < top for place in places))
+
+
+def refuse_needed_by_others(guest: Guest, images: Sequence[Image], first: int = 0) -> None:
+    """The same of images.
+
+    Args:
+        images: from above, which may need each other.
+        first: place of the first that nobody else may need.
+
+    Raises:
         RefusedError: ``has_overlays``, ``guests_unknown``: somebody does, or may, also on other hosts that share their
             storage; or one is gone.
         HostError: the host does not answer.
     """
     if refusals.without_agent(guest.host):
         return
-    places = [place for place in range(max(top - 1, 0), base + 1) if place in layers.rows]
-    images, first = layers.images_at(places), sum(place < top for place in places)
     refuse_elsewhere(images, first)
     chain = [
         {"path_b64": b64(bytes(image.path_bytes)), "pool_path_b64": b64(bytes(image.pool.path_bytes))}

@@ -4,8 +4,9 @@ What is kept on the job's row (:data:`BEGUN`) is written before anything is begu
 block job, in QEMU or by its effect on the chain, and goes on.
 """
 
+import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -14,18 +15,22 @@ from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext, gettext_lazy
 
+from images.scan import shared_storages
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, StoppedError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import block_jobs
 from storage_admin.hosts.libvirt.block_jobs import Ended, LostError, Program, Wanted
 from storage_admin.hosts.models import Host
+from storage_admin.hosts.names import display
 from storage_admin.jobs import runner
-from storage_admin.jobs.kinds import BEGUN, GoesOnError
+from storage_admin.jobs.kinds import BEGUN, OVER, GoesOnError, in_doubt
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plan_and_progress import Recorder, Refusal
 
 GUEST_ENDED = protocol.GUEST_ENDED
+#: The stage from which on the guest may have been switched over.
+PIVOTING = "pivoting"
 #: For so long a guest's images are doubted after that, where nobody knows which one it wrote to last.
 DOUBTED = timedelta(days=30)
 #: How often libvirt may refuse to switch a guest over before the block job is given up.
@@ -44,13 +49,24 @@ def keep(job: Job, stage: str, wanted: Wanted, before: int | None) -> None:
     Args:
         before: bytes that the image occupied which grows.
     """
-    keep_begun(job, {"stage": stage, "before": before, **asdict(wanted)})
+    keep_begun(job, {"stage": stage, "before": before, OVER: _over(wanted, stage), **asdict(wanted)})
+
+
+def _over(wanted: Wanted, stage: str) -> list[list[str]]:
+    over = [wanted.chain[0], wanted.result[0]] if wanted.chain else []
+    return [over] if stage == PIVOTING and len(set(over)) == 2 else []
 
 
 def keep_begun(job: Job, begun: Mapping[str, Any]) -> None:
     """Keeps with a running job what the next worker has to know of what is begun."""
-    job.kept = job.kept | {BEGUN: begun}
+    job.kept = job.kept | {BEGUN: dict(begun)}
     job.ours().update(kept=job.kept)
+
+
+def settle(job: Job) -> None:
+    """Writes down that it is known in which image the guest has gone on."""
+    if in_doubt(job):
+        keep_begun(job, job.kept[BEGUN] | {OVER: []})
 
 
 def tell_lost(recorder: Recorder, error: Exception, why: str = "does not answer") -> None:
@@ -61,7 +77,7 @@ def tell_lost(recorder: Recorder, error: Exception, why: str = "does not answer"
 def kept(job: Job) -> tuple[Wanted, int | None]:
     """What was kept: the block job, and the size before."""
     begun: Mapping[str, Any] = job.kept[BEGUN]
-    fields = {name: value for name, value in begun.items() if name not in {"stage", "before", "over"}}
+    fields = {name: value for name, value in begun.items() if name not in {"stage", "before", OVER}}
     return Wanted(**fields), begun["before"]
 
 
@@ -120,11 +136,10 @@ class Follower:
         return self._program.follow(self._wanted, start=start, told=self._told, order=self._order)
 
     def _told(self, document: dict[str, Any]) -> None:
-        stage = document["stage"]
-        begun = self._job.kept[BEGUN]
-        if stage != begun["stage"]:
-            keep(self._job, stage, self._wanted, begun["before"])
-            self._recorder.log(stage)
+        stage, kept = document["stage"], self._job.kept[BEGUN]["stage"]
+        # What was said to be ready before the order came is no news, unless libvirt has refused that.
+        if stage != kept and (stage != "ready" or kept != PIVOTING or document.get("against")):
+            self._keep(stage)
         if why := document.get("against"):
             self._pivots_refused += 1
             self._recorder.log(f"libvirt refuses to switch over: {why}", JobLog.Level.WARNING)
@@ -132,6 +147,10 @@ class Follower:
                 sentence = gettext("libvirt refuses to switch {guest} over: {why}.")
                 self.refused = HostError(sentence.format(guest=self._job.target_label, why=why.rstrip(".")))
         self._recorder.progress({"stage": stage, "done": document.get("done"), "total": document.get("total")})
+
+    def _keep(self, stage: str) -> None:
+        keep(self._job, stage, self._wanted, self._job.kept[BEGUN]["before"])
+        self._recorder.log(stage)
 
     def _order(self, stage: str) -> str:
         self._recorder.tick()
@@ -145,7 +164,11 @@ class Follower:
             self._look(stage)
         if self.refused is not None:
             return "abort"
-        return "pivot" if stage == "ready" and self._job.ours().filter(cancel_requested=False).exists() else ""
+        if stage != "ready" or not self._job.ours().filter(cancel_requested=False).exists():
+            return ""
+        if self._job.kept[BEGUN]["stage"] != PIVOTING:  # before it is ordered: whoever takes over has to know
+            self._keep(PIVOTING)
+        return "pivot"
 
     def _look(self, stage: str) -> None:
         if self._against is not None and (why := self._against()):
@@ -161,51 +184,69 @@ def unseen_switch(job: Job, wanted: Wanted, ended: Ended) -> bool:
     """Whether a guest may have gone on in the other image, and ended, while libvirt did not see it: libvirtd was away
     when QEMU switched it over, and the guest has the image before at its next start, or already again.
     """
-    stage, now = job.kept[BEGUN]["stage"], ended.chain[:1] if ended.active else [ended.later]
-    over = stage == "pivoting" or (stage == "ready" and not ended.active)
-    return over and wanted.result[0] != wanted.chain[0] and now == [wanted.chain[0]]
+    stage, before, after = job.kept[BEGUN]["stage"], wanted.chain[0], wanted.result[0]
+    over = stage == PIVOTING or (stage == "ready" and not ended.active)
+    as_before = ended.chain[:1] == [before] if ended.active else ended.later != after
+    return over and before != after and as_before
 
 
-def doubts(guests: Iterable[int], paths: Collection[str]) -> list[Refusal]:
+def doubts(guests: Iterable[int], paths: Sequence[str]) -> list[Refusal]:
     """What keeps policies from images for a month, and a user should know before one is written into another: after
-    which jobs nobody knew whether a guest had gone on in the image below.
+    which jobs nobody knew whether a guest had gone on in another one.
 
     Args:
         guests: their ids.
-        paths: of the images.
+        paths: of the images, those of a chain from above.
     """
-    jobs = _doubted().filter(target_id__in=guests).order_by("-pk")[:100]
-    return [Refusal(GUEST_ENDED, _told(job)) for job in jobs if _over(job)[:1] and _over(job)[0] in paths]
+    jobs = _doubted().filter(target_id__in=guests).order_by("-pk")
+    return [Refusal(GUEST_ENDED, _told(job)) for job in jobs if any(_is_open(pair, paths) for pair in in_doubt(job))]
+
+
+def _is_open(pair: Sequence[str], paths: Sequence[str]) -> bool:
+    """Whether a guest that has images may have gone on in another; in one that stands above, it has."""
+    before, after = pair
+    return before in paths and after not in paths[: paths.index(before)]
 
 
 def doubted(host: Host) -> dict[str, str]:
-    """Paths of the images of which, for a month, nobody knows whether a guest's last writes are in them alone, each
-    with a sentence.
+    """Shown paths on a host of the images of which, for a month, nobody knows whether a guest's last writes are in them
+    alone, each with a sentence; also where another host that shares their storage has the guest.
     """
-    return {path: _told(job) for job in _doubted().filter(host=host).order_by("pk") for path in _over(job)}
+    pairs = shared_storages.shared(host)
+    found = dict[str, str]()
+    jobs = _doubted().filter(host__in={host.pk, *(pair.other.host_id for pair in pairs)})
+    for job in jobs.order_by("pk"):
+        for path in [os.fsencode(path) for over in in_doubt(job) for path in over]:
+            here = [pair.here(path) for pair in pairs if pair.other.host_id == job.host_id]
+            told = gettext("A guest of another host may have its last writes in it.")  # who reads may not know it
+            if job.host_id == host.pk:
+                here, told = [path, *here], _told(job)
+            found |= dict.fromkeys([display(one) for one in here if one is not None], told)
+    return found
 
 
 def _doubted() -> QuerySet[Job]:
-    ended = Job.objects.filter(target_kind="guest", error_code=GUEST_ENDED, finished__gt=timezone.now() - DOUBTED)
-    return ended.only("error_detail", "kept")
-
-
-def _over(job: Job) -> list[str]:
-    return list(job.kept.get(BEGUN, {}).get("over", []))
+    ended = Job.objects.filter(target_kind="guest", kept__has_key=BEGUN, finished__gt=timezone.now() - DOUBTED)
+    return ended.exclude(state=Job.State.SUCCEEDED).only("error_detail", "kept", "host")
 
 
 def _told(job: Job) -> str:
     return gettext("Job {job} said: {detail}").format(job=job.pk, detail=job.error_detail)
 
 
-def ended_unseen(guest: Guest, before: str, after: str) -> HostError:
-    """What is said where a guest may have gone on in another image, and nobody knows."""
+def ended_unseen(guest: Guest, over: Iterable[Sequence[str]]) -> HostError:
+    """What is said where a guest may have gone on in another image, and nobody knows.
+
+    Args:
+        over: pairs of paths, of an image and of the other one.
+    """
     sentence = gettext(
-        "libvirt does not know whether {guest} was switched over from {before} to {after}: the guest has ended, or "
-        "runs on without libvirt. Its last writes may be in {after} alone. Both files are kept. Before the guest is "
-        "started, look who has them open (lsof), and check which of them was written to last."
+        "libvirt does not know whether {guest} was switched over ({over}): the guest has ended, or runs on without "
+        "libvirt. Its last writes may be in the second file alone. All files are kept. Before the guest is started, "
+        "look who has them open (lsof), and check which of them was written to last."
     )
-    return HostError(sentence.format(guest=guest.name, before=before, after=after), GUEST_ENDED)
+    told = "; ".join(gettext("from {before} to {after}").format(before=one, after=other) for one, other in over)
+    return HostError(sentence.format(guest=guest.name, over=told), GUEST_ENDED)
 
 
 def settled(guest: Guest, wanted: Wanted, ended: Ended, *, cancelled: bool) -> dict[str, Any]:
@@ -219,8 +260,8 @@ def settled(guest: Guest, wanted: Wanted, ended: Ended, *, cancelled: bool) -> d
     if not ended.active:
         raise HostError(
             gettext(
-                "{guest} ended while the block job was running, and the job with it. No data of the guest is lost: its "
-                "disk has the chain that the headers name."
+                "{guest} has ended, and nobody saw the end of the block job. No data of the guest is lost: its disk "
+                "has the chain that the headers name."
             ).format(guest=guest.name),
             GUEST_ENDED,
         )

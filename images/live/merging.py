@@ -15,10 +15,11 @@ from images.live.disks import Layers, as_scanned, drop, files, in_the_clear, ref
 from images.live.follow import kept
 from images.models import Image
 from images.rewrite import neighbours, record, refusals
+from images.scan import look
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
-from storage_admin.hosts.libvirt.block_jobs import Wanted
+from storage_admin.hosts.libvirt.block_jobs import Ended, Wanted
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plan_and_progress import Recorder, Refusal
@@ -111,6 +112,16 @@ class LiveMerge(LiveKind):
         if file is None:
             return super()._allocated(guest, wanted, told) if wanted.top == 0 else None
         return file["bytes"]
+
+    def has_happened(self, guest: Guest, wanted: Wanted, ended: Ended) -> bool:
+        if wanted.top == 0:
+            return super().has_happened(guest, wanted, ended)
+        # What the guest writes to is the same: the header of the image above tells.
+        above = Image.objects.filter(
+            host=guest.host_id, path_key=path_key(os.fsencode(wanted.chain[wanted.top - 1]))
+        ).select_related("host")
+        looked = guest.host_id in look.at(above)
+        return looked and above.get().backing_key == path_key(os.fsencode(wanted.chain[wanted.base or 0]))
 
     def came_to_pass(self, job: Job, guest: Guest, wanted: Wanted) -> None:
         """What the overlays stood on has changed under them: the scan that follows calls them merged."""

@@ -26,7 +26,7 @@ from images.live.disks import (
     pool_of,
     whole_chains,
 )
-from images.live.follow import doubts
+from images.live.follow import doubts, ended_unseen, keep_begun, settle
 from images.live.kind import OFF, LiveGuestKind, bugs, libvirt_guest
 from images.live.vm_snapshots import CreateVmSnapshot, RevertVm, VmSnapshotKind
 from images.rewrite import record
@@ -39,7 +39,7 @@ from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.libvirt.process import GoneError
 from storage_admin.hosts.libvirt.snapshots import Snapshots
 from storage_admin.hosts.live_facts import GuestNow, Snapshot
-from storage_admin.jobs.kinds import Target, Unsuccessful
+from storage_admin.jobs.kinds import OVER, Target, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, LastBackup, Plan, Recorder, Refusal
 
@@ -208,14 +208,20 @@ class CreateSnapshot(SnapshotKind):
         recorder.progress({"stage": "creating"})
         recorder.flush()
         before = whole_chains(guest, now) if now.state == OFF else {}
+        over = _overlays(now, options["name"], disks) if now.runs else []
+        keep_begun(job, {OVER: over})
         described = gettext("Created by {user} (job {job}).").format(user=job.created_by, job=job.pk)
         quiesce = options["quiesce"]
         try:
             known = snapshots.create(guest.host, guest.uid, options["name"], described, disks, quiesce=quiesce)
         except GoneError as error:
-            if (told := _cut_off(guest, now, options["name"], disks)) is None:
+            if not any(files(guest, [overlay for _, overlay in over])):
                 raise
-            raise told from error
+            raise ended_unseen(guest, over) from error
+        except (RefusedError, HostError):
+            settle(job)
+            raise
+        settle(job)
         made = known.named(options["name"])
         if made is None:
             raise HostError(
@@ -227,18 +233,10 @@ class CreateSnapshot(SnapshotKind):
         return {"name": made.name, "overlays": overlays, "words": words, **change_of(guest, before)}
 
 
-def _cut_off(guest: Guest, now: GuestNow, name: str, disks: list[str]) -> HostError | None:
-    """What to know of overlays that are there though libvirt ended before it told of them; ``None`` for none."""
-    tops = [disk.chain[0] for disk in now.disks if now.runs and disk.target in disks and disk.chain]
-    paths = [f"{PurePosixPath(top).with_suffix('')}.{name}" for top in tops]  # as libvirt names them
-    left = [path for path, file in zip(paths, files(guest, paths), strict=True) if file is not None]
-    if not left:
-        return None
-    sentence = gettext(
-        "libvirt ended while it created the snapshot, and does not know whether {guest} writes to {paths} now. Before "
-        "the guest is shut down, look who has that open (lsof): if QEMU has, what is written since is in there alone."
-    )
-    return HostError(sentence.format(guest=guest.name, paths=", ".join(left)))
+def _overlays(now: GuestNow, name: str, disks: list[str]) -> list[list[str]]:
+    """What the disks of a running guest stand on, each with its overlay as libvirt names that."""
+    tops = [disk.chain[0] for disk in now.disks if disk.target in disks and disk.chain]
+    return [[top, f"{PurePosixPath(top).with_suffix('')}.{name}"] for top in tops]
 
 
 class RevertSnapshot(SnapshotKind):

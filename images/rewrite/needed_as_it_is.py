@@ -26,14 +26,15 @@ def refusals(image: Image, advice: str) -> list[Refusal]:
     Args:
         advice: what becomes of those who need it, or what to do instead, as a sentence.
     """
+    if image.overlays_count:  # who else needs it is known of the whole host alone, and matters no more
+        overlays = ngettext(
+            "{count:,} overlay uses the image as backing file.",
+            "{count:,} overlays use the image as backing file.",
+            image.overlays_count,
+        ).format(count=image.overlays_count)
+        return [Refusal("has_overlays", f"{overlays} {advice}")]
     near = neighbours.of(image)
-    overlays = ngettext(
-        "{count:,} overlay uses the image as backing file.",
-        "{count:,} overlays use the image as backing file.",
-        image.overlays_count,
-    )
-    standing = [overlays.format(count=image.overlays_count)] if image.overlays_count else []
-    found = [Refusal("has_overlays", f"{why} {advice}") for why in [*standing, *near.needed_by]]
+    found = [Refusal("has_overlays", f"{why} {advice}") for why in near.needed_by]
     if why := near.needs_unknown:
         found.append(
             Refusal("guests_unknown", _("{why} The image is not changed until its users are known.").format(why=why))

@@ -71,6 +71,8 @@ class Unsuccessful:
 
 #: What a row keeps of a job whose work is begun outside of the dashboard, and goes on there without a worker.
 BEGUN = "begun"
+#: In that: pairs of paths, of an image and of another in which a guest may have gone on, as long as nobody knows.
+OVER = "over"
 
 
 class GoesOnError(Exception):
@@ -334,6 +336,11 @@ def goes_on(job: Job) -> bool:
     """Whether a job's work goes on outside of the dashboard without a worker."""
     kind = _table().get(job.kind)
     return kind is not None and kind.goes_on and BEGUN in job.kept
+
+
+def in_doubt(job: Job) -> list[list[str]]:
+    """The pairs of :data:`OVER` that a job keeps."""
+    return list(job.kept.get(BEGUN, {}).get(OVER, []))
 
 
 def unsuccessful(job: Job) -> Unsuccessful:

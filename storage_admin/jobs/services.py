@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from storage_admin.accounts.models import SYSTEM, Actor, Role, audit
-from storage_admin.agent.protocol import GUEST_ENDED, RefusedError
+from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import claims, kinds, sealed
@@ -254,7 +254,8 @@ def tell_secrets(actor: Actor, job: Job, given: Mapping[str, str]) -> Job:
 
 
 def retry(actor: Actor, job: Job) -> Job:
-    """Submits the same job again, planned anew. After ``guest_ended`` a warning of the plan refuses it: nobody sees it.
+    """Submits the same job again, planned anew. A warning that nobody knows where a guest has gone on refuses it, as
+    nobody sees it.
 
     Raises:
         InvalidError: it has not failed.
@@ -266,7 +267,7 @@ def retry(actor: Actor, job: Job) -> Job:
                 job=job.pk, state=job.state
             )
         )
-    return submit(actor, job.kind, job.target_id, job.options, by_hand=job.error_code != GUEST_ENDED)
+    return submit(actor, job.kind, job.target_id, job.options, by_hand=not kinds.in_doubt(job))
 
 
 def undo(actor: Actor, job: Job, *, force: bool = False) -> Job:

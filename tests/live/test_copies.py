@@ -106,6 +106,25 @@ def test_what_was_written_to_since_is_not_switched_back_to(
     assert codes("switch_back", row, job=job.pk + 1000) == ["undo_missing"]
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "made since the scan"])
+def test_an_image_that_others_stand_on_by_now_is_not_switched_back_to(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], is_known: bool
+) -> None:
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    host, row = scanned(folder, guest)
+    copy = done(submit("live_copy", row))
+    guest.stop()
+    scan(host)
+    job = services.submit(OPERATOR, "switch_back", row.pk, {"job": copy.pk})
+    create(folder / "clone.qcow2", "96M", base=str(chain[0]))
+    if is_known:
+        scan(host)
+        assert codes("switch_back", row, job=copy.pk) == ["shared_base"]
+    run(job)
+    assert (job.state, job.error_code) == ("failed", "shared_base" if is_known else "has_overlays")
+    assert definition_of(guest) == "top-copy.qcow2"
+
+
 @pytest.mark.parametrize("stage", ["mirroring", "ready"])
 def test_a_cancel_leaves_the_guest_where_it_was_and_nothing_of_the_copy(
     tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], stage: str

@@ -124,10 +124,10 @@ def test_a_worker_that_dies_in_the_second_is_followed_by_the_next_one(
     row = seen(shared_folder, guest)
     job, deletes = submit(row, 30), snapshots.delete
 
-    def dies(host: object, uid: str, name: str, tick: Callable[[], None]) -> object:
+    def dies(host: object, uid: str, name: str, *more: object) -> object:
         if name == "b":
             raise KilledError
-        return deletes(host, uid, name, tick)  # type: ignore[arg-type]
+        return deletes(host, uid, name, *more)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
         patch.setattr(snapshots, "delete", dies)

@@ -14,12 +14,15 @@ from typing import Any
 import libvirt_qemu
 import pytest
 
+from images.live import delete_snapshots
 from images.live.follow import GUEST_ENDED
+from images.models import Image
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import runner, services
+from storage_admin.jobs.kinds import in_doubt
 from storage_admin.jobs.liveness import heart
 from storage_admin.jobs.models import Job
 from tests.chance import night
@@ -161,7 +164,7 @@ def test_libvirtd_is_killed_meanwhile_and_asked_again(
 @times
 @both
 def test_a_guest_that_is_killed_meanwhile_keeps_what_was_acknowledged_and_its_snapshot(
-    begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path, name: str, time_of: int
+    domains: Domains, begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path, name: str, time_of: int
 ) -> None:
     guest, job = begun(name)
     last: list[int] = []
@@ -173,13 +176,36 @@ def test_a_guest_that_is_killed_meanwhile_keeps_what_was_acknowledged_and_its_sn
     begin(guest)
     with while_it_merges(guest, kill, SPEED // 5):
         run(job)
-    assert (job.state, job.error_code) == ("failed", "tool_failed"), said(job)
+    assert (job.state, job.error_code in {"tool_failed", GUEST_ENDED}) == ("failed", True), said(job)
+    if job.error_code == GUEST_ENDED:  # seldom libvirt 9.0 waits for that block job forever
+        daemons.restart()
+        domains.reconnect(guest)
     assert listed(job) == set(AFTER)
     assert definition_of(guest) == "disk.two"
     check(shared_folder / "disk.two", last[0])
     scan(job.host)
     done(services.submit(OPERATOR, "delete_snapshot", job.target_id, {"name": name}))
     check(shared_folder / AFTER[name][0], last[0])
+
+
+def test_a_libvirt_that_waits_for_a_guest_that_has_ended_is_given_up(
+    begun: Callable[[str], tuple[LibvirtGuest, Job]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest, job = begun("two")
+
+    def waits(host: Host, uid: str, name: str, created: int | None, tick: Callable[[], None]) -> None:
+        guest.domain.destroy()
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            tick()
+            time.sleep(0.1)
+
+    monkeypatch.setattr(delete_snapshots, "_LOOKS", 0.5)
+    monkeypatch.setattr(snapshots, "delete", waits)
+    run(job)
+    assert (job.state, job.error_code) == ("failed", GUEST_ENDED), (job.error_detail, said(job))
+    assert in_doubt(job)
+    assert listed(job) == set(AFTER)
 
 
 def test_what_a_guest_has_written_after_a_switch_that_libvirt_never_knew_of_is_kept(
@@ -253,9 +279,9 @@ def test_a_worker_that_dies_meanwhile_is_followed_by_the_next_one(
     guest, job = begun(name)
     deletes = snapshots.delete
 
-    def dies(host: Host, uid: str, one: str, tick: object) -> None:
+    def dies(host: Host, uid: str, one: str, created: int | None, tick: object) -> None:
         """The request goes on in libvirt, and whoever waits for it is gone."""
-        threading.Thread(target=deletes, args=(host, uid, one, lambda: None), daemon=True).start()
+        threading.Thread(target=deletes, args=(host, uid, one, created, lambda: None), daemon=True).start()
         time.sleep(1)
         raise KilledError
 
@@ -272,6 +298,27 @@ def test_a_worker_that_dies_meanwhile_is_followed_by_the_next_one(
         wait_for_writes(guest, 2)
     assert listed(job) == set(AFTER) - {name}
     whole(guest, shared_folder, AFTER[name])
+
+
+def test_what_somebody_made_on_its_base_meanwhile_is_not_written_under_by_the_next_worker(
+    begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libvirt has given the deletion up, or was never asked for it."""
+    guest, job = begun("two")
+
+    def dies(*_: object) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots, "delete", dies)
+        with pytest.raises(KilledError):
+            runner.run(job.pk)
+    create(shared_folder / "clone.qcow2", "160M", base=str(shared_folder / "disk.one"))
+    heart.release(job)
+    falls_silent(job)
+    run(job)
+    assert (job.state, job.error_code) == ("failed", "has_overlays"), (job.error_detail, said(job))
+    assert chain_of(guest) == ["disk.two", "disk.one", "disk.qcow2"]
 
 
 @one_by_day
@@ -332,7 +379,12 @@ def test_a_libvirtd_that_dies_while_it_creates_one_leaves_the_guest_and_the_job_
         run(job)
         dying.join()
         domains.reconnect(guest)
-        assert (job.state, str(overlay) in job.error_detail) == ("failed", True), job.error_detail
+        assert (job.state, job.error_code) == ("failed", GUEST_ENDED), job.error_detail
+        assert str(overlay) in job.error_detail
         wait_for_writes(guest, 2)
     assert listed(job) == set()
     whole(guest, shared_folder, ["disk.qcow2"])
+    scan(job.host)
+    assert [image.name for image in Image.objects.filter(host=job.host, orphan=True)] == []
+    again = services.plan(OPERATOR, "snapshot", row.pk, {"name": "another", "quiesce": False})
+    assert [one.code for one in again.by_hand] == [GUEST_ENDED]

@@ -164,6 +164,11 @@ def test_a_guest_that_is_off_goes_back_to_a_snapshot_in_its_image(
     assert (job.before_bytes, job.after_bytes) == (grown, image.stat().st_blocks * 512)
     assert digest_of(image) == PATTERNS[0]
     job = submit("delete_snapshot", row, name="before")
+    job.kept = {BEGUN: {"name": "before", "created": 1}}  # what was begun with another one of that name
+    job.save(update_fields=["kept"])
+    done(job)
+    assert snapshots_in(image) == ["before"]
+    job = submit("delete_snapshot", row, name="before")
     job.kept = {BEGUN: {"name": "before"}}  # by a version that kept no sizes
     job.save(update_fields=["kept"])
     assert done(job).before_bytes is None

@@ -16,8 +16,7 @@ from images.models import Image
 from storage_admin.agent.protocol import HostError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt.block_jobs import Ended, Wanted
-from storage_admin.hosts.libvirt.snapshots import Snapshots
-from storage_admin.hosts.live_facts import GuestNow, Snapshot
+from storage_admin.hosts.live_facts import GuestNow
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import BEGUN
 from storage_admin.jobs.models import Job
@@ -40,6 +39,7 @@ COPY = Wanted("", "vda", "copy", ["a", "b"], 0, None, 0, {"path": "c", "format":
         (COPY, "pivoting", Ended(active=True, chain=["a", "b"], later="a"), True),
         (COPY, "pivoting", Ended(active=True, chain=["c"], later="c"), False),
         (COPY, "pivoting", Ended(active=False, chain=[], later="c"), False),
+        (COPY, "pivoting", Ended(active=False, chain=[], later=None), True),
         (COPY, "ready", Ended(active=False, chain=[], later="a"), True),
         (COPY, "ready", Ended(active=True, chain=["a", "b"], later="a"), False),
         (COPY, "mirroring", Ended(active=False, chain=[], later="a"), False),
@@ -61,11 +61,10 @@ def test_a_switch_may_be_unseen_where_it_was_ordered_and_the_image_before_is_use
 def test_a_guest_that_was_written_to_in_another_run_is_told_from_one_that_ran_on(
     run: int, cpu_ns: int, is_another: bool
 ) -> None:
-    begun = {"name": "one", "run": 3, "cpu_ns": 9, "over": ["disk.one", "disk.qcow2"]}
+    begun = {"name": "one", "run": 3, "cpu_ns": 9, "over": [["disk.one", "disk.qcow2"]]}
     now = GuestNow("running" if run else "shut off", run=run, cpu_ns=cpu_ns)
-    known = Snapshots((Snapshot("one", None, "", "", "", current=True, disks=()),), 9_000_000)
     with pytest.raises(HostError) if is_another else nullcontext():
-        delete_snapshots._refuse_unseen(Guest(name="guest"), (now, known), begun)
+        delete_snapshots._refuse_unseen(Guest(name="guest"), now, begun)
 
 
 def asked(guest: LibvirtGuest, *commands: Callable[[Any], dict[str, Any]]) -> Any:

@@ -16,9 +16,9 @@ from django.utils.translation import gettext_lazy
 
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts.libvirt import running
-from storage_admin.hosts.libvirt.process import TICK, command
+from storage_admin.hosts.libvirt.process import TICK, GoneError, command
 from storage_admin.hosts.libvirt.relay import refuse_to_write
-from storage_admin.hosts.libvirt.uri import uri_of
+from storage_admin.hosts.libvirt.uri import listening
 from storage_admin.hosts.live_facts import GuestNow
 from storage_admin.hosts.models import Host
 
@@ -98,10 +98,7 @@ class Program:
         Raises:
             RefusedError, HostError: as :func:`running.look`.
         """
-        try:
-            say, __ = self._started()
-        except LostError as lost:
-            raise HostError(str(lost)) from lost
+        say, __ = self._started()
         say({"look": uid})
         self._looks = True
 
@@ -136,7 +133,10 @@ class Program:
             LostError: it does not answer any more.
         """
         with self:
-            say, heard = self._started()
+            try:
+                say, heard = self._started()
+            except GoneError as gone:
+                raise LostError(gone.detail) from gone
             say(asdict(wanted) | {"start": start})
             stage = ""
             for document in heard:
@@ -157,9 +157,7 @@ class Program:
     def _started(self) -> tuple[_Say, Iterator[dict[str, Any] | None]]:
         if self._said is None:
             refuse_to_write(self._host)
-            uri = self._open.enter_context(uri_of(self._host))
-            if uri is None:
-                raise LostError(_("No libvirt listens on {host}.").format(host=self._host.name))
+            uri = self._open.enter_context(listening(self._host))
             self._said = self._open.enter_context(_helper(uri))
         return self._said
 

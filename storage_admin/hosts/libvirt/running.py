@@ -7,9 +7,9 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from storage_admin.agent.protocol import HostError
-from storage_admin.hosts.libvirt.process import GoneError, ask
+from storage_admin.hosts.libvirt.process import ask
 from storage_admin.hosts.libvirt.relay import refuse_to_write
-from storage_admin.hosts.libvirt.uri import uri_of
+from storage_admin.hosts.libvirt.uri import listening
 from storage_admin.hosts.live_facts import AgentNow, DiskNow, Filesystem, GuestNow, Trimmed, trimmed
 from storage_admin.hosts.models import Host
 
@@ -83,9 +83,7 @@ def _asked(
     host: Host, uid: str, what: str, seconds: float, tick: Callable[[], None] | None = None, **more: Any
 ) -> dict[str, Any]:
     refuse_to_write(host)
-    with uri_of(host) as uri:
-        if uri is None:
-            raise GoneError(_("No libvirt listens on {host}.").format(host=host.name))
+    with listening(host) as uri:
         answer: dict[str, Any] = ask(
             uri, ["guest"], seconds, json.dumps({"uid": uid, "do": what, **more}).encode(), tick=tick
         )

@@ -1,8 +1,9 @@
 """Snapshots of one domain: ``snapshot URI``; the request is one JSON document on standard input, so is the answer.
 
 ``uid``, and ``do``: ``list``; ``create`` (``name``, ``description``, ``disks``: targets, ``quiesce``), a snapshot of
-the disks alone whose overlays libvirt names, of a domain that is off an internal one; ``delete`` (``name``), by which
-libvirt merges what was written since; ``revert`` (``name``), of a domain that is off.
+the disks alone whose overlays libvirt names, of a domain that is off an internal one; ``delete`` (``name``, and
+``created``, by which another one of that name is told from it), by which libvirt merges what was written since;
+``revert`` (``name``), of a domain that is off.
 """
 
 import json
@@ -72,7 +73,10 @@ def _create(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
 def _delete(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
     domain = connection.lookupByUUIDString(request["uid"])
     try:
-        domain.snapshotLookupByName(request["name"]).delete()
+        snapshot = domain.snapshotLookupByName(request["name"])
+        created = sections.created(ET.fromstring(snapshot.getXMLDesc()))  # noqa: S314 (libvirt wrote it)
+        if request["created"] in {None, created}:
+            snapshot.delete()
     except libvirt.libvirtError as error:
         if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN_SNAPSHOT:
             raise

@@ -8,9 +8,9 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.hosts.libvirt.process import GoneError, ask
+from storage_admin.hosts.libvirt.process import ask
 from storage_admin.hosts.libvirt.relay import refuse_to_write
-from storage_admin.hosts.libvirt.uri import uri_of
+from storage_admin.hosts.libvirt.uri import listening
 from storage_admin.hosts.live_facts import Part, Snapshot, newest_first, since_1970
 from storage_admin.hosts.models import Host
 
@@ -65,16 +65,17 @@ def create(host: Host, uid: str, name: str, description: str, disks: Collection[
     return _asked(host, request | {"disks": sorted(disks)}, CREATE_TIMEOUT)
 
 
-def delete(host: Host, uid: str, name: str, tick: Callable[[], None]) -> Snapshots:
+def delete(host: Host, uid: str, name: str, created: int | None, tick: Callable[[], None]) -> Snapshots:
     """Deletes a snapshot; what was written since stays, in the image below. One that is gone is deleted.
 
     Args:
+        created: seconds since the epoch, as libvirt has it: one of that name from another time is left alone.
         tick: called twice a second; what it raises ends the waiting, and not the deletion.
 
     Raises:
         RefusedError, HostError: as of :func:`of`; or libvirt refuses it.
     """
-    return _asked(host, {"uid": uid, "do": "delete", "name": name}, DELETE_TIMEOUT, tick)
+    return _asked(host, {"uid": uid, "do": "delete", "name": name, "created": created}, DELETE_TIMEOUT, tick)
 
 
 def revert(host: Host, uid: str, name: str) -> Snapshots:
@@ -88,9 +89,7 @@ def revert(host: Host, uid: str, name: str) -> Snapshots:
 
 def _asked(host: Host, request: dict[str, Any], seconds: float, tick: Callable[[], None] | None = None) -> Snapshots:
     refuse_to_write(host)
-    with uri_of(host) as uri:
-        if uri is None:
-            raise GoneError(_("No libvirt listens on {host}.").format(host=host.name))
+    with listening(host) as uri:
         told = ask(uri, ["snapshot"], seconds, json.dumps(request).encode(), tick=tick)
     if "contradiction" in told:
         raise RefusedError("stale_plan", _("Nothing was changed: {contradiction}.").format(**told))

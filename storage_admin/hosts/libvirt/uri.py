@@ -28,6 +28,7 @@ from storage_admin.agent.protocol import HostError
 from storage_admin.errors import InvalidError
 from storage_admin.hosts import addresses, ssh, transport
 from storage_admin.hosts.libvirt import relay, tls
+from storage_admin.hosts.libvirt.process import GoneError
 from storage_admin.hosts.models import Host
 
 LOCAL = "qemu:///system"
@@ -64,6 +65,26 @@ def uri_of(host: Host) -> Iterator[str | None]:
         raise HostError(transport.no_way_to(host), "host_unreachable")  # guests there cannot be excluded from here
     else:
         yield None  # a hypervisor whose own API tells of its guests
+
+
+@contextlib.contextmanager
+def listening(host: Host) -> Iterator[str]:
+    """As :func:`uri_of`, of a libvirt that may be at work on what was asked of it.
+
+    Raises:
+        GoneError: nobody listens there, or the host cannot be reached.
+        HostError: the host has no way to its libvirt.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            uri = stack.enter_context(uri_of(host))
+        except HostError as error:
+            if error.code != "host_unreachable":
+                raise
+            raise GoneError(error.detail, error.code) from error
+        if uri is None:
+            raise GoneError(_("No libvirt listens on {host}.").format(host=host.name))
+        yield uri
 
 
 def _tls(host: Host, own: Path | None) -> str:
