@@ -138,7 +138,7 @@ class LiveKind(LiveGuestKind):
             raise ended_unseen(guest, over)
         settle(job)
         # Of a guest that has ended only its definition tells whether it had been switched over by then.
-        if ended.chain == wanted.result or (not ended.active and self.has_happened(guest, wanted, ended)):
+        if ended.chain == wanted.result or (not ended.active and self.has_happened(job, wanted, ended)):
             self.came_to_pass(job, guest, wanted)
         elif ended.chain == wanted.chain or (not ended.active and ended.later == wanted.chain[0]):
             self.came_to_nothing(job, guest, wanted, recorder)
@@ -170,7 +170,7 @@ class LiveKind(LiveGuestKind):
         image = Image.every.filter(host=job.host_id, path_key=path_key(os.fsencode(grown))).first()
         return None if image is None else image.pool
 
-    def has_happened(self, guest: Guest, wanted: Wanted, ended: Ended) -> bool:  # noqa: ARG002 (for inner merges)
+    def has_happened(self, job: Job, wanted: Wanted, ended: Ended) -> bool:  # noqa: ARG002 (for inner merges)
         """Whether a guest that has ended stands on what was wanted."""
         return wanted.result[0] != wanted.chain[0] and ended.later == wanted.result[0]
 

@@ -20,6 +20,7 @@ from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt.block_jobs import Ended, Wanted
+from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plan_and_progress import Recorder, Refusal
@@ -113,25 +114,25 @@ class LiveMerge(LiveKind):
             return super()._allocated(guest, wanted, told) if wanted.top == 0 else None
         return file["bytes"]
 
-    def has_happened(self, guest: Guest, wanted: Wanted, ended: Ended) -> bool:
+    def has_happened(self, job: Job, wanted: Wanted, ended: Ended) -> bool:
         if wanted.top == 0:
-            return super().has_happened(guest, wanted, ended)
+            return super().has_happened(job, wanted, ended)
         # What the guest writes to is the same: the header of the image above tells.
         above = Image.objects.filter(
-            host=guest.host_id, path_key=path_key(os.fsencode(wanted.chain[wanted.top - 1]))
+            host=job.host_id, path_key=path_key(os.fsencode(wanted.chain[wanted.top - 1]))
         ).select_related("host")
-        looked = guest.host_id in look.at(above)
+        looked = job.host_id in look.at(above, job)
         return looked and above.get().backing_key == path_key(os.fsencode(wanted.chain[wanted.base or 0]))
 
     def came_to_pass(self, job: Job, guest: Guest, wanted: Wanted) -> None:
         """What the overlays stood on has changed under them: the scan that follows calls them merged."""
         paths = wanted.chain[wanted.top : wanted.base]
-        rows = _rows(guest, paths)
+        rows, scan = _rows(guest, paths), Host.objects.values_list("resolved_scan", flat=True).get(pk=guest.host_id) + 1
         for path, file in zip(paths, files(guest, paths), strict=True):
             if (row := rows.get(path_key(os.fsencode(path)))) is not None:
                 dev, inode, written = (row.dev, row.inode, row.mtime_ns) if file is None else _identity(file)
                 one = f"{dev}:{inode}:{written}"
-                Image.every.filter(pk=row.pk).update(merged={"job": job.pk, "file": one})
+                Image.every.filter(pk=row.pk).update(merged={"job": job.pk, "file": one}, changed_scan=scan)
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         result, wanted = super().work(job, recorder), kept(job)[0]

@@ -19,6 +19,7 @@ from django.utils import timezone
 
 from images.live import block_jobs as kinds
 from images.live import follow
+from images.models import Image
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import block_jobs
 from storage_admin.jobs import claims, reaper, runner, services
@@ -31,7 +32,7 @@ from tests.harness.processes import wait_until
 from tests.live.chains import PATTERNS, at_stage, chain_of, definition_of, patterns, submit, whole
 from tests.live.conftest import scanned
 from tests.live.writer import acknowledged, begin, check, wait_for_writes, writing
-from tests.working import OPERATOR, refused_as, run, said
+from tests.working import OPERATOR, image_at, refused_as, reread, run, said, scan
 
 pytestmark = [
     pytest.mark.guest,
@@ -126,6 +127,27 @@ def test_a_worker_that_dies_at_any_stage_is_followed(
         run(job)
         ended_well(job)
     all_agree(guest, folder, after)
+
+
+def test_layers_of_a_merge_that_ended_while_nobody_looked_are_known_as_merged_once_the_guest_is_off(
+    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], settings: Any
+) -> None:
+    settings.LOOK_SECONDS = 60.0
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    __, row = scanned(folder, guest)
+    job, after = begun("commit", row, folder)
+    with at_stage("mirroring", die), pytest.raises(KilledError):
+        runner.run(job.pk)
+    heart.release(job)
+    wait_until(lambda: chain_of(guest) == after, 60, "QEMU has merged it")
+    guest.stop()
+    falls_silent(job)
+    run(job)
+    assert (job.state, job.error_code) == ("failed", follow.GUEST_ENDED)
+    merged = image_at(folder / "middle.qcow2")
+    assert (merged.merged or {}).get("job") == job.pk
+    scan(job.host)
+    assert reread(merged).state == Image.State.MERGED
 
 
 def _dies_before_it_begins(job: Job) -> None:
