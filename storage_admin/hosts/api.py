@@ -62,7 +62,7 @@ def _with_key(
         raise InvalidError(sentence, {"create_key": sentence})
     port = "ssh_port" if kind == Host.Kind.PROXMOX else "port"
     place: dict[str, Any] = {name: getattr(known, name, None) for name in ("address", port)} | given
-    pair = key_pairs.for_place(actor, known, place["address"], place[port])
+    pair = key_pairs.for_place(actor, place["address"], place[port])
     is_forced = known.transport == Host.Transport.FORCED if known else given["forced"]
     is_pinned = bool(given.get("host_key") or (known and known.host_key))
     with key_pairs.used(pair, is_pinned=is_pinned, is_forced=is_forced) as private:
@@ -125,7 +125,10 @@ class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         return Response(HostSerializer(host).data, status=status.HTTP_201_CREATED)
 
     @extend_schema(
-        summary=_("Change a host's name, limits or connection (admin)"), request=HostBody, responses=HostSerializer
+        summary=_("Change a host's name, limits or connection (admin)"),
+        description=_("Changing the connection requires access to all hosts."),
+        request=HostBody,
+        responses=HostSerializer,
     )
     def partial_update(self, request: Request, **_where: Any) -> Response:
         host = self.get_object()

@@ -18,27 +18,23 @@ from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.agent.protocol import HostError
 from storage_admin.errors import InvalidError, UnconfirmedError
 from storage_admin.hosts import addresses, forced, secrets
-from storage_admin.hosts.models import Host, KeyPair
+from storage_admin.hosts.models import KeyPair
 from storage_admin.hosts.registration import DEFAULT_PORT
 
 #: How long a pair waits for its host.
 LASTS = timedelta(days=7)
 
 
-def for_place(actor: Actor, known: Host | None, address: str, port: object) -> KeyPair | None:
+def for_place(actor: Actor, address: str, port: object) -> KeyPair | None:
     """The actor's unused pair for an SSH server, created where there is none; ``None`` where there is no such place.
 
     Args:
-        known: the saved host whose key is to be replaced.
         address, port: as typed.
 
     Raises:
-        ForbiddenError: the actor may not add hosts, or not change this one.
+        ForbiddenError: the actor may not add hosts.
     """
-    if known is None:
-        actor.require_everywhere(Role.ADMIN)
-    else:
-        actor.require(Role.ADMIN, known.slug)
+    actor.require_everywhere(Role.ADMIN)
     try:
         place = {"address": addresses.address(address), "port": addresses.port(port, DEFAULT_PORT)}
     except InvalidError:

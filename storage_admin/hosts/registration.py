@@ -176,7 +176,7 @@ CONNECTION = (
 
 
 def change_connection(actor: Actor, host: Host, values: dict[str, Any]) -> Host:
-    """Changes how a host is reached by ssh or libvirt; what is not given stays.
+    """Changes how a host is reached by ssh or libvirt, which takes what adding one takes; what is not given stays.
 
     Args:
         values: fields of :class:`Wanted`, or of :class:`WantedLibvirt`. A secret that is not given stays, too.
@@ -184,7 +184,7 @@ def change_connection(actor: Actor, host: Host, values: dict[str, Any]) -> Host:
     Raises:
         As :func:`add_ssh_host`.
     """
-    actor.require(Role.ADMIN, host.slug)
+    actor.require_everywhere(Role.ADMIN)
     if host.kind == Host.Kind.LOCAL:
         raise InvalidError(
             gettext("The dashboard's own machine has no address to set."), {"address": gettext("Leave this field out.")}

@@ -64,7 +64,7 @@ def sidebar(request: HttpRequest) -> dict[str, Any]:
     rights = {
         "can_operate": role >= Role.OPERATOR,
         "can_admin": role >= Role.ADMIN,
-        "can_switch": role >= Role.ADMIN and actor.hosts is None,
+        "can_admin_all": role >= Role.ADMIN and actor.hosts is None,
     }
     if getattr(request, "htmx", False):
         return rights

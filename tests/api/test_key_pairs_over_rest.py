@@ -160,8 +160,9 @@ def test_a_pair_takes_the_role_that_the_host_takes(client_of: Callable[..., APIC
     assert client_of("operator").post(HOSTS, body(), format="json").status_code == 403
     assert own.post(HOSTS, body(), format="json").status_code == 403
     assert other.patch(f"{HOSTS}{host.pk}/", {"create_key": True}, format="json").status_code == 404
+    assert own.patch(f"{HOSTS}{host.pk}/", {"create_key": True}, format="json").status_code == 403
     assert not KeyPair.objects.exists()
-    assert own.patch(f"{HOSTS}{host.pk}/", {"create_key": True}, format="json").status_code == 409
+    assert client_of("admin").patch(f"{HOSTS}{host.pk}/", {"create_key": True}, format="json").status_code == 409
     assert KeyPair.objects.get().address == "192.0.2.7"
 
 

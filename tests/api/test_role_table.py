@@ -73,6 +73,8 @@ def cells(case: Case) -> Iterator[tuple[str, APIClient, bool, int]]:
             yield who, client, False, answer_for(case, role, gone(case))
             # What concerns all hosts is not for who is limited to some.
             own, others = (403, 403) if case.everywhere else (case.answer, gone(case))
+            if case.of_a_host:
+                others = gone(case)
             yield f"{who} of this host", make(role, ["mine"]), True, answer_for(case, role, own)
             yield f"{who} of another host", make(role, ["other"]), True, answer_for(case, role, others)
 

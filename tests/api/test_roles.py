@@ -43,6 +43,8 @@ class Case:
     body: dict[str, Any] = field(default_factory=dict)
     #: Concerns no single host: not for a token that is limited to some.
     everywhere: bool = False
+    #: Though it takes all hosts, it is about one, which is looked for first.
+    of_a_host: bool = False
     #: The role that is asked for before the object is looked for, where that is a lower one.
     first: str = ""
 
@@ -53,6 +55,7 @@ CASES = [
     Case("get", "hosts/{host}/", VIEWER),
     Case("patch", "hosts/{host}/", ADMIN, body={"name": "x"}),
     # Nothing is connected to, and this machine is not removed: what who may is told.
+    Case("patch", "hosts/{host}/", ADMIN, 400, {"address": "192.0.2.7"}, everywhere=True, of_a_host=True),
     Case("post", "hosts/", ADMIN, 400, {"name": "new", "address": "-oProxyCommand=x"}, everywhere=True),
     Case("delete", "hosts/{host}/", ADMIN, 400),
     Case("post", "hosts/{host}/scan/", OPERATOR, 202),

@@ -11,7 +11,8 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
 from tests.factories import AuditEntryFactory, GuestDiskFactory, HostFactory
 from tests.web.conftest import Filled
-from tests.web.html import errors_of, flat, text_of
+from tests.web.html import errors_of, flat, tags_of, text_of
+from tests.working import client_as
 
 
 def test_an_admin_registers_a_folder_and_a_scan_of_it_is_queued(
@@ -40,6 +41,19 @@ def test_forgetting_a_pool_wants_its_name(admin: Client, filled: Filled) -> None
     assert StoragePool.objects.filter(pk=filled.pool.pk).exists()
     assert "Its files are unchanged." in admin.post(address, {"confirm": "local"}, follow=True).content.decode()
     assert not StoragePool.objects.filter(pk=filled.pool.pk).exists()
+
+
+@pytest.mark.parametrize(("hosts", "offered"), [([], True), (["far"], False)])
+def test_where_a_host_is_reached_is_offered_to_admins_of_all_hosts_alone(
+    db: None, hosts: list[str], offered: bool
+) -> None:
+    host = HostFactory.create(slug="far", kind="ssh", transport="ssh", address="192.0.2.7")
+    client = client_as(role="admin", hosts=hosts)
+    leads = {str(found.get("href")) for tag, found in tags_of(client.get("/hosts/").content.decode()) if tag == "a"}
+    for address in (f"/hosts/{host.pk}/connection/", "/hosts/add/"):
+        assert (address in leads) is offered, address
+        assert client.get(address).status_code == (200 if offered else 403)
+    assert f'action="/hosts/{host.pk}/"' in client.get("/hosts/").content.decode()
 
 
 def test_missing_tools_are_named_with_what_they_are_for(viewer: Client) -> None:

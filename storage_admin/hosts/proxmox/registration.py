@@ -141,7 +141,7 @@ def change_node(actor: Actor, host: Host, values: dict[str, Any]) -> Host:
     Raises:
         As :func:`add_node`.
     """
-    actor.require(Role.ADMIN, host.slug)
+    actor.require_everywhere(Role.ADMIN)
     has_ssh = host.transport == Host.Transport.API_SSH
     known = WantedNode(
         name=host.name, address=host.address, port=host.port, token_id=host.token_id,

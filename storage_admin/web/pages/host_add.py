@@ -73,11 +73,11 @@ def host_add(request: PageRequest) -> HttpResponseBase:
 
 @_secret
 @require_http_methods(["GET", "HEAD", "POST"])
-@page(Role.ADMIN)
+@page(Role.ADMIN, everywhere=True)
 def host_connection(request: PageRequest, host_id: int) -> HttpResponseBase:
     """How a host is reached, to change; a secret that is left empty stays."""
     host = Host.objects.filter(pk=host_id).first()
-    way = host_forms.way_of(host) if host is not None and request.actor.sees(host.slug) else None
+    way = host_forms.way_of(host) if host is not None else None
     if host is None or way is None:
         raise NotFoundError(_("There is no remote host {host}.").format(host=host_id))
     if request.method != "POST":
@@ -151,7 +151,7 @@ def _key_pair(
         return
     values = typed.values
     port = values["ssh_port" if way.name == "proxmox" else "port"].strip()
-    pair = key_pairs.for_place(request.actor, known, values["address"], port)
+    pair = key_pairs.for_place(request.actor, values["address"], port)
     is_pinned = bool(_confirmed_key(request) or (known and known.host_key and "new_key" not in request.POST))
     if pair is not None:
         user = values["user"].strip() or "root"
