@@ -96,8 +96,9 @@ class LiveCopy(LiveKind):
             against.append(Refusal(INVALID, sentence.format(path=path)))
         for disk in neighbours.of(own).own_disks:
             if (disk.guest_id, disk.target) != (guest.pk, layers.disk):
-                sentence = gettext("Guest {other} uses {image} as well, and would be left behind on it.")
-                against.append(Refusal("image_in_use", sentence.format(other=disk.guest.name, image=own.name)))
+                sentence = gettext("{who} uses {image} as well, and would be left behind on it.")
+                who = refusals.named(disk.guest, own)
+                against.append(Refusal("image_in_use", sentence.format(who=who, image=own.name)))
         size = forecasts.converted(own, layers.images_at(range(1, len(layers.chain))), form, {})
         reason = gettext(
             "QEMU copies {disk} to {path} ({form}) while {guest} runs, then switches it over. {image} stays as it is "

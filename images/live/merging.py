@@ -208,7 +208,7 @@ def needed_by_others(layers: Layers, top: int, base: int) -> list[Refusal]:
         own = [disk for disk in near.own_disks if (disk.guest_id, disk.target.partition(" #")[0]) != itself]
         others = [
             *near.needed_by,
-            *(gettext("Guest {guest} uses it as a disk.").format(guest=disk.guest.name) for disk in own),
+            *(gettext("{who} uses it as a disk.").format(who=refusals.named(disk.guest, image)) for disk in own),
         ]
         if image.overlays_count > above or others:
             sentence = gettext("{image} is needed by others as it is: {others}").format(

@@ -248,7 +248,7 @@ def _state(image: Image) -> list[Refusal]:
     return refusals
 
 
-def _named(guest: Guest, image: Image) -> str:
+def named(guest: Guest, image: Image) -> str:
     """One of another host, on a storage that both mount, may not exist for whoever reads the sentence."""
     return (
         _("Guest {guest}").format(guest=guest.name) if guest.host_id == image.host_id else _("A guest of another host")
@@ -263,7 +263,7 @@ def _running(guest: Guest, image: Image) -> str:
             "{who} is {state} and uses the image. Shut it down first, or trim, flatten, merge or enlarge its disk "
             "from the guest's page while it runs."
         )
-    return sentence.format(who=_named(guest, image), state=guest.state)
+    return sentence.format(who=named(guest, image), state=guest.state)
 
 
 def _use(image: Image) -> list[Refusal]:
@@ -280,7 +280,7 @@ def _use(image: Image) -> list[Refusal]:
     if locked:
         sentence = _(
             "{who} is locked ({lock}). Wait until the lock is released, or unlock the guest in its hypervisor."
-        ).format(who=_named(locked[0], image), lock=locked[0].lock)
+        ).format(who=named(locked[0], image), lock=locked[0].lock)
         return [Refusal("guest_locked", sentence)]
     if not image.in_use:
         return []

@@ -14,7 +14,7 @@ long as another job that needs their images is queued or at work. A start that f
 """
 
 import contextlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -99,7 +99,7 @@ def set_aside(
     running = in_use.guests_known_to_run(image)
     if not running:
         return against, ()
-    who = _guests([guest.name for guest in running])
+    who = _guests([_name(guest, image) for guest in running])
     warning = (
         f"The job waits until {who} has been shut down, for at most {options['wait_hours']:g} hours. It does not shut "
         "down any guest itself."
@@ -120,7 +120,9 @@ class WaitsForGuests:
         until = job.wait_until or job.created + timedelta(hours=float(job.options["wait_hours"]))
         if not ask:
             known = in_use.guests_known_to_run(image)
-            return _wait([{"kind": guest.kind, "uid": guest.uid, "name": guest.name} for guest in known], until)
+            return _wait(
+                [{"kind": guest.kind, "uid": guest.uid, "name": _name(guest, image)} for guest in known], until
+            )
         try:
             found = in_use.running_domains(image)
         except RefusedError:
@@ -146,11 +148,19 @@ def _until(until: datetime) -> str:
     return f"until {until:%Y-%m-%d %H:%M} UTC"
 
 
-def _guests(names: Iterable[str]) -> str:
-    cut = [name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…" for name in names]
-    more = len(cut) - NAMED
+def _name(guest: Guest, image: Image) -> str:
+    """Its name; empty for a guest of another host, which may not exist for whoever reads of it."""
+    return guest.name if guest.host_id == image.host_id else ""
+
+
+def _guests(names: Sequence[str]) -> str:
+    cut = [name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…" for name in names if name]
+    more, elsewhere = len(cut) - NAMED, len(names) - len(cut)
     shown = ", ".join(cut[:NAMED]) + (f" and {more} more" if more > 0 else "")
-    return f"{'guest' if len(cut) == 1 else 'guests'} {shown}"
+    parts = [f"{'guest' if len(cut) == 1 else 'guests'} {shown}"] if cut else []
+    if elsewhere:
+        parts.append("a guest of another host" if elsewhere == 1 else f"{elsewhere} guests of other hosts")
+    return " and ".join(parts)
 
 
 def look(

@@ -4,6 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
+from images.live.copying import LiveCopy
+from images.live.disks import Layers
+from images.live.merging import needed_by_others
 from images.models import Image
 from images.orphans import ask_hypervisors, host_facts
 from images.scan import hypervisors
@@ -15,7 +18,14 @@ from storage_admin.hosts.libvirt.reader import LibvirtFacts
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox.guests import ProxmoxGuest
 from storage_admin.hosts.proxmox.reader import ProxmoxFacts
-from tests.factories import HostFactory, ImageFactory, StoragePoolFactory
+from tests.factories import (
+    GuestDiskFactory,
+    GuestFactory,
+    HostFactory,
+    ImageFactory,
+    ImageUseFactory,
+    StoragePoolFactory,
+)
 
 pytestmark = pytest.mark.sql
 
@@ -120,3 +130,18 @@ def test_evidence_of_a_guest_on_another_node_has_its_number_alone() -> None:
     (told,) = host_facts.claims_of_cluster(facts)
     assert (told.key, "guest 104" in told.why) == ("104", True)
     assert not [word for word in SECRETS if word in told.why]
+
+
+def test_what_stands_against_a_copy_or_a_merge_names_no_guest_of_another_host(image: Image) -> None:
+    own = GuestDiskFactory.create(guest__host=image.host, target="vda").guest
+    overlay = ImageFactory.create(backing=image, name="top.qcow2", path="/mnt/a/top.qcow2", format="qcow2")
+    for used in (image, overlay):
+        elsewhere = GuestFactory.create(host=Host.objects.get(slug="beta"), name="payroll", state="running")
+        ImageUseFactory.create(image=used, disk=GuestDiskFactory.create(guest=elsewhere))
+    rows = {0: overlay, 1: image}
+    layers = Layers(own.pk, "vda", [one.path for one in rows.values()], rows, "qcow2", None, ())
+    options = {"disk": "vda", "target_pool": None, "format": None, "target_name": ""}
+    found = [*needed_by_others(layers, 0, 1), *LiveCopy().choose(own, layers, options).refusals]
+    told = [(one.code, one.detail) for one in found if one.code in {"shared_base", "image_in_use"}]
+    assert [code for code, __ in told] == ["shared_base", "shared_base", "image_in_use"]
+    assert not [word for word in SECRETS if any(word in detail for __, detail in told)]

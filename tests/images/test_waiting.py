@@ -16,7 +16,7 @@ from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.libvirt import control
 from storage_admin.jobs import claims, reaper, services
 from storage_admin.jobs.models import Job, ResourceLock
-from tests.factories import HostFactory, ImageFactory, JobFactory
+from tests.factories import GuestDiskFactory, GuestFactory, HostFactory, ImageFactory, ImageUseFactory, JobFactory
 from tests.images.parking import image, parked, rung, shut_down, submit, used_by
 from tests.patient import patient
 from tests.working import OPERATOR, refused_as, reread, said
@@ -205,6 +205,19 @@ def test_long_names_of_many_guests_fit_into_the_reason(image: Image) -> None:
     assert len(reason) <= 200
     assert " and 2 more to be shut down (until " in reason
     assert reason.endswith(" UTC)")
+
+
+def test_a_guest_of_another_host_is_waited_for_without_its_name(image: Image) -> None:
+    used_by(image, "web")
+    elsewhere = GuestFactory.create(host=HostFactory.create(), name="payroll", state="running")
+    ImageUseFactory.create(image=image, disk=GuestDiskFactory.create(guest=elsewhere))
+    plan = services.plan(OPERATOR, "reclaim", image.pk, {"when_running": "wait"})
+    assert (plan.refusals, [line for line in plan.warnings if "payroll" in line]) == ((), [])
+    job = parked(image)
+    assert {guest["name"]: guest["uid"] == elsewhere.uid for guest in job.waited_guests} == {"web": False, "": True}
+    assert ("guest web" in job.waiting_for, "payroll" in job.waiting_for) == (True, False)
+    wait_for_guests.look()
+    assert "payroll" not in reread(job).waiting_for
 
 
 def test_whoever_does_not_wait_is_not_asked_about_guests(image: Image, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,7 +261,8 @@ def test_no_plan_names_a_guest_of_another_host(
         image=image if used == "image" else image.backing
     )
     GuestDisk.objects.filter(guest=theirs["guest_id"]).update(volume=linked, records_chain=not linked)
-    Guest.objects.filter(pk=theirs["guest_id"]).update(state="shut off", kind="vm" if linked else "domain")
+    theirs_of = Guest.objects.filter(pk=theirs["guest_id"])
+    theirs_of.update(state="shut off", kind="vm" if linked else "domain")
     Host.objects.filter(pk=mine["host_id"]).update(capabilities={"proxmox": "9.0", "qemu-img": "10.0"})
     options: dict[str, dict[str, Any]] = {
         "convert": {"format": "raw"},
@@ -269,7 +270,7 @@ def test_no_plan_names_a_guest_of_another_host(
         "create": {"name": "n.qcow2", "format": "qcow2", "backing": image.backing.pk, "pool": mine["pool_id"]},
         "rebase": {"base": image.backing.pk},
         "move": {"target_pool": mine["pool_id"]},
-        "grow": {"virtual_size": 8 * GIB},
+        "grow": {"size_bytes": 8 * GIB},
     }
     without = ["reclaim", "flatten", "commit", "export", "keys", "shrink", "set_aside", "delete", "sparsify", "bitmaps"]
     client, planned = limited("admin"), 0
@@ -280,6 +281,18 @@ def test_no_plan_names_a_guest_of_another_host(
             planned += answer.status_code == 200
             assert told(body_of(answer), SIGNS[:1]) == [], (kind, answer.json())
     assert planned > 14
+    # A job that would wait says for whom.
+    theirs_of.update(state="running")
+    Image.objects.filter(pk__in=[image.pk, image.backing.pk]).update(in_use=True)
+    waited = 0
+    for kind in ("reclaim", "flatten", "convert", "grow"):
+        for target in (image.pk, image.backing.pk):
+            given = options.get(kind, {}) | {"when_running": "wait"}
+            body = {"kind": kind, "image": target, "options": given, "dry_run": True}
+            answer = client.post("/api/v1/jobs/", body, content_type="application/json")
+            assert (answer.status_code, told(body_of(answer), SIGNS[:1])) == (200, []), (kind, answer.json())
+            waited += any("waits until" in line for line in answer.json()["warnings"])
+    assert waited > 3
 
 
 @pytest.mark.parametrize("role", ["viewer", "admin"])
