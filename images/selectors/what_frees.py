@@ -15,7 +15,6 @@ from images.selectors.overview import candidates
 from images.selectors.snapshots import snapshots_of
 from images.selectors.undo_copies import undo_copies
 from storage_admin.accounts.models import Actor
-from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import pools_for
 
@@ -91,8 +90,8 @@ def _of_guests(actor: Actor, pools: Collection[int]) -> Iterator[Frees]:
         if one.held_bytes:
             label = f"{one.guest.name}: {one.name}"
             yield Frees("delete_snapshot", "guest", one.guest.pk, label, one.held_bytes)
-    largest = here.filter(uses__disk__guest__state="running", allocated_size__isnull=False)
-    ids = largest.order_by("-allocated_size").values_list("uses__disk__guest", flat=True)
-    running = {guest.pk: guest for guest in Guest.objects.filter(pk__in=list(ids[: 4 * TRIMS]))}
-    for pk in list(dict.fromkeys(ids[: 4 * TRIMS]))[:TRIMS]:
-        yield Frees("trim", "guest", pk, running[pk].name, None)
+    running = guests.filter(state="running").values("pk")
+    largest = here.filter(uses__disk__guest__in=running, allocated_size__isnull=False).order_by("-allocated_size")
+    found = largest.values_list("uses__disk__guest", "uses__disk__guest__name")[: 4 * TRIMS]
+    for pk, name in list(dict(found).items())[:TRIMS]:
+        yield Frees("trim", "guest", pk, name, None)

@@ -7,7 +7,7 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from images.alert_rules.looking import look
-from images.selectors.what_frees import what_frees
+from images.selectors.what_frees import TRIMS, what_frees
 from storage_admin.accounts.models import SYSTEM, Actor, Role
 from storage_admin.events.models import Alert
 from storage_admin.hosts.models import StoragePool
@@ -54,6 +54,17 @@ def test_plans_of_the_whole_filesystem_are_told_of_and_what_frees_most_comes_fir
     ]  # fmt: skip
     assert [one.bytes for one in what_frees(SYSTEM, pool)][-1] is None
     assert what_frees(Actor("x", Role.VIEWER, frozenset({"other"})), pool) == []
+
+
+def test_trims_are_of_guests_that_exist_for_whoever_asks(pool: StoragePool) -> None:
+    elsewhere = HostFactory.create(slug="beta")
+    for number in range(4 * TRIMS):  # larger than that of one's own
+        image = ImageFactory.create(host=pool.host, pool=pool, name=f"{number}", allocated_size=30 * GIB)
+        disk = GuestDiskFactory.create(guest__host=elsewhere, guest__state="running", guest__name="payroll")
+        ImageUseFactory.create(image=image, disk=disk)
+    limited = Actor("x", Role.VIEWER, frozenset({"alpha"}))
+    assert [one.label for one in what_frees(limited, pool) if one.kind == "trim"] == ["web"]
+    assert [one.label for one in what_frees(SYSTEM, pool) if one.kind == "trim"] == ["payroll"] * TRIMS
 
 
 def test_of_a_volume_only_what_it_does_not_share_with_its_snapshots_is_freed() -> None:

@@ -236,7 +236,8 @@ def test_a_guest_of_another_host_on_a_shared_storage_is_not_named(
     ImageUse.objects.filter(disk=disk).update(image=mine["image_id"])
     client = limited("admin")
     for asked in ("/images/", "/images/{image_id}/", "/api/v1/images/", "/api/v1/images/{image_id}/chain/",
-                  "/images/export.csv", "/", "/api/v1/overview/", "/images/{image_id}/reclaim/"):  # fmt: skip
+                  "/images/export.csv", "/", "/api/v1/overview/", "/images/{image_id}/reclaim/",
+                  "/api/v1/pools/{pool_id}/frees/", "/pools/{pool_id}/"):  # fmt: skip
         assert told(body_of(client.get(asked.format(**mine))), SIGNS) == [], asked
     nodes = client.get(f"/api/v1/images/{mine['image_id']}/chain/").json()["nodes"]
     (node,) = (one for one in nodes if one["id"] == mine["image_id"])
@@ -245,7 +246,8 @@ def test_a_guest_of_another_host_on_a_shared_storage_is_not_named(
     own = GuestDisk.objects.get(guest=mine["guest_id"])
     ImageUse.objects.filter(disk=own).delete()
     ImageUse.objects.create(disk=own, image_id=theirs["image_id"])
-    for asked in ("/guests/", "/guests/{guest_id}/", "/api/v1/guests/{guest_id}/", "/guests/export.csv"):
+    for asked in ("/guests/", "/guests/{guest_id}/", "/api/v1/guests/{guest_id}/", "/guests/export.csv",
+                  "/guests/{guest_id}/live-merge/", "/guests/{guest_id}/live-copy/"):  # fmt: skip
         assert told(body_of(client.get(asked.format(**mine))), SIGNS) == [], asked
 
 

@@ -81,7 +81,8 @@ def _own_disks(guest: Guest) -> list[GuestDisk]:
 def _layers(guest: Guest, target: str) -> list[str]:
     """Paths of the images of a disk from above, as the last scan saw them; of the first disk where none is chosen."""
     disks = [disk for disk in _own_disks(guest) if disk.target == target] or _own_disks(guest)
-    image = Image.objects.filter(uses__disk__in=[disk.pk for disk in disks[:1]]).first()
+    used = Image.objects.filter(uses__disk__in=[disk.pk for disk in disks[:1]])
+    image = used.filter(host=guest.host_id).first()  # those of another host may not exist for whoever asks
     try:
         return [] if image is None else [image.path, *(base.path for base in ancestors(image))]
     except RefusedError:
