@@ -132,11 +132,18 @@ class _Adapter(HTTPAdapter):
         self.poolmanager.pool_classes_by_scheme = {"http": _PlainPool, "https": _SecurePool}
 
 
+class _Session(requests.Session):
+    """Redirects are not followed. ``requests`` would read all of one's body even so, into memory, to prepare for it."""
+
+    def get_redirect_target(self, _answer: requests.Response) -> None:
+        return None
+
+
 def post(url: str, body: bytes, headers: dict[str, str]) -> Outcome:
     """Sends the body. Only an answer of the 200s counts as delivered."""
     line = _lines.now = _Line()
     try:
-        with requests.Session() as session, line.at_most(WHOLE):
+        with _Session() as session, line.at_most(WHOLE):
             session.trust_env = False  # no password out of a .netrc goes to a receiver
             session.mount("http://", _Adapter())
             session.mount("https://", _Adapter())
@@ -190,7 +197,7 @@ def _said(error: Exception, line: _Line) -> str:
     if any(isinstance(one, socket.gaierror) for one in causes):
         return "The host name cannot be resolved."
     if isinstance(error, ValueError):
-        return "Invalid URL, or invalid redirect target."
+        return "Invalid URL."
     return f"The connection failed: {_last(causes)}"
 
 

@@ -122,6 +122,17 @@ def test_of_a_long_answer_little_is_kept(make_hook: MakeHook) -> None:
     assert "\x1b" not in problem
 
 
+@pytest.mark.parametrize("answer", [200, 302, 307, 500])
+def test_of_a_long_answer_little_is_taken(make_hook: MakeHook, answer: int) -> None:
+    with receiver(answer, body=bytes(64 << 20)) as there:
+        make_hook(there.url)
+        emitted()
+        sending.deliver()
+    assert Delivery.objects.get().status_code == answer
+    assert len(there.got) == 1
+    assert there.sent < 16 << 20, "more than what the kernel holds on the way"
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -246,15 +257,16 @@ def test_an_address_that_was_taken_and_cannot_be_one_is_a_failure_like_any_other
     _try_until_the_end(timezone.now())
     delivery = Delivery.objects.get(event__name="job.finished")
     assert (delivery.state, delivery.status_code) == ("given_up", None)
-    assert delivery.problem == "Invalid URL, or invalid redirect target."
+    assert delivery.problem == "Invalid URL."
 
 
-def test_a_redirect_to_what_is_no_address_is_a_failure_like_any_other(make_hook: MakeHook) -> None:
+def test_a_redirect_to_what_is_no_address_is_a_redirect_like_any_other(make_hook: MakeHook) -> None:
     with receiver(302, elsewhere="http://[") as there:
         make_hook(there.url)
         emitted()
         sending.deliver()
-    assert Delivery.objects.get().problem.startswith("Invalid URL")
+    assert Delivery.objects.get().status_code == 302
+    assert Delivery.objects.get().problem.startswith("The server redirected (302)")
 
 
 def test_what_nobody_thought_of_holds_up_nothing_and_is_given_up(
