@@ -72,6 +72,7 @@ AXES_COOLOFF_TIME = timedelta(minutes=15)
 # Who tries again while locked out does not wait longer for that: the page says until when.
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
 AXES_CLIENT_IP_CALLABLE = "storage_admin.accounts.addresses.tries_of"
+AXES_USERNAME_CALLABLE = "storage_admin.accounts.lockouts.username_of"
 AXES_LOCKOUT_CALLABLE = "storage_admin.accounts.lockouts.answer"
 AXES_DISABLE_ACCESS_LOG = True  # sign-ins stand in the audit trail
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]

@@ -3,6 +3,7 @@
 django-axes counts wrong passwords by user name and address, and locks that pair out; here its counts are read.
 """
 
+import unicodedata
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -21,6 +22,7 @@ from storage_admin.accounts.addresses import address_of, tries_of
 from storage_admin.accounts.models import Actor, Role, User, audit
 
 TOO_MANY_REQUESTS = 429
+_LONGEST = AccessAttempt._meta.get_field("username").max_length
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Lockout:
 
     Args:
         id: of the first of its rows.
+        username: as it is counted.
         address: of IPv6 that of its network.
         until: when it ends by itself.
     """
@@ -38,6 +41,20 @@ class Lockout:
     address: str | None
     failures: int
     until: datetime
+
+
+def counted_as(username: str) -> str:
+    """What a name's tries are counted under. Directories compare names without case, and some without accents: all
+    spellings that one takes for the same have their tries together.
+    """
+    plain = unicodedata.normalize("NFKD", username)
+    return "".join(sign for sign in plain if not unicodedata.combining(sign)).lower()[:_LONGEST]
+
+
+def username_of(request: HttpRequest, credentials: dict[str, Any] | None = None) -> str | None:
+    """The same of who signs in, for django-axes."""
+    username = (credentials or request.POST).get("username")
+    return None if username is None else counted_as(username)
 
 
 def lockouts(now: datetime | None = None) -> list[Lockout]:
@@ -91,7 +108,7 @@ def passkey_wrong(request: HttpRequest) -> None:
 
 def password_right(request: HttpRequest, user: User) -> None:
     """Forgets the wrong passwords before a right one, as signing in does."""
-    AccessAttempt.objects.filter(username=user.username, ip_address=tries_of(request)).delete()
+    AccessAttempt.objects.filter(username=counted_as(user.username), ip_address=tries_of(request)).delete()
 
 
 def answer(request: HttpRequest, *_about: Any) -> HttpResponse:
@@ -101,7 +118,7 @@ def answer(request: HttpRequest, *_about: Any) -> HttpResponse:
     address = address_of(request)
     now = timezone.now()
     attempts = AccessAttempt.objects.filter(
-        username=username, ip_address=tries_of(request), attempt_time__gte=now - _cool_off()
+        username=counted_as(username), ip_address=tries_of(request), attempt_time__gte=now - _cool_off()
     ).order_by("attempt_time")
     found = _lockouts(attempts)
     until = found[0].until if found else now + _cool_off()

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from axes.models import AccessAttempt
 from django.core.management import call_command
 from django.db import DatabaseError, connection, transaction
 from django.test import Client, RequestFactory
@@ -20,6 +21,8 @@ from tests.factories import AuditEntryFactory, TokenFactory, UserFactory, an_hou
 from tests.working import client_as
 
 pytestmark = pytest.mark.sql
+
+PASSWORD = "correct horse battery staple"
 
 
 @pytest.mark.parametrize("sql", ["UPDATE accounts_auditentry SET who = 'x'", "DELETE FROM accounts_auditentry"])
@@ -116,7 +119,7 @@ def test_wrong_passwords_and_a_lockout_are_recorded_with_no_password_in_them(db:
 
 def test_a_lockout_is_of_a_name_and_an_address_ends_by_itself_and_is_lifted(admin: Actor) -> None:
     client = Client(REMOTE_ADDR="192.0.2.7")
-    wrong, right = ({"username": "root", "password": text} for text in ("x", "correct horse battery staple"))
+    wrong, right = ({"username": "root", "password": text} for text in ("x", PASSWORD))
     for _ in range(6):
         client.post("/login/", wrong)
     assert client.post("/login/", right).status_code == 429
@@ -130,6 +133,41 @@ def test_a_lockout_is_of_a_name_and_an_address_ends_by_itself_and_is_lifted(admi
     lockouts.unlock(admin, found)
     assert client.post("/login/", right).status_code == 302
     assert AuditEntry.objects.filter(what="lockout lifted", target="root").count() == 1
+
+
+def test_a_name_has_its_tries_together_however_it_is_typed(admin: Actor) -> None:
+    client = Client(REMOTE_ADDR="192.0.2.7")
+    right = {"username": "root", "password": PASSWORD}
+
+    def locked(*names: str) -> list[bool]:
+        return [client.post("/login/", {"username": name, "password": "x"}).status_code == 429 for name in names]
+
+    # With letters of full width, and with an accent: directories take these for the same name, too.
+    assert locked("root", "ROOT", "Root", "\uff32oot", "ro\u00f6t") == [False] * 5
+    assert locked("rOOT") == [True]
+    assert client.post("/login/", right).status_code == 429
+    assert locked("another", "\u0130" * 150) == [False, False]
+    (found,) = lockouts.lockouts()
+    assert (found.username, found.failures) == ("root", 6)
+    by_rest = client_as(role="admin")
+    (told,) = by_rest.get("/api/v1/lockouts/").json()["results"]
+    assert (told["username"], told["failures"]) == ("root", 6)
+    assert by_rest.delete(f"/api/v1/lockouts/{told['id']}/").status_code == 204
+    assert client.post("/login/", right | {"username": "ROOT"}).status_code == 200, "the name itself is exact"
+    assert client.post("/login/", right).status_code == 302
+    assert not AccessAttempt.objects.filter(username__iexact="root").exists(), "a right one forgets the wrong ones"
+
+
+def test_a_right_password_on_its_page_forgets_the_tries_of_every_spelling(db: None) -> None:
+    user = UserFactory.create(username="Anna", password=PASSWORD)
+    client = Client(REMOTE_ADDR="192.0.2.7")
+    client.force_login(user, "django.contrib.auth.backends.ModelBackend")
+    for name in ("anna", "Anna"):
+        Client(REMOTE_ADDR="192.0.2.7").post("/login/", {"username": name, "password": "x"})
+    assert sum(row.failures_since_start for row in AccessAttempt.objects.filter(username="anna")) == 2
+    form = {"old_password": PASSWORD, "new_password1": "horse-battery-9-x", "new_password2": "horse-battery-9-x"}
+    assert client.post("/password/", form).status_code == 302
+    assert not AccessAttempt.objects.exists()
 
 
 @pytest.mark.parametrize(
