@@ -10,7 +10,7 @@ from django.utils.translation import gettext
 from images.models import Image
 from images.rewrite import neighbours, refusals
 from images.rewrite.needed_as_it_is import looked_through, refuse_elsewhere
-from images.scan import look
+from images.scan import look, shared_storages
 from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import asking
@@ -205,10 +205,15 @@ def room_gone(guest: Guest, pool: StoragePool | None) -> str:
 
 
 def pool_of(guest: Guest) -> StoragePool | None:
-    """The pool that all images of a guest are in; ``None`` where they are in several."""
+    """The pool that all images of a guest are in; ``None`` where they are in several. Of a storage whose images another
+    node lists it is that of the guest's own node: the other may not exist for whoever reads of it.
+    """
     images = Image.objects.filter(uses__disk__guest=guest).select_related("pool")
     pools = {image.pool_id: image.pool for image in images}
-    return next(iter(pools.values())) if len(pools) == 1 else None
+    found = next(iter(pools.values())) if len(pools) == 1 else None
+    if found is None or found.host_id == guest.host_id:
+        return found
+    return next((one for one in shared_storages.siblings(found) if one.host_id == guest.host_id), None)
 
 
 def in_the_clear(images: Iterable[Image], into: str) -> list[Refusal]:

@@ -92,7 +92,8 @@ def _draft(guest: Guest, now: GuestNow, options: dict[str, Any]) -> Draft:
         told = gettext("{target} of {guest} has {noted} bytes already; the new size must be larger.")
         size = gettext("an unknown number of") if noted is None else f"{noted:,}"
         draft.refusals.append(Refusal(INVALID, told.format(target=target, guest=guest.name, noted=size)))
-    image = Image.objects.filter(uses__disk__guest=guest, uses__disk__target=target).select_related("pool").first()
+    images = Image.objects.filter(host=guest.host_id, uses__disk__guest=guest, uses__disk__target=target)
+    image = images.select_related("pool").first()
     more = wanted - (noted or 0)
     if image is not None and image.pool.available_bytes is not None and more > image.pool.available_bytes:
         told = gettext(

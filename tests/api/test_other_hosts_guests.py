@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from images.live.copying import LiveCopy
-from images.live.disks import Layers
+from images.live.disks import Layers, pool_of
 from images.live.merging import needed_by_others
 from images.models import Image
 from images.orphans import ask_hypervisors, host_facts
@@ -145,3 +145,14 @@ def test_what_stands_against_a_copy_or_a_merge_names_no_guest_of_another_host(im
     told = [(one.code, one.detail) for one in found if one.code in {"shared_base", "image_in_use"}]
     assert [code for code, __ in told] == ["shared_base", "shared_base", "image_in_use"]
     assert not [word for word in SECRETS if any(word in detail for __, detail in told)]
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_the_pool_of_a_guest_whose_images_another_node_lists_is_that_of_its_own_node(db: None, is_here: bool) -> None:
+    alpha, beta = (HostFactory.create(slug=slug, kind="proxmox", cluster="c") for slug in ("alpha", "beta"))
+    same = {"name": "nas", "source": "proxmox", "network": True, "path": "/mnt/pve/nas", "path_key": "nas"}
+    there = StoragePoolFactory.create(host=beta, **same)
+    here = StoragePoolFactory.create(host=alpha, **same) if is_here else None
+    disk = GuestDiskFactory.create(guest__host=alpha, guest__kind="vm", target="scsi0")
+    ImageUseFactory.create(image=ImageFactory.create(pool=there), disk=disk)
+    assert pool_of(disk.guest) == here
