@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds.convert import Convert, target_of, wrong_target
 from images.live.block_jobs import DISK, Choice, LiveKind
-from images.live.disks import Layers, drop, files, in_the_clear, refuse_needed_by_others
+from images.live.disks import Layers, drop, files, files_told, in_the_clear, refuse_needed_by_others
 from images.live.follow import kept
 from images.live.kind import OFF, LiveGuestKind
 from images.live.merging import needed_by_others
@@ -118,12 +118,19 @@ class LiveCopy(LiveKind):
         )  # fmt: skip
 
     def against_switching(self, guest: Guest, wanted: Wanted) -> str:
-        if wanted.target is None or refusals.without_agent(guest.host) or files(guest, [wanted.target["path"]])[0]:
+        if wanted.target is None or refusals.without_agent(guest.host):
             return ""
+        path, host = wanted.target["path"], guest.host.name
+        try:
+            if files_told(guest, [path])[0]:
+                return ""
+        except (RefusedError, HostError) as error:
+            sentence = gettext("It is not known whether {host} has {path}: {why} The guest was not switched over.")
+            return sentence.format(host=host, path=path, why=error.detail)
         return gettext(
             "QEMU writes to {path}, and {host} has no such file: libvirt sees other mounts than the host does. The "
             "guest was not switched over. Restart libvirt once the filesystem is mounted."
-        ).format(path=wanted.target["path"], host=guest.host.name)
+        ).format(path=path, host=host)
 
     def pool_of_grown(self, job: Job, wanted: Wanted) -> StoragePool | None:
         """The pool that was asked for, else that of the image."""

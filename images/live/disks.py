@@ -113,11 +113,16 @@ def files(guest: Guest, paths: Sequence[str]) -> list[dict[str, int] | None]:
         In their order; ``None`` for what is no file, and where there is no agent, or it does not answer in time.
     """
     if paths and not refusals.without_agent(guest.host):
-        asked = {"paths_b64": [b64(os.fsencode(path)) for path in paths]}
         with contextlib.suppress(RefusedError, HostError):
-            answer = asking.ask(guest.host, "occupied", asked, seconds=running.LOOK_TIMEOUT)
-            return [None if one is None else dict(one) for one in answer["files"]]
+            return files_told(guest, paths)
     return [None] * len(paths)
+
+
+def files_told(guest: Guest, paths: Sequence[str]) -> list[dict[str, int] | None]:
+    """The same; raises RefusedError or HostError where there is no agent, or it does not answer in time."""
+    asked = {"paths_b64": [b64(os.fsencode(path)) for path in paths]}
+    answer = asking.ask(guest.host, "occupied", asked, seconds=running.LOOK_TIMEOUT)
+    return [None if one is None else dict(one) for one in answer["files"]]
 
 
 def images_of(guest: Guest) -> dict[str, Image]:

@@ -8,10 +8,11 @@ import pytest
 from django.utils import timezone
 
 from images.live import delete_snapshots, follow
+from images.live.copying import LiveCopy
 from images.live.follow import GUEST_ENDED, Follower
 from storage_admin.agent.protocol import HostError, StoppedError
 from storage_admin.guests.models import Guest
-from storage_admin.hosts import transport
+from storage_admin.hosts import asking, transport
 from storage_admin.hosts.libvirt import relay, running, snapshots, uri
 from storage_admin.hosts.libvirt.block_jobs import LostError, Program, Wanted
 from storage_admin.hosts.libvirt.process import GoneError
@@ -129,6 +130,23 @@ def test_a_cancel_while_libvirt_is_away_leaves_it_open_where_a_guest_goes_on() -
     with pytest.raises(StoppedError):
         follows.run(taken_over=True)
     assert in_doubt(job) == [["/a/disk", "/a/copy"]]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("has", [True, False, None], ids=["it has the copy", "it has none", "it does not answer"])
+def test_a_guest_is_switched_over_to_a_copy_that_its_host_is_known_to_have(
+    monkeypatch: pytest.MonkeyPatch, has: bool | None
+) -> None:
+    guest = GuestFactory.create()
+
+    def answers(*_: object, **__: object) -> dict[str, Any]:
+        if has is None:
+            raise HostError("The disk hangs.", "host_unreachable")
+        return {"files": [{"bytes": 1} if has else None]}
+
+    monkeypatch.setattr(asking, "ask", answers)
+    why = LiveCopy().against_switching(guest, COPY)
+    assert (bool(why), "The disk hangs." in why) == (not has, has is None)
 
 
 @pytest.mark.django_db
