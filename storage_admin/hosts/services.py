@@ -177,10 +177,12 @@ def update_pool(
     """Changes what an admin decides of a pool; ``None`` leaves a setting as it is, and ends an optional threshold.
 
     Raises:
-        ForbiddenError: the actor is no admin.
+        ForbiddenError: the actor is no admin; or says that all hosts are registered, and does not see all.
         InvalidError: values are out of range; it names all of them.
     """
     actor.require(Role.ADMIN, pool.host.slug)
+    if all_hosts_registered and not pool.all_hosts_registered:
+        actor.require_everywhere(Role.ADMIN)
     wrong = _wrong_name(name, pool.name)
     if warn_percent is not None and not 1 <= warn_percent <= 100:
         wrong["warn_percent"] = _("Enter a number from 1 to 100.")

@@ -20,6 +20,7 @@ from tests.factories import (
     PoolSampleFactory,
     StoragePoolFactory,
 )
+from tests.working import client_as
 
 pytestmark = pytest.mark.sql
 
@@ -106,6 +107,20 @@ def test_an_admin_changes_and_forgets_a_pool(admin: APIClient) -> None:
     assert admin.delete(path).status_code == 204
     assert admin.get(path).status_code == 404
     assert admin.get("/api/v1/images/").json()["count"] == 0
+
+
+def test_only_who_sees_all_hosts_says_that_all_which_use_a_storage_are_registered(
+    admin: APIClient,
+) -> None:
+    pool = StoragePoolFactory.create(network=True)
+    path, limited = f"/api/v1/pools/{pool.pk}/", client_as(role="admin", hosts=[pool.host.slug])
+    body = {"all_hosts_registered": True}
+    assert limited.patch(path, body, content_type="application/json").status_code == 403
+    assert b"all_hosts_registered" not in limited.get(f"/pools/{pool.pk}/").content
+    assert admin.patch(path, body, format="json").status_code == 200
+    assert limited.post(f"/pools/{pool.pk}/change/", {"name": "fast", "warn_percent": "70"}).status_code == 302
+    pool.refresh_from_db()
+    assert (pool.name, pool.all_hosts_registered) == ("fast", True)
 
 
 def test_a_pool_that_comes_from_libvirt_is_not_removed_here(admin: APIClient) -> None:

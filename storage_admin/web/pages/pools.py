@@ -97,10 +97,11 @@ def pool_change(request: PageRequest, pool_id: int) -> HttpResponseBase:
         if name in request.POST
     }  # fmt: skip
     warn_percent = form.whole("warn_percent", required=True)
+    is_asked = row.network and request.actor.hosts is None
     changed = form.save(
         lambda: services.update_pool(
             request.actor, row, name=form.text("name"), warn_percent=warn_percent, **thresholds,
-            all_hosts_registered="all_hosts_registered" in request.POST if row.network else None,
+            all_hosts_registered="all_hosts_registered" in request.POST if is_asked else None,
             share_bases="share_bases" in request.POST, look_inside="look_inside" in request.POST,
         ),
         _("{row} was saved.").format(row=row.name),
