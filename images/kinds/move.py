@@ -15,7 +15,7 @@ from images.rewrite import forecasts, guest_locks, readers, record, refusals, re
 from images.rewrite.kind import REWRITE_OPTIONS, Choice
 from images.rewrite.neighbours import ancestors, find, locks_on
 from images.rewrite.on_volumes import OnVolumes, dataset
-from images.scan.volume_places import lvm_name
+from images.scan.volume_places import group_id, lvm_name
 from storage_admin.agent.host import lvm, zfs
 from storage_admin.agent.protocol import INVALID, b64
 from storage_admin.agent.rewrite.conversion import OPTIONS
@@ -304,11 +304,10 @@ def _wrong_name(pool: StoragePool, name: str) -> str:
 
 def made(pool: StoragePool, path: bytes) -> dict[str, str]:
     """A volume that is to be made, as the agent's verbs take it."""
-    backend, __, key = pool.shared_key.partition(" ")
-    group_id = key.partition(" " if pool.kind == Kind.ZFS else "/")[0]
+    backend = pool.shared_key.partition(" ")[0]
     thin = lvm_name(pool).partition("/")[2] if pool.kind == Kind.LVMTHIN else ""
     name = os.fsdecode(path).rpartition("/")[2]
-    return {"backend": backend, "group": group_of(pool), "group_id": group_id, "name": name, "pool": thin}
+    return {"backend": backend, "group": group_of(pool), "group_id": group_id(pool), "name": name, "pool": thin}
 
 
 def _move(image: Image, options: dict[str, Any]) -> repointing.Move:

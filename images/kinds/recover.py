@@ -20,9 +20,11 @@ from images.rewrite import record as rewriting
 from images.rewrite import refusals, repointing
 from images.scan import shared_storages
 from images.scan.from_volumes import KINDS
+from images.scan.volume_places import group_id
 from storage_admin.accounts.models import Actor
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import b64, unb64
+from storage_admin.hosts.models import Host
 from storage_admin.jobs import claims, kinds, services
 from storage_admin.jobs.claims import tell_end
 from storage_admin.jobs.kinds import HostKind
@@ -78,6 +80,9 @@ class Recover(HostKind):
             "volumes": [where_volume(image) for image in _aside(job.host_id) if image.volume],
             "volumes_cut_off": [image.volume_place for image in _cut_off(job.host_id) if image.volume],
             "volumes_made": recover_without_journal.volumes(job.host_id),
+            "groups": [
+                {"backend": backend, "group_id": group} for backend, group in sorted(set(_groups(job.host).values()))
+            ],
             "images": [*recover_without_journal.where(job.host_id), *recover_without_journal.where_undone(job.host_id)],
             **commit.owed(job.host_id),
         }
@@ -108,7 +113,9 @@ class Recover(HostKind):
                 replaced |= self._settle_traceless(job, found)
         silent = [kind for kind, backend in KINDS.items() if backend in result["silent"]]
         away = job.host.pools.filter(kind__in=silent).values_list("pk", flat=True)
-        self._ask_no_more(job, open_, [*result["unread"], *away])
+        groups = {(one["backend"], one["group_id"]) for one in result["away"]}
+        without = [pool for pool, group in _groups(job.host).items() if group in groups]
+        self._ask_no_more(job, open_, [*result["unread"], *away, *without])
         return {
             "recovered": [{key: found[key] for key in ("job", "outcome", "detail")} for found in result["recovered"]],
             "replaced": replaced,
@@ -185,6 +192,12 @@ def _of_others(recovery: Job, told: list[dict[str, Any]]) -> set[str]:
     near = {recovery.host_id, *(pair.other.host_id for pair in shared_storages.shared(recovery.host))}
     named = {uid for found in told for uid in (found["job"], found.get("undo_of"))}
     return set(Job.objects.filter(uid__in=named).exclude(host__in=near).values_list("uid", flat=True))
+
+
+def _groups(host: Host) -> dict[int, tuple[str, str]]:
+    """The volume group or ZFS pool of each of a host's pools, by its backend and its id."""
+    pools = host.pools.filter(kind__in=KINDS)
+    return {pool.pk: (KINDS[pool.kind], group) for pool in pools if (group := group_id(pool))}
 
 
 def _where(kept: QuerySet[Job]) -> list[dict[str, str]]:

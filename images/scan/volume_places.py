@@ -110,6 +110,12 @@ def lvm_name(row: StoragePool, _: Event | None = None) -> str:
     return row.path.partition(" ")[2] if row.source == Source.PROXMOX else row.path.removeprefix("/dev/")
 
 
+def group_id(row: StoragePool) -> str:
+    """Of the volume group or ZFS pool that a pool lies in; empty for others, and where no scan has told it."""
+    backend, _, key = row.shared_key.partition(" ")
+    return key.partition("/" if backend == "lvm" else " ")[0] if backend in {"lvm", "zfs"} else ""
+
+
 def fullness(told: Event) -> dict[str, Any]:
     """What a thin pool's row keeps of how the kernel tells of it (the agent's ``lvm.thin_pools``)."""
     facts = {name: told[name] for name in ("mode", "needs_check")}

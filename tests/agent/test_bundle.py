@@ -46,4 +46,4 @@ def test_it_runs_alone_and_greets_with_its_hash(tmp_path: Path) -> None:
         hello = agent.until("hello")
         assert hello["hash"] == built.hash
         agent.request("recover", {"pools": []})
-        assert agent.answer() == {"recovered": [], "images": [], "unread": [], "silent": []}
+        assert agent.answer() == {"recovered": [], "images": [], "unread": [], "silent": [], "away": []}

@@ -61,7 +61,7 @@ class Pool(RecordingIO):
     def recover(self, *, is_aside: bool) -> list[tuple[str, str]]:
         row = WAITS | {"inode": "7", "path_b64": b64(b"rbd:vms/vm-900-disk-0")}
         args: dict[str, Any] = {"volumes": [row] if is_aside else [], "volumes_cut_off": [] if is_aside else [WHERE]}
-        found = aside_volume.recover(Arguments(args, frozenset(args)), frozenset(), set(), self)
+        found, _ = aside_volume.recover(Arguments(args, frozenset(args)), frozenset(), set(), self)
         return [(one["job"], one["outcome"]) for one in found]
 
 
@@ -190,6 +190,6 @@ def test_a_pool_that_the_host_names_no_more_keeps_no_other_one_from_being_recove
     gone = WAITS | shown | {"group": "gone", "aside_job": "j9"}
     args: dict[str, Any] = {"volumes": [gone, WAITS | shown]}
     silent = set[str]()
-    found = aside_volume.recover(Arguments(args, frozenset(args)), frozenset(), silent, pool)
+    found, _ = aside_volume.recover(Arguments(args, frozenset(args)), frozenset(), silent, pool)
     assert [(one["job"], one["outcome"]) for one in found] == [("j1", "kept")]
     assert silent == set()

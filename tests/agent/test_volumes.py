@@ -124,7 +124,7 @@ def test_a_disk_counts_by_what_lies_below_it(
 def test_a_recovery_goes_on_with_files_where_lvm_does_not_answer(disk: str, tmp_path: Path) -> None:
     (tmp_path / "bin/lvs").write_text("#!/bin/sh\nexit 5\n")
     (tmp_path / "bin/lvs").chmod(0o755)
-    told = {"recovered": [], "images": [], "unread": [], "silent": ["lvm"]}
+    told = {"recovered": [], "images": [], "unread": [], "silent": ["lvm"], "away": []}
     assert ask("recover", {"pools": [], "volumes": []}) == told
 
 

@@ -152,7 +152,7 @@ def test_a_recovery_goes_on_with_files_where_zfs_does_not_answer(disk: str, tmp_
     (tmp_path / "bin/zfs").write_text("#!/bin/sh\nexit 5\n")
     (tmp_path / "bin/lvs").write_text("#!/bin/sh\nexit 5\n")
     (tmp_path / "bin/lvs").chmod(0o755)
-    told = {"recovered": [], "images": [], "unread": [], "silent": ["lvm", "zfs"]}
+    told = {"recovered": [], "images": [], "unread": [], "silent": ["lvm", "zfs"], "away": []}
     made = [{"job": "j1", "backend": name, "group": "g", "name": "n", "id": "i"} for name in ("lvm", "zfs")]
     assert ask("recover", {"pools": [], "volumes": [], "volumes_made": made}) == told
 
@@ -180,3 +180,12 @@ def test_what_others_give_up_meanwhile_is_nothing_that_a_deletion_has_freed(
     monkeypatch.setattr(zfs_volumes, "change", lambda *_: None)
     one = zfs_volumes.Dataset("tank/data", "disk", "5", 4096, None, False, True, 1, 0, False)
     assert zfs_volumes.remove(one, Journal("", "j1", "=dev", "disk"), RecordingIO(), 0) == freed
+
+
+def test_a_pool_that_is_not_imported_or_whose_disks_are_silent_is_away(disk: str, tmp_path: Path) -> None:
+    """``zpool list`` knows a pool that is suspended; what ``zfs list`` says of it then is no proof."""
+    (tmp_path / "bin/zpool").write_text("#!/bin/sh\nprintf '77\\tONLINE\\n78\\tSUSPENDED\\n79\\tDEGRADED\\n'\n")
+    groups = [{"backend": "zfs", "group_id": group} for group in ("77", "78", "79", "80")]
+    told = ask("recover", {"pools": [], "groups": groups})
+    assert [one["group_id"] for one in told["away"]] == ["78", "80"]
+    assert told["silent"] == []

@@ -200,7 +200,7 @@ def test_a_recovery_that_finds_a_lock_which_nobody_gives_back_says_so_once_and_i
         again = Job.objects.create(
             kind="recover", host=job.host, target_kind="host", target_id=job.host_id, created_by="x"
         )
-        Recover().record(again, {"recovered": [found], "images": [], "unread": [], "silent": []})
+        Recover().record(again, {"recovered": [found], "images": [], "unread": [], "silent": [], "away": []})
     assert list(job.log_lines.filter(level="warning").values_list("text", flat=True)) == [found["detail"]]
     assert reread(job).needs_recovery
 
@@ -216,7 +216,7 @@ def test_what_a_host_tells_of_the_jobs_of_hosts_that_share_nothing_with_it_is_no
     told |= {"put_back": False, "surely_back": False, "undo_waits": False, "undo_of": None}
     lost = told | {"job": job.uid, "outcome": "lost"}
     undone = told | {"job": undo.uid, "outcome": "finished", "undo_of": job.uid}
-    Recover().record(began, {"recovered": [lost, undone], "images": [], "unread": [], "silent": []})
+    Recover().record(began, {"recovered": [lost, undone], "images": [], "unread": [], "silent": [], "away": []})
     was = (job.undo_state, job.undo_bytes, job.freed_bytes)
     job.refresh_from_db()
     assert (job.undo_state, job.undo_bytes, job.freed_bytes) == was

@@ -31,7 +31,7 @@ def aside() -> Image:
 
 def recover(image: Image, *found: dict[str, Any], **told: Any) -> None:
     job = JobFactory.create(kind="recover", target=image.host)
-    Recover().record(job, {"recovered": list(found), "images": [], "unread": [], "silent": [], **told})
+    Recover().record(job, {"recovered": list(found), "images": [], "unread": [], "silent": [], "away": [], **told})
 
 
 def row(job: Job, outcome: str, **more: Any) -> dict[str, Any]:

@@ -43,6 +43,12 @@ def check(place: Place) -> None:
         raise RefusedError(INVALID, "that is no volume of LVM")
 
 
+def groups(places: Sequence[Place], io: AgentIO) -> set[str]:  # noqa: ARG001 (one question tells all)
+    """Of an exported group LVM lists no volumes."""
+    lines = lvm.ask("vgs", "vg", "vg_uuid,vg_exported", io, to_end=True)
+    return {line["vg_uuid"] for line in lines if not line["vg_exported"]}
+
+
 def there(places: Sequence[Place], io: AgentIO) -> list[LogicalVolume]:  # noqa: ARG001 (one question tells all)
     """All volumes that have a name of their own."""
     return [

@@ -93,6 +93,11 @@ def _ask(command: Sequence[str], io: AgentIO) -> Any:
     return None if done.exit_code == _MISSING else rbd.answer_of(done, command[0])
 
 
+def groups(places: Sequence[Place], io: AgentIO) -> set[str]:  # noqa: ARG001 (of another pool, no volume is told)
+    """As of :class:`Backend`: :func:`there` refuses a pool that this host does not have."""
+    return {place.group_id for place in places}
+
+
 def there(places: Sequence[Place], io: AgentIO) -> list[RbdImage]:
     """The images of these places, and what is set aside in their pools; no other pool is asked."""
     found = list[RbdImage]()

@@ -152,6 +152,14 @@ class Backend(Protocol[V]):
     def refuse_shared(self, place: Place, io: AgentIO) -> None:
         """Let only volumes be changed that this host may change (``shared_pool``)."""
 
+    def groups(self, places: Sequence[Place], io: AgentIO) -> set[str]:
+        """Ids of the groups that tell of their volumes now: a volume of another one may come with its disks.
+
+        Raises:
+            RefusedError: ``tool_missing``.
+            HostError: the backend does not answer.
+        """
+
     def there(self, places: Sequence[Place], io: AgentIO) -> list[V]:
         """The volumes of these places, by their ids, and whatever has a journal where the backend tells that.
 

@@ -76,6 +76,12 @@ def check(place: Place) -> None:
         raise RefusedError(INVALID, "that is no volume of ZFS")
 
 
+def groups(places: Sequence[Place], io: AgentIO) -> set[str]:  # noqa: ARG001 (one question tells all)
+    """The pools that are imported, and whose disks answer."""
+    lines = zfs.ask(["zpool", "list"], ("guid", "health"), io, to_end=True)
+    return {line["guid"] for line in lines if line["health"] in zfs.READABLE}
+
+
 def there(places: Sequence[Place], io: AgentIO) -> list[Dataset]:  # noqa: ARG001 (one question tells all)
     """All filesystems and zvols that lie in a dataset."""
     lines = zfs.ask(["zfs", "list", "-t", "filesystem,volume"], _COLUMNS, io, to_end=True)

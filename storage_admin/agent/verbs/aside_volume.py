@@ -156,15 +156,21 @@ class _Wanted:
     path: str
 
 
-def recover(args: Arguments, active: frozenset[str], silent: set[str], io: AgentIO) -> list[dict[str, Any]]:
+def recover(
+    args: Arguments, active: frozenset[str], silent: set[str], io: AgentIO
+) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
     """What has become of volumes that were set aside: as ``recover`` tells it of files.
 
     Args:
         args: the request's ``volumes``: those that should be set aside, each as of :func:`restore` with ``inode`` (what
-            the row tells it by) and ``path_b64``; and ``volumes_cut_off``: those at which a job was cut off.
+            the row tells it by) and ``path_b64``; ``volumes_cut_off``: those at which a job was cut off; and
+            ``groups``: those that may have volumes of jobs, each ``backend`` and ``group_id``.
         active: jobs that are at work.
         silent: takes the names of backends that do not answer.
         io: the controller.
+
+    Returns:
+        What is told, and which of ``groups`` tell nothing of their volumes now.
     """
     wanted: dict[str, _Wanted] = {}
     for fields in args.get("volumes", list, []):
@@ -172,18 +178,26 @@ def recover(args: Arguments, active: frozenset[str], silent: set[str], io: Agent
         _, place = _parse(one)
         wanted[one.take("aside_job", str)] = _Wanted(place, one.take("inode", str), one.take("path_b64", str))
     cut_off = [_parse(Arguments(fields, WHERE))[1] for fields in args.get("volumes_cut_off", list, [])]
+    asked = [Arguments(fields, frozenset({"backend", "group_id"})) for fields in args.get("groups", list, [])]
+    away = {(one.take("backend", str), one.take("group_id", str)) for one in asked}
     told = list[dict[str, Any]]()
     for name, backend in BACKENDS.items():
         here = {job: one for job, one in wanted.items() if one.place.backend == name}
         for some, cut in _asked_together(backend, here, [one for one in cut_off if one.backend == name]):
             try:
-                told += _recover(backend, some, cut, active, io)
+                # Before its volumes: a group that comes in between is one of the next time.
+                groups = backend.groups([*(one.place for one in some.values()), *cut], io)
+                told += _recover(backend, some, cut, groups, active, io)
+                away -= {(name, group) for group in groups}
+            except RefusedError:
+                continue  # none of them is on this host
             except HostError as error:
                 silent.add(name)
                 io.log(f"volumes of {name} that jobs have left were not looked for: {error.detail}", "warning")
     # Of a job that has made its volume, the one that it had copied has its name again as well.
     done = {row["job"] for row in told if row["outcome"] == settle.FINISHED}
-    return [row for row in told if row["job"] not in done or row["outcome"] != settle.REVERTED]
+    found = [row for row in told if row["job"] not in done or row["outcome"] != settle.REVERTED]
+    return found, [{"backend": name, "group_id": group} for name, group in sorted(away)]
 
 
 def _asked_together(
@@ -197,13 +211,15 @@ def _asked_together(
 
 
 def _recover(
-    backend: Backend[Any], wanted: dict[str, _Wanted], cut_off: list[Place], active: frozenset[str], io: AgentIO
+    backend: Backend[Any],
+    wanted: dict[str, _Wanted],
+    cut_off: list[Place],
+    groups: set[str],
+    active: frozenset[str],
+    io: AgentIO,
 ) -> list[dict[str, Any]]:
     places = [*(one.place for one in wanted.values()), *cut_off]
-    try:
-        there = backend.there(places, io)
-    except RefusedError:
-        return []  # none of them is on this host
+    there = backend.there(places, io)
     told = [
         _settle(backend, one, one.journal, places, wanted.get(one.journal.job), active, io)
         for one in there
@@ -212,7 +228,7 @@ def _recover(
     known = {row["job"] for row in told} | active
     names = {(one.id, one.name) for one in there}
     for job, one in wanted.items():
-        if job not in known:
+        if job not in known and one.place.group_id in groups:  # else it waits in there, for all that is known
             is_back = (one.place.id, one.place.name) in names
             detail = "" if is_back else "the volume is no longer set aside"
             told.append(_row(job, settle.LOST, one.path, detail=detail, inode=one.inode if is_back else None))

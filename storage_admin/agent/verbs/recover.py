@@ -53,7 +53,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
             the same way: they are looked at), ``merges`` (those of overlays that are to be done again: each ``job``,
             ``overlay_b64`` and ``base_b64``, the files that it may touch), ``merges_over`` (jobs of those whose journal
             may go), ``volumes`` (logical ones that are set aside: :func:`aside_volume.recover`), ``volumes_made``
-            (that jobs which were cut off may have made: each ``job``, ``backend``, ``group``, ``name`` and ``id``).
+            (that jobs which were cut off may have made: each ``job``, ``backend``, ``group``, ``name`` and ``id``),
+            ``groups`` (volume groups and ZFS pools in which jobs may have left something).
         io: the controller.
 
     Returns:
@@ -63,7 +64,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         ``undone_bytes`` (as its undo found it), ``discarded_bytes`` (what the removal of its undo copy freed), ``dev``,
         ``inode``, ``undo_of``, ``put_back``, ``surely_back``, ``detail``. What is not known is null.
         ``images``: for each of those that is there, ``job``, ``bytes``, ``dev`` and ``inode``.
-        ``unread``: pools that could not be opened, or that do not answer; ``silent``: backends of volumes that do not.
+        ``unread``: pools that could not be opened, or that do not answer; ``silent``: backends of volumes that do not;
+        ``away``: which of ``groups`` are not there.
     """
     known = {
         "pools",
@@ -76,6 +78,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         "volumes",
         "volumes_cut_off",
         "volumes_made",
+        "groups",
     }
     args = Arguments(request.args, frozenset(known))
     merges = committing.Merges.parse(args)
@@ -92,7 +95,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     away = special_mounts.trusted(sorted(paths), mounts, io.check)
     expected = [one for one in expected if one.pool_path not in away]
     silent = set[str]()
-    recovered = aside_volume.recover(args, active, silent, io)
+    recovered, groups_away = aside_volume.recover(args, active, silent, io)
     walk = _Walk(io, mounts, away)
     for number, path, depth in pools:
         for folder in walk.folders(number, path, depth):
@@ -111,6 +114,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         "images": [*(row for row in seen_images if row is not None), *move.made_by(args, silent, io)],
         "unread": walk.unread,
         "silent": sorted(silent),
+        "away": groups_away,
     }
 
 
