@@ -125,7 +125,9 @@ class Told:
                 yield from self._pool(first, place)
                 for row in rest:  # each volume is listed once
                     detail = f"Its volumes are listed in {first.name}."
-                    yield self._pool_event(row, replace(place, volumes=[]), _known(row)) | {"detail": detail}
+                    yield self._pool_event(row, replace(place, volumes=[], journals=0), _known(row)) | {
+                        "detail": detail
+                    }
         yield from (one for one in held if one.get("pool", one.get("id")) not in taken)
 
     def _keep_claims(self, rows: Iterable[StoragePool]) -> None:
@@ -168,7 +170,7 @@ class Told:
             "event": "pool", "id": row.pk, "state": "ok", "detail": "", "kind": str(place.kind),
             "filesystem": self.backend.title, "capacity_bytes": place.capacity, "available_bytes": place.available,
             "images": len(place.volumes), "others": {"count": 0, "bytes": 0}, "undo_bytes": 0, "undo_copies": 0,
-            "leftovers": 0, "asides": place.asides, "vanished_b64": b64(b"".join(sorted(vanished))),
+            "leftovers": place.journals, "asides": place.asides, "vanished_b64": b64(b"".join(sorted(vanished))),
             "owners_unknown": _owners_unknown(row, place), "fs_key": place.fs_key, "shared_key": place.key,
             "volume_facts": place.facts, "network": row.network,
         }  # fmt: skip

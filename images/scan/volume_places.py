@@ -66,6 +66,7 @@ class Place:
         facts: what the backend says beside its space (:attr:`StoragePool.volume_facts`).
         is_pool: it is a pool even where it has no volumes.
         asides: volumes that are set aside in it, which are none of ``volumes``.
+        journals: volumes that a job has marked: those, and what it works on, makes, or was cut off at.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Place:
     facts: dict[str, Any] = field(default_factory=dict)
     is_pool: bool = False
     asides: int = 0
+    journals: int = 0
     volumes: list[Volume] = field(default_factory=list)
 
 
@@ -148,6 +150,8 @@ def _lvm_places(event: Event, _: Collection[str]) -> dict[str, Place]:
     beside = {(one["group"], one["name"]) for one in event["volumes"]}
     for one in event["volumes"]:
         place = found.get(f"{one['group']}/{one['pool']}" if one["pool"] else one["group"])
+        if place is not None:
+            place.journals += one["journal"]
         if place is not None and is_ours(one["name"]):
             place.asides += one["name"].endswith(".aside")  # one that a job makes is none yet
         elif place is not None:
@@ -236,6 +240,7 @@ def _add(one: Event, datasets: Mapping[str, Event], places: Mapping[str, Place],
     group, _, last = one["name"].rpartition("/")
     volume: Any = None if is_ours(last) else one["volume"]
     around = [places[name] for name in _ancestors(one["name"]) if name in places]
+    around[0].journals += one["journal"]
     around[0].asides += is_ours(last) and last.endswith(".aside")  # one that a job makes is none yet
     for number, place in enumerate(around):
         is_listed = volume is not None and number == 0 and place.name != one["name"]
@@ -307,6 +312,7 @@ def _rbd_places(event: Event, _: Collection[str]) -> dict[str, Place]:
         place, name = found[one["pool"]], unb64(one["name_b64"]).decode("utf-8", "surrogateescape")
         if is_ours(name):
             place.asides += 1
+            place.journals += 1
             continue
         facts, base = place.facts, _rbd_path("", one["parent_b64"]) if one["parent_b64"] else ""
         known = facts["snapshot_bytes"] is not None and one["snapshots"] is not None

@@ -117,3 +117,15 @@ def test_where_zfs_does_not_answer_it_is_said_and_nothing_guessed(
     io: Any = RecordingIO()
     (found,) = (one for one in volumes(io) if one["backend"] == "zfs")
     assert (bool(found["why"]), set(found)) == (True, {"backend", "why"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_marked"),
+    [("disk", "-", False), ("disk", "j1.5.default.disk", True), ("disk", "j1.6.default.disk", False),
+     (".sa-j1.aside", "j1.5.=dev.disk", True), (".sa-j1.new", "j1.0.new.disk", True), ("copy", "j1.0.new.disk", False)],
+)  # fmt: skip
+def test_a_scan_tells_which_volumes_jobs_have_marked(name: str, value: str, is_marked: bool) -> None:
+    """What is copied, or inherited, names another id than the dataset's own."""
+    mark = {"name": f"tank/{name}", "guid": "5", zfs.PROPERTY: value}
+    (one,) = told(POOLS, [line("tank/small/vm-104-disk-0", **mark)])["datasets"]
+    assert one["journal"] == is_marked

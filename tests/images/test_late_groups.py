@@ -13,7 +13,7 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
 from tests.factories import JobFactory
 from tests.harness.lvm import GROUP, VOLUME, Lvm
-from tests.working import reread, scan, this_machine, work
+from tests.working import register, reread, scan, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_libvirt")]
 
@@ -51,7 +51,7 @@ def renamed(lvm: Lvm, job: Job, name: str) -> None:
     """The volume has the name that a job gave it, and its tag."""
     told = lvm.read()
     (one,) = [line for line in told["lv"] if line["lv_uuid"] == "id-disk"]
-    one |= {"lv_name": f".sa-{job.uid}.{name}", "lv_tags": f"sa-{job.uid}.iy.disk"}
+    one |= {"lv_name": f".sa-{job.uid}.{name}", "lv_tags": f"sa-{job.uid}.{'m' if name == 'new' else 'i'}y.disk"}
     lvm.write(told)
 
 
@@ -85,6 +85,38 @@ def test_what_a_move_has_made_is_waited_for_with_the_group_that_it_went_to(lvm: 
     assert recovered(job).needs_recovery
     lvm.write(there)
     assert not recovered(job).needs_recovery
+
+
+def is_recovered_after_a_scan(job: Job) -> bool:
+    scan(job.host)
+    asked = Job.objects.filter(kind="recover", state="queued")
+    return bool(asked.delete()[0])
+
+
+@pytest.mark.parametrize("name", ["work", "new", ""])
+def test_a_scan_that_finds_a_volume_which_a_job_has_left_has_the_host_recovered(lvm: Lvm, name: str) -> None:
+    job = cut_off("move", options=MOVED)
+    assert not is_recovered_after_a_scan(job)
+    renamed(lvm, job, name or "work")
+    if not name:  # it was cut off before the volume was renamed
+        told = lvm.read()
+        lvm.write(told | {"lv": [one | ({"lv_name": "disk"} if one["lv_tags"] else {}) for one in told["lv"]]})
+    there = without(lvm, "vg0")
+    assert not is_recovered_after_a_scan(job)
+    lvm.write(there)
+    assert is_recovered_after_a_scan(job)
+    recovered(job)
+    assert not is_recovered_after_a_scan(job)
+
+
+def test_a_volume_that_is_set_aside_does_not_hide_a_file_that_a_job_has_left(lvm: Lvm, shared_folder: Path) -> None:
+    register(disk().host, shared_folder)
+    aside = JobFactory.create(kind="set_aside", target=disk(), state="succeeded", rewrites=True)
+    rows.set_aside(disk(), aside)
+    renamed(lvm, aside, "aside")
+    assert not is_recovered_after_a_scan(aside)
+    (shared_folder / ".sa-1f.journal").touch()
+    assert is_recovered_after_a_scan(aside)
 
 
 @pytest.mark.parametrize("is_there", [True, False])

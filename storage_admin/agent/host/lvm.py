@@ -61,7 +61,8 @@ def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
         ``metadata_size``, ``metadata_percent``, ``mode`` (empty while inactive), ``needs_check``. ``volumes``:
         ``group``, ``name``, ``id``, ``pool`` (the thin pool or empty), ``size`` (that a guest sees), ``allocated``
         (what it takes of its group, or of its thin pool), ``origin``, ``open``, ``health``, ``dm_path``, ``dev``,
-        ``inode`` (of its device, while it is active). Sizes are in bytes; what LVM does not tell is null. Of a thin
+        ``inode`` (of its device, while it is active),
+        ``journal`` (whether a job has marked it). Sizes are in bytes; what LVM does not tell is null. Of a thin
         pool that dmeventd extends by itself also ``extend_at`` and ``extend_by``, in percent.
 
     Raises:
@@ -232,6 +233,7 @@ def _volume(line: Mapping[str, str], parts: Mapping[tuple[str, str], Sequence[Ma
         "size": int(size or line["lv_size"]), "allocated": allocated,
         "origin": line["origin"], "open": line["lv_device_open"] == "open", "health": line["lv_health_status"],
         "dm_path": f"/dev/mapper/{dm_name(group, name)}", "dev": dev, "inode": inode,
+        "journal": sum(map(bool, map(TAG.fullmatch, line.get("lv_tags", "").split(",")))) == 1,
     }  # fmt: skip
 
 

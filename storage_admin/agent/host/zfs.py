@@ -49,9 +49,10 @@ def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
         filesystems and volumes: ``name``; ``used`` with all below it, and ``available``; ``data``, ``snapshots``,
         ``reserved``: what it takes itself, its snapshots alone, and what is kept for it; ``bounded`` (a quota or
         reservation sets it apart from its pool); ``mountpoint`` (or empty); ``id``; ``origin`` (the dataset that it is
-        a clone of, or empty); ``volume``: null, or of a volume and of a container's filesystem ``size`` (that a guest
-        sees, or null), ``has_snapshots``, ``block`` (whether it is a device), ``block_size`` (of a device, in which it
-        is written), ``dev``, ``inode`` (of its device), ``open`` (why it is in use, or empty). Sizes are in bytes; what
+        a clone of, or empty); ``journal`` (whether a job has marked it); ``volume``: null, or of a volume and of a
+        container's filesystem ``size`` (that a guest sees, or null), ``has_snapshots``, ``block`` (whether it is a
+        device), ``block_size`` (of a device, in which it is written), ``dev``, ``inode`` (of its device), ``open`` (why
+        it is in use, or empty). Sizes are in bytes; what
         ZFS does not tell is null.
 
     Raises:
@@ -208,6 +209,13 @@ def _own_name(line: dict[str, str]) -> str:
     return f"{work[1]}/{journal[4]}" if work and journal and is_own else line["name"]
 
 
+def _is_marked(line: Mapping[str, str]) -> bool:
+    """Whether a job has marked it; what a job makes has its id only a step later."""
+    journal = JOURNAL.fullmatch(line[PROPERTY])
+    own = {line["guid"], *(["0"] if journal and line["name"].endswith(f"/.sa-{journal[1]}.new") else [])}
+    return journal is not None and journal[2] in own
+
+
 def can_be_named(path: str) -> bool:
     """Whether ZFS takes a name, with all that it lies in, for a new volume, and guests can name its device."""
     last = path.rpartition("/")[2]
@@ -239,6 +247,7 @@ def _dataset(line: dict[str, str], has_snapshots: bool) -> dict[str, Any]:
         "bounded": bool(_number(line["quota"]) or _number(line["reservation"])),
         "mountpoint": mountpoint if mountpoint.startswith("/") else "", "id": line["guid"],
         "origin": "" if line["origin"] == "-" else line["origin"].partition("@")[0], "volume": None,
+        "journal": _is_marked(line),
     }  # fmt: skip
     if is_volume:
         dev, inode, number = devices.node(device(line["name"]))
