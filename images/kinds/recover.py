@@ -286,6 +286,7 @@ def _finished_after_all(lost: Job, found: dict[str, Any]) -> None:
         },
     )  # fmt: skip
     claims.log(lost, "recovered: the verified new image was already in place; the job has succeeded")
+    repointing.done_after_all(lost)
     tell_end(lost.pk)
     images = Image.objects.select_related("pool").filter(pk=lost.target_id)
     image = images.first() if lost.target_kind == "image" else None

@@ -269,6 +269,21 @@ def agree(job: Job) -> None:
     Job.objects.filter(pk=job.pk).update(repoint_due=False)
 
 
+def done_after_all(job: Job) -> None:
+    """A job turns out to have succeeded whose guests may have been led back to the original meanwhile.
+
+    Where that stays, they may have written to it: they are left with it, and an admin is told.
+    """
+    if job.repoint_due or not job.kept.get("guests"):
+        return
+    if not job.kept.get("stays"):
+        Job.objects.filter(pk=job.pk).update(repoint_due=True)
+        return
+    names, copy = ", ".join(guest["name"] for guest in job.kept["guests"]), display(unb64(job.kept["new_path_b64"]))
+    told = f"{names} was led back to the original before {copy} was found, and may have written to it since"
+    _say_once(job, f"{told}: it goes on with the original. Delete the copy, or change the definition yourself.")
+
+
 def _agree_by_id(job: Job) -> None:
     """The same for a linked clone: which id its image is to have, the way that the job has ended tells."""
     result = job.result or {}

@@ -62,7 +62,11 @@ def disk(shared_folder: Path, lvm: Lvm) -> Path:
 
 
 def group(lvm: Lvm) -> str:
-    return str(lvm.read()["vg"][0]["vg_name"])
+    return group_name(lvm.read())
+
+
+def group_name(state: dict[str, Any]) -> str:
+    return str(state["vg"][0]["vg_name"])
 
 
 def thick() -> StoragePool:
@@ -187,6 +191,26 @@ def test_a_guest_has_the_disk_that_is_complete_after_a_death(
     assert disks_of(domain) == ([("block", "raw", f"/dev/{name}/moved")] if is_moved else named)
     if is_moved:
         assert job.freed_bytes == -(job.result or {})["after_bytes"] != 0
+
+
+@pytest.mark.qemu
+def test_a_guest_keeps_the_copy_that_was_complete_while_its_group_comes_late(
+    lvm: Lvm, disk: Path, domains: Domains
+) -> None:
+    domain = domains.define([Disk(disk)])
+    host = this_machine(disk.parent)
+    scan(host)
+    lvm.write(lvm.read() | {"dies": "lvrename"})
+    job = move(image_at(disk), thin(), target_name="moved")
+    there = lvm.read()
+    lvm.write(there | {"vg": [], "lv": []})
+    Job.objects.filter(pk=job.pk).update(needs_recovery=True)
+    moved = [("block", "raw", f"/dev/{group_name(there)}/moved")]
+    work("recover", host.pk)
+    assert (reread(job).state, job.repoint_due, disks_of(domain)) == ("interrupted", True, moved), said(job)
+    lvm.write(there)
+    work("recover", host.pk)
+    assert (reread(job).state, job.repoint_due, disks_of(domain)) == ("succeeded", False, moved), said(job)
 
 
 def test_what_stands_against_it_is_said_before(lvm: Lvm, disk: Path, domains: Domains) -> None:

@@ -9,6 +9,7 @@ from images.kinds.aside import DeleteAside, RestoreAside
 from images.kinds.recover import Recover
 from images.models import Image
 from images.orphans import rows
+from storage_admin.agent.protocol import b64
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
 from tests.factories import HostFactory, ImageFactory, JobFactory
@@ -82,6 +83,22 @@ def test_a_deletion_that_a_recovery_finds_done_has_freed_no_more_than_the_volume
     recover(aside, row(aside.aside_job, "lost"))
     assert (reread(aside).state, reread(deletion).state) == ("deleted", "succeeded")
     assert reread(deletion).freed_bytes == (reread(deletion).result or {})["freed_bytes"] == freed
+
+
+@pytest.mark.parametrize(
+    ("stays", "is_due", "owes", "warnings"), [(True, False, False, 1), (True, True, True, 0), (False, False, True, 0)]
+)
+def test_guests_that_were_led_back_to_an_original_which_stays_are_left_with_it(
+    stays: bool, is_due: bool, owes: bool, warnings: int
+) -> None:
+    """They may have written to it before the copy was found: an admin decides, not a recovery."""
+    image = volume("lvmthin")
+    options = {"target_pool": image.pool_id, "target_name": "new", "repoint_guest": True}
+    kept = {"guests": [{"name": "web"}], "stays": stays, "new_path_b64": b64(b"/dev/vg/new")}
+    lost = cut_off(image, "move", options=options, kept=kept, repoint_due=is_due)
+    recover(image, row(lost, "finished", made_bytes=0, undo_waits=False, path_b64=""))
+    assert (reread(lost).state, lost.repoint_due) == ("succeeded", owes)
+    assert lost.log_lines.filter(level="warning").count() == warnings
 
 
 def test_what_is_on_a_backend_that_is_silent_is_still_owed_a_recovery(aside: Image) -> None:
