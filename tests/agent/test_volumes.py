@@ -1,19 +1,23 @@
 """Whose volume groups are changed: by what LVM says of one, and over what its disks are reached."""
 
 import json
+import secrets
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from storage_admin.agent.host import far_disks
-from storage_admin.agent.protocol import RefusedError, b64
+from storage_admin.agent.host.space import Reserve
+from storage_admin.agent.programs import tools
+from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.agent.swap import lvm_volumes
-from storage_admin.agent.swap.volumes import Place
+from storage_admin.agent.swap.volumes import Place, Wanted
 from storage_admin.agent.verbs import aside_volume
 from tests.agent.harness import ask
 from tests.agent.recording import RecordingIO, request
-from tests.harness.lvm import GROUP, VOLUME, Lvm
+from tests.harness.lvm import GROUP, TOOLS, VOLUME, Lvm
 
 OWN = {
     "vg_name": "vg0", "vg_uuid": "u1", "vg_shared": "", "vg_clustered": "", "vg_lock_type": "", "vg_systemid": "",
@@ -146,6 +150,52 @@ def test_a_volume_that_could_not_be_put_back_is_owed_a_recovery(
     place = {"backend": "lvm", "group": "vg0", "group_id": "g1", "name": "disk", "id": "id"}
     assert ask("set_volume_aside", place)["code"] == "interrupted"
     assert lvm.volumes()["disk"]["lv_tags"] == "sa-j1.iy.disk"
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No change is waited for longer than two seconds."""
+    run = tools.run_to_end
+
+    def briefly(argv: Any, io: Any, seconds: float = 60.0, pass_fds: Any = ()) -> Any:
+        return run(argv, io, 2.0 if argv[0] in TOOLS[2:] else seconds, pass_fds)
+
+    monkeypatch.setattr(tools, "run_to_end", briefly)
+    monkeypatch.setattr(RecordingIO, "wait_for_go", lambda *_, **__: None)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("how", "told"), [("lvchange", ["reverted"]), ("lvrename", [])])
+def test_a_command_that_is_killed_after_its_work_is_owed_a_recovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, told: list[str]
+) -> None:
+    """Where it was no more than the tag, that stays; a rename the job itself takes back."""
+    lvm = lvm_with(tmp_path, monkeypatch, {"lv_name": "disk", "lv_uuid": "id"}, hangs=how)
+    place = {"backend": "lvm", "group": "vg0", "group_id": "g1", "name": "disk", "id": "id"}
+    with pytest.raises(HostError) as failed:
+        aside_volume.set_aside(request("set_volume_aside", **place), RecordingIO())
+    assert failed.value.code == "interrupted"
+    assert [one["outcome"] for one in ask("recover", {"pools": []})["recovered"]] == told
+    assert [(name, one["lv_tags"]) for name, one in lvm.volumes().items()] == [("disk", "")]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_volume_whose_making_is_killed_after_it_was_made_goes_with_a_recovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+    lvm, name = Lvm(tmp_path / "bin"), f"sat{secrets.token_hex(4)}"
+    lvm.install(vg=[GROUP | {"vg_name": name}], lv=[], thin="", hangs="lvcreate")
+    wanted = Wanted(Place("lvm", name, "g1", "new", ""), "", Reserve(0.0, 0))
+    try:
+        with pytest.raises(HostError) as failed:
+            lvm_volumes.make(wanted, 4 << 20, 0, "j1", RecordingIO(), 2)
+        assert (failed.value.code, list(lvm.volumes())) == ("interrupted", [".sa-j1.new"])
+        assert [one["outcome"] for one in ask("recover", {"pools": []})["recovered"]] == ["reverted"]
+        assert lvm.volumes() == {}
+    finally:
+        lvm.let_go()
+        shutil.rmtree(f"/dev/{name}", ignore_errors=True)
 
 
 def test_what_a_recovery_cannot_put_back_now_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ class Lvm:
         Args:
             lines: ``vg`` and ``lv``, each a list of lines; ``thin``: of ``dmsetup status``; ``dies``: a tool,
                 after whose call whoever called it is killed, but for the first ``spared`` of them; ``fails``: one that
-            does nothing, in the same way.
+            does nothing, in the same way; ``hangs``: one that does its work, once, and does not end for a minute.
         """
         self._file.parent.mkdir(exist_ok=True)
         self.write(lines)
@@ -107,13 +107,21 @@ def _run(tool: str, state: Lvm, words: list[str]) -> int:
     else:
         _change(_one(told, words[-1]), words)
     state.write(told)
+    _end(tool, told, state)
+    return 0
+
+
+def _end(tool: str, told: dict[str, Any], state: Lvm) -> None:
+    """What happens once it has done its work."""
+    if told.get("hangs") == tool:
+        state.write(told | {"hangs": ""})
+        time.sleep(60)
     if told.get("dies") == tool and told.get("spared", 0):
         state.write(told | {"spared": told["spared"] - 1})
     elif told.get("dies") == tool:
         state.write(told | {"dies": ""})
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(0.5)
-    return 0
 
 
 def _one(told: dict[str, Any], path: str) -> dict[str, str]:

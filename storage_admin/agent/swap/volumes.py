@@ -305,7 +305,13 @@ def left_to_recovery() -> Iterator[None]:
     try:
         yield
     except (RefusedError, HostError) as error:
-        raise HostError(f"{error.detail}; recover the host", INTERRUPTED) from error
+        raise unsettled(error) from error
+
+
+def unsettled(error: RefusedError | HostError) -> HostError:
+    """The same where nobody knows what was done, or something is left to do: a recovery sees to it."""
+    told = error.detail if error.code == INTERRUPTED else f"{error.detail}; recover the host"
+    return HostError(told, INTERRUPTED)
 
 
 def find(backend: Backend[V], place: Place, name: str, io: AgentIO) -> V:
@@ -363,8 +369,13 @@ def change(argv: Sequence[str], io: AgentIO, lock: int, seconds: float = SECONDS
     """A command that changes something, to its end; what the controller says meanwhile is heard after it.
 
     Raises:
-        HostError: it failed, and has changed nothing.
+        RefusedError: ``tool_missing``.
+        HostError: it failed, and has changed nothing; as ``interrupted``, it was killed, perhaps after it had.
     """
-    done = tools.run_to_end(argv, io, seconds, (lock,))
+    try:
+        done = tools.run_to_end(argv, io, seconds, (lock,))
+    except HostError as error:
+        raise unsettled(error) from error
     if done.exit_code:
-        raise HostError(f"{argv[0]} ended with {done.words()}")
+        failed = HostError(f"{argv[0]} ended with {done.words()}")
+        raise unsettled(failed) if done.exit_code < 0 else failed

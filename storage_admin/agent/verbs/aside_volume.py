@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INTERRUPTED, INVALID, Arguments, HostError, RefusedError, Request, b64
+from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, b64
 from storage_admin.agent.swap import lvm_volumes, rbd_volumes, settle, volumes, zfs_volumes
 from storage_admin.agent.swap.volumes import Backend, Journal, Place, Volume, left_to_recovery
 
@@ -123,7 +123,7 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
         try:
             freed = backend.remove(one, journal, io, lock)
         except HostError as error:  # some of it may be gone, or all
-            raise HostError(f"{error.detail}; recover the host", INTERRUPTED) from error
+            raise volumes.unsettled(error) from error
     if freed is None:
         io.log("what the pool got back is not known", "warning")
     return {
