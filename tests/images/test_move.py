@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures(
 MIB = 1 << 20
 THIN_POOL = {
     "lv_name": "data", "lv_layout": "thin,pool", "lv_role": "private", "lv_size": str(640 * MIB), "zero": "zero",
+    "chunk_size": "65536",
     "lv_metadata_size": "4194304", "data_percent": "10.00", "metadata_percent": "9.77",
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.swap import volumes
-from storage_admin.agent.swap.volumes import SECONDS, Journal, Place, Volume, Wanted, change, left_to_recovery
+from storage_admin.agent.swap.volumes import SECONDS, UNIT, Journal, Place, Volume, Wanted, change, left_to_recovery
 
 is_atomic = True
 _COLUMNS = (
@@ -182,6 +182,13 @@ def check_new(wanted: Wanted) -> None:
 def is_sparse(wanted: Wanted) -> bool:
     """A thin one."""
     return bool(wanted.pool)
+
+
+def unit(wanted: Wanted, io: AgentIO) -> int:
+    """A chunk of its thin pool."""
+    lines = lvm.ask("lvs", "lv", "vg_name,lv_name,chunk_size", io, to_end=True)
+    names = (wanted.place.group, wanted.pool)
+    return next((int(one["chunk_size"]) for one in lines if (one["vg_name"], one["lv_name"]) == names), UNIT)
 
 
 def refuse_full(wanted: Wanted, needed: int, io: AgentIO) -> None:

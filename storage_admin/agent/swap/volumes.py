@@ -23,6 +23,8 @@ SECONDS = 120.0
 #: Seconds for which another job that changes volumes of a group is waited for: by a job, and by a recovery.
 PATIENCE, MOMENT = 600.0, 5.0
 _LOOK_INTERVAL = 0.2
+#: Bytes of the smallest chunk that a thin pool can have (lvmthin(7)).
+UNIT = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,9 @@ class Maker(Backend[V], Protocol[V]):
 
     def is_sparse(self, wanted: Wanted) -> bool:
         """Whether it takes space as it is written, and reads as zeros where it was not."""
+
+    def unit(self, wanted: Wanted, io: AgentIO) -> int:
+        """Bytes of which a sparse volume takes all where anything is written; a multiple of 64 KiB."""
 
     def refuse_full(self, wanted: Wanted, needed: int, io: AgentIO) -> None:
         """Let nothing be written there that there is no room for (``not_enough_space``, ``busy``).

@@ -20,7 +20,7 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, display
 from storage_admin.agent.swap import volumes
-from storage_admin.agent.swap.volumes import SECONDS, Journal, Place, Volume, Wanted, change, left_to_recovery
+from storage_admin.agent.swap.volumes import SECONDS, UNIT, Journal, Place, Volume, Wanted, change, left_to_recovery
 
 is_atomic = True
 KSTATS = "/proc/spl/kstat/zfs"
@@ -271,6 +271,11 @@ def check_new(wanted: Wanted) -> None:
 def is_sparse(wanted: Wanted) -> bool:  # noqa: ARG001 (all are)
     """Nothing is reserved for it."""
     return True
+
+
+def unit(wanted: Wanted, io: AgentIO) -> int:  # noqa: ARG001 (its blocks are smaller, or not much larger)
+    """As of :class:`Maker`."""
+    return UNIT
 
 
 def refuse_full(wanted: Wanted, needed: int, io: AgentIO) -> None:

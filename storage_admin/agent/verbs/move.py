@@ -27,6 +27,8 @@ from storage_admin.agent.swap.new_volumes import NewVolume, made
 from storage_admin.agent.swap.volumes import Maker, Place, Wanted
 from storage_admin.agent.verbs.aside_volume import WHERE
 
+#: Bytes that qemu-img measures by (a cluster of a qcow2).
+_LARGEST_CLUSTER = 2 << 20
 BACKENDS: dict[str, Maker[Any]] = {"lvm": lvm_volumes, "zfs": zfs_volumes}
 
 
@@ -54,11 +56,18 @@ def file_to_volume(request: Request, io: AgentIO) -> dict[str, Any]:
         source = Source.of_image(chain, wish)
         io.progress("checking", 0, None, "checking the image and where it goes")
         refuse_unfit(chain, wish, io)
-        needed = min(size, img.measure(io, source.node, "cluster_size=65536"))
+        needed = _needed(source, target.unit(wanted, io), io) if target.is_sparse(wanted) else size
         with made(target, wanted, size, needed, request, io) as new:
             told = _write(new, source, io)
         new.finish()
     return told | {"seconds": round(time.monotonic() - started, 3)}
+
+
+def _needed(source: Source, unit: int, io: AgentIO) -> int:
+    """The most that an image takes of where all of a unit is taken as soon as anything in it is written."""
+    cluster = min(unit & -unit, _LARGEST_CLUSTER)  # each lies in one unit
+    measured = img.measure(io, source.node, f"cluster_size={cluster}") * (unit // cluster)
+    return min(-(-source.size // unit) * unit, measured)
 
 
 def volume_to_volume(request: Request, io: AgentIO) -> dict[str, Any]:
