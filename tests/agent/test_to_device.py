@@ -11,7 +11,10 @@ import pytest
 
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import b64
+from storage_admin.agent.qemu import img
+from storage_admin.agent.qemu.node import DeviceNode, Node
 from tests.agent.harness import Agent, Writer, ask, leftovers, make_image, qemu_img, reclaim_args, write
+from tests.agent.recording import RecordingIO
 from tests.agent.test_from_device import MIB, behind, device
 
 __all__ = ["behind", "device"]
@@ -61,6 +64,24 @@ def test_zeros_are_written_over_what_was_there_and_a_chain_is_one_disk(
     qemu_img("convert", "-O", "raw", top, pool / "expected.raw")
     assert written[: 40 * MIB] == (pool / "expected.raw").read_bytes()
     assert (written[20 * MIB : 21 * MIB], written[21 * MIB : 22 * MIB]) == (b"\x77" * MIB, bytes(MIB))
+
+
+def test_what_is_told_as_written_has_reached_the_device(pool: Path, behind: Path, device: Path) -> None:
+    """Else nobody would see in time that a thin pool below it fills up."""
+    disk, size = pool / "disk.raw", behind.stat().st_size // MIB * MIB
+    disk.write_bytes(os.urandom(size))
+    os.truncate(behind, 0)
+    os.truncate(behind, size)
+    told = list[tuple[float, int]]()
+
+    def tell(share: float) -> None:
+        told.append((share * size, behind.stat().st_blocks * 512))
+
+    with disk.open("rb") as image, device.open("r+b") as target:
+        nodes = Node(image.fileno(), "raw", bytes(disk)), DeviceNode(target.fileno(), "raw", bytes(device), None, size)
+        img.fill(RecordingIO(), *nodes, img.Effort(progress=tell), zeroed=True, bandwidth=32 * MIB)
+    assert len(told) > 2
+    assert [one for one in told if one[0] > one[1] + 20 * MIB] == []  # eight pieces are on their way
 
 
 @pytest.mark.parametrize("what", ["ext4", "a partition table", "a LUKS volume"])

@@ -20,7 +20,7 @@ from storage_admin.agent.programs.confined import Files
 from storage_admin.agent.protocol import HostError, display
 from storage_admin.agent.qemu import node
 from storage_admin.agent.qemu.keys import Keys, deriving
-from storage_admin.agent.qemu.node import SLOW_QUERY, Effort, Node, answered, fail, formats, text
+from storage_admin.agent.qemu.node import SLOW_QUERY, DeviceNode, Effort, Node, answered, fail, formats, text
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def fill(
     """Write all that a guest reads of an image into another one that exists, or into a device; returns as `convert`.
 
     Args:
-        target: at least as large.
+        target: at least as large; a device not through memory, from where it would be written to later, and unseen.
         zeroed: whether it reads as zeros, which then are left out; packed is what its format can only hold so.
         bandwidth: bytes a second, at most.
     """
@@ -161,6 +161,7 @@ def fill(
     asked += ["--target-is-zero"] if zeroed else []
     asked += ["-c"] if target.format == "vmdk" else ["-W"]
     asked += ["-r", str(bandwidth)] if bandwidth else []
+    asked += ["-t", "none"] if isinstance(target, DeviceNode) else []
     asked += ["-O", target.format]
     shown = [*map(text, asked), *formats([source]), display(source.path), display(target.path)]
     return _converted(io, [*asked, source.argument(), target.written()], target, source, shown, effort)
