@@ -101,9 +101,35 @@ def test_a_device_that_holds_something_is_only_overwritten_where_that_is_asked_f
     before = behind.read_bytes()
     answer = ask("to_device", args_for(image, device))
     assert answer.get("code") == "target_exists", answer
+    assert {"ext4": "ext4", "a partition table": "gpt", "a LUKS volume": "LUKS"}[what] in answer["detail"]
     assert behind.read_bytes() == before
     assert ask("to_device", args_for(image, device, overwrite=True)).get("virtual_size") == 40 * MIB
     assert behind.read_bytes()[MIB : 4 * MIB] == b"\x42" * (3 * MIB)
+
+
+@pytest.mark.parametrize("what", ["LVM", "LVM beside ext4", "Ceph", "Ceph behind a partition table"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_part_of_a_group_or_a_cluster_is_not_overwritten_though_nothing_on_it_is_active(
+    image: Path, behind: Path, device: Path, what: str, overwrite: bool
+) -> None:
+    device.write_bytes(bytes(behind.stat().st_size))
+    if "ext4" in what:
+        subprocess.run(["mkfs.ext4", "-q", "-F", device], check=True)
+    if "partition" in what:
+        subprocess.run(["sfdisk", "-q", device], input=b"label: gpt\n,\n", check=True, capture_output=True)
+    if what.startswith("LVM"):
+        only = f'devices{{filter=["a|^{device}$|","r|.*|"] use_devicesfile=0}}'
+        subprocess.run(["pvcreate", "-q", "-y", "-Z", "n", "--config", only, device], check=True, capture_output=True)
+    else:
+        with device.open("r+b") as file:  # as ceph-bluestore-tool writes it
+            file.write(b"bluestore block device\n60a1b2c3-0000-4000-8000-000000000000\n")
+    before = behind.read_bytes()
+    answer = ask("to_device", args_for(image, device, overwrite=overwrite))
+    assert answer.get("code") == "device_in_use", answer
+    assert "wipefs" in answer["detail"]
+    assert behind.read_bytes() == before
+    subprocess.run(["wipefs", "-a", "-q", device], check=True)
+    assert ask("to_device", args_for(image, device, overwrite=True)).get("virtual_size") == 40 * MIB
 
 
 @pytest.mark.parametrize("how", ["swap", "open", "too small", "no device", "image in use", "stale"])

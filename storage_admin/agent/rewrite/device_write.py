@@ -20,9 +20,14 @@ from storage_admin.agent.rewrite.base import WATCH_INTERVAL, Wish
 from storage_admin.agent.rewrite.chain import PROCESS_INTERVAL, Chain
 from storage_admin.agent.rewrite.copying import refuse_two_sizes
 
-#: What a copy on a device does not carry stays in the image.
 #: So much of a device's ends has to be readable.
 _ENDS = 1 << 20
+#: As blkid calls them, and whose they are: the kernel holds none of them unless something on it is active.
+_MEMBERS = {
+    "LVM2_member": "a volume group of LVM", "linux_raid_member": "an array (md)", "zfs_member": "a pool of ZFS",
+    "ceph_bluestore": "a cluster of Ceph",
+}  # fmt: skip
+#: What a copy on a device does not carry stays in the image.
 _CARRIED = frozenset({"has_internal_snapshots", "hard_linked", "immutable"})
 
 
@@ -148,6 +153,7 @@ class DeviceWrite:
             shown = f"{self.chain.image.shown} has {source.size} bytes"
             raise RefusedError("not_enough_space", f"{shown}, {display(self.device.path)} {self.device.size}")
         refuse_unfit(self.chain, self.wish, self.io)
+        self._refuse_member()
         if not self.overwrite and (held := self._held()):
             raise RefusedError(
                 "target_exists", f"{display(self.device.path)} holds {held}; choose another device, or overwrite it"
@@ -162,18 +168,24 @@ class DeviceWrite:
             "seconds": round(time.monotonic() - started, 3),
         }
 
+    def _refuse_member(self) -> None:
+        """Refuse a part of a group, an array, a pool or a cluster, which nothing may have open just now."""
+        shown = display(self.device.path)
+        done, told = self._probe("-n", ",".join(_MEMBERS))
+        if done.exit_code and not _knows_nothing(done):
+            raise RefusedError("device_in_use", f"nobody can tell what {shown} is a part of (blkid: {done.words()})")
+        if whose := _MEMBERS.get(told.get("TYPE", "")):
+            raise RefusedError(
+                "device_in_use",
+                f"{shown} is a part of {whose}, active or not. Choose another device; if nothing needs what is on this "
+                f"one, take it out of there and clear it yourself: wipefs -a {shown}",
+            )
+
     def _held(self) -> str:
         """What is on the device, in a few words, as ``blkid`` knows it; empty where it knows nothing of that."""
-        for at in (0, max(self.device.size - _ENDS, 0)):
-            os.pread(self.device.fd, _ENDS, at)  # of what it cannot read, it says nothing
-        node = DeviceNode(self.device.fd, "raw", self.device.path)
-        done = tools.run(
-            ["blkid", "-p", "-o", "export", node.path_by_descriptor()], self.io, files=Files(written=[self.device.fd]),
-            shown=["blkid", "-p", display(self.device.path)],
-        )  # fmt: skip
-        if done.exit_code == 2 and not done.stdout:
+        done, told = self._probe()
+        if _knows_nothing(done):
             return ""
-        told = dict(line.split("=", 1) for line in display(done.stdout).splitlines() if "=" in line)
         label = f" ({told['LABEL']})" if "LABEL" in told else ""
         if "TYPE" in told:
             return told["TYPE"] + label
@@ -182,3 +194,17 @@ class DeviceWrite:
         if done.exit_code:
             return f"something that cannot be told apart (blkid: {done.words()})"
         return "something that blkid knows"
+
+    def _probe(self, *options: str) -> tuple[tools.Finished, dict[str, str]]:
+        for at in (0, max(self.device.size - _ENDS, 0)):
+            os.pread(self.device.fd, _ENDS, at)  # of what it cannot read, it says nothing
+        node = DeviceNode(self.device.fd, "raw", self.device.path)
+        done = tools.run(
+            ["blkid", "-p", *options, "-o", "export", node.path_by_descriptor()], self.io,
+            files=Files(written=[self.device.fd]), shown=["blkid", "-p", *options, display(self.device.path)],
+        )  # fmt: skip
+        return done, dict(line.split("=", 1) for line in map(display, done.stdout.splitlines()) if "=" in line)
+
+
+def _knows_nothing(done: tools.Finished) -> bool:
+    return done.exit_code == 2 and not done.stdout
