@@ -236,6 +236,8 @@ class DeleteAside(AsideKind):
         image = find(job.target_id)
         rows.deleted(image)
         before, freed = rows.taken(image, result["before_bytes"]), result["freed_bytes"]
+        if image.pool.kind == StoragePool.Kind.LVMTHIN:  # other volumes of its pool may have let go of some meanwhile
+            freed = min(freed, (before or freed) if image.own_bytes is None else image.own_bytes)
         rewriting.write_line(job, image.pool, before, 0, freed=freed)
         return deletion_result(before, freed, result["seconds"])
 

@@ -13,7 +13,7 @@ from storage_admin.agent.host.space import Reserve
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.agent.swap import lvm_volumes
-from storage_admin.agent.swap.volumes import Place, Wanted
+from storage_admin.agent.swap.volumes import Journal, Place, Wanted
 from storage_admin.agent.verbs import aside_volume
 from tests.agent.harness import ask
 from tests.agent.recording import RecordingIO, request
@@ -271,3 +271,34 @@ def test_a_deletion_of_which_nobody_knows_whether_it_was_done_is_told_by_a_recov
     waits = place | {"inode": "7", "path_b64": b64(b"/dev/vg0/disk")}
     (told,) = ask("recover", {"pools": [], "volumes": [waits]})["recovered"]
     assert (told["job"], told["outcome"]) == ("j1", "kept")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "others", "freed"),
+    [("-wi-------", 0, 24 << 20), ("-wi-------", 1 << 30, 24 << 20), ("-wi-------", -(8 << 20), 16 << 20),
+     ("rwi---r---", 0, 24 << 20)],
+)  # fmt: skip
+def test_what_others_give_up_meanwhile_is_nothing_that_a_deletion_of_a_thick_volume_has_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attributes: str, others: int, freed: int
+) -> None:
+    """Of a mirror nobody tells what it takes: there what the group has more free counts."""
+    one = {"lv_name": "disk", "lv_uuid": "id", "lv_attr": attributes}
+    lvm_with(tmp_path, monkeypatch, one)
+    used = iter([2 << 30, (2 << 30) - (24 << 20) - others])
+    monkeypatch.setattr(lvm_volumes, "used_with", lambda *_: next(used))
+    (found,) = lvm_volumes.there([], RecordingIO())
+    assert lvm_volumes.remove(found, Journal("", "j1", "in", "disk"), RecordingIO(), 2) == freed
+
+
+@pytest.mark.parametrize("pool", ["", "data"])
+def test_a_volume_that_is_there_after_its_removal_is_not_called_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: str
+) -> None:
+    """What the selection of ``lvremove`` leaves out, it passes over with success."""
+    one = {"lv_name": "disk", "lv_uuid": "id", "pool_lv": pool}
+    lvm_with(tmp_path, monkeypatch, one)
+    monkeypatch.setattr(lvm_volumes, "change", lambda *_: None)
+    (found,) = lvm_volumes.there([], RecordingIO())
+    with pytest.raises(RefusedError) as refused:
+        lvm_volumes.remove(found, Journal("", "j1", "in", "disk"), RecordingIO(), 2)
+    assert refused.value.code == "has_overlays"

@@ -60,6 +60,20 @@ def test_one_that_is_restored_or_deleted_has_taken_what_it_took_before(aside: Im
     assert (reread(job).before_bytes, reread(job).freed_bytes) == (32 * MIB, 5 * MIB)
 
 
+@pytest.mark.parametrize(
+    ("alone", "takes", "told", "freed"),
+    [(5 * MIB, 32 * MIB, 9 * MIB, 5 * MIB), (5 * MIB, 32 * MIB, 4 * MIB, 4 * MIB), (None, 32 * MIB, 40 * MIB, 32 * MIB),
+     (None, None, 40 * MIB, 40 * MIB), (5 * MIB, 32 * MIB, 0, 0)],
+)  # fmt: skip
+def test_what_others_of_a_thin_pool_let_go_of_meanwhile_is_not_what_a_deletion_has_freed(
+    aside: Image, alone: int | None, takes: int | None, told: int, freed: int
+) -> None:
+    Image.every.filter(pk=aside.pk).update(alone_bytes=alone, allocated_size=takes)
+    job = JobFactory.create(kind="delete_aside", target=aside)
+    assert DeleteAside().record(job, {"before_bytes": 0, "freed_bytes": told, "seconds": 1.0})["freed_bytes"] == freed
+    assert reread(job).freed_bytes == freed
+
+
 def test_one_whose_size_nobody_has_ever_told_is_not_said_to_take_nothing(aside: Image) -> None:
     Image.every.filter(pk=aside.pk).update(allocated_size=None)
     RestoreAside().record(JobFactory.create(kind="restore_aside", target=aside), {"after_bytes": 0, "seconds": 1.0})

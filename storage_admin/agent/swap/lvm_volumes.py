@@ -154,10 +154,13 @@ def remove(one: LogicalVolume, journal: Journal, io: AgentIO, lock: int) -> int 
     """
     before = used_with(one, io)
     change(["lvremove", "--yes", "-S", "lv_attr=~^[^oO]", one.path], io, lock)
-    if not one.pool and any((other.group, other.id) == (one.group, one.id) for other in there([], io)):
+    if any((other.group, other.id) == (one.group, one.id) for other in there([], io)):
         raise RefusedError("has_overlays", f"snapshots stand on the volume {one.path}; delete them first")
     after = used_with(one, io)
-    return None if before is None or after is None else before - after
+    if before is None or after is None:
+        return None
+    # Other volumes may have been removed, or have let go of some, meanwhile. What a mirror takes, one does not tell.
+    return min(before - after, one.taken) if one.taken else before - after
 
 
 def used_with(one: LogicalVolume, io: AgentIO) -> int | None:
