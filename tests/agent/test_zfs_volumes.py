@@ -184,7 +184,9 @@ def test_what_others_give_up_meanwhile_is_nothing_that_a_deletion_has_freed(
 
 def test_a_pool_that_is_not_imported_or_whose_disks_are_silent_is_away(disk: str, tmp_path: Path) -> None:
     """``zpool list`` knows a pool that is suspended; what ``zfs list`` says of it then is no proof."""
-    (tmp_path / "bin/zpool").write_text("#!/bin/sh\nprintf '77\\tONLINE\\n78\\tSUSPENDED\\n79\\tDEGRADED\\n'\n")
+    (tmp_path / "bin/zpool").write_text(
+        "#!/bin/sh\nprintf '77\\ta\\tONLINE\\n78\\tb\\tSUSPENDED\\n79\\tc\\tDEGRADED\\n'\n"
+    )
     groups = [{"backend": "zfs", "group_id": group} for group in ("77", "78", "79", "80")]
     told = ask("recover", {"pools": [], "groups": groups})
     assert [one["group_id"] for one in told["away"]] == ["78", "80"]

@@ -119,6 +119,20 @@ def test_a_volume_that_is_set_aside_does_not_hide_a_file_that_a_job_has_left(lvm
     assert is_recovered_after_a_scan(aside)
 
 
+def test_what_was_set_aside_in_a_group_that_was_made_anew_is_gone_and_nobody_asks_again(lvm: Lvm) -> None:
+    aside = JobFactory.create(kind="set_aside", target=disk(), state="succeeded", rewrites=True)
+    rows.set_aside(disk(), aside)
+    Image.every.filter(pk=disk().pk).update(aside_since=timezone.now() - timedelta(minutes=1))
+    renamed(lvm, aside, "aside")
+    told = without(lvm, "vg0")
+    fresh = [one | ({"vg_uuid": "uuid-fresh"} if one["vg_name"] == "vg0" else {}) for one in told["vg"]]
+    lvm.write(lvm.read() | {"vg": fresh})
+    assert is_recovered_after_a_scan(aside)
+    recovered(aside)
+    assert disk().missing_since is not None
+    assert not is_recovered_after_a_scan(aside)
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_volume_that_waits_to_be_deleted_is_not_taken_for_deleted_while_its_group_is_away(
     lvm: Lvm, is_there: bool

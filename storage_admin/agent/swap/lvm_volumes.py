@@ -45,8 +45,8 @@ def check(place: Place) -> None:
 
 def groups(places: Sequence[Place], io: AgentIO) -> set[str]:  # noqa: ARG001 (one question tells all)
     """Of an exported group LVM lists no volumes."""
-    lines = lvm.ask("vgs", "vg", "vg_uuid,vg_exported", io, to_end=True)
-    return {line["vg_uuid"] for line in lines if not line["vg_exported"]}
+    lines = lvm.ask("vgs", "vg", "vg_uuid,vg_name,vg_exported", io, to_end=True)
+    return {line[column] for line in lines if not line["vg_exported"] for column in ("vg_uuid", "vg_name")}
 
 
 def there(places: Sequence[Place], io: AgentIO) -> list[LogicalVolume]:  # noqa: ARG001 (one question tells all)

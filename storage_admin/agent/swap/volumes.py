@@ -155,7 +155,8 @@ class Backend(Protocol[V]):
         """Let only volumes be changed that this host may change (``shared_pool``)."""
 
     def groups(self, places: Sequence[Place], io: AgentIO) -> set[str]:
-        """Ids of the groups that tell of their volumes now: a volume of another one may come with its disks.
+        """Ids and names of the groups that tell of their volumes now: a volume of another one may come with its disks,
+        unless a new one has its name.
 
         Raises:
             RefusedError: ``tool_missing``.

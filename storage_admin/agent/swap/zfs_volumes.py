@@ -78,8 +78,8 @@ def check(place: Place) -> None:
 
 def groups(places: Sequence[Place], io: AgentIO) -> set[str]:  # noqa: ARG001 (one question tells all)
     """The pools that are imported, and whose disks answer."""
-    lines = zfs.ask(["zpool", "list"], ("guid", "health"), io, to_end=True)
-    return {line["guid"] for line in lines if line["health"] in zfs.READABLE}
+    lines = zfs.ask(["zpool", "list"], ("guid", "name", "health"), io, to_end=True)
+    return {line[column] for line in lines if line["health"] in zfs.READABLE for column in ("guid", "name")}
 
 
 def there(places: Sequence[Place], io: AgentIO) -> list[Dataset]:  # noqa: ARG001 (one question tells all)

@@ -228,7 +228,8 @@ def _recover(
     known = {row["job"] for row in told} | active
     names = {(one.id, one.name) for one in there}
     for job, one in wanted.items():
-        if job not in known and one.place.group_id in groups:  # else it waits in there, for all that is known
+        # Else it waits in there, for all that is known.
+        if job not in known and groups & {one.place.group_id, one.place.group.partition("/")[0]}:
             is_back = (one.place.id, one.place.name) in names
             detail = "" if is_back else "the volume is no longer set aside"
             told.append(_row(job, settle.LOST, one.path, detail=detail, inode=one.inode if is_back else None))
