@@ -4,7 +4,6 @@ Of a guest that runs libvirt writes what the overlays hold into the images below
 when whoever asked for it has gone. Of a guest that is off it takes the snapshot out of the images.
 """
 
-import contextlib
 import shlex
 import time
 from collections.abc import Callable
@@ -17,8 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from images.live import merging
 from images.live.disks import backed_up, change_of, layers_of, pool_of, refuse_needed, whole_chains
-from images.live.follow import GUEST_ENDED, ended_unseen, keep_begun, settle, tell_lost
-from images.live.kind import OFF
+from images.live.follow import GUEST_ENDED, ended_unseen, keep_begun, settle, tell_lost, until_it_hangs
 from images.live.snapshots import NAME, SnapshotKind, asked
 from images.live.vm_snapshots import DeleteOldVmSnapshots, DeleteVmSnapshot
 from images.rewrite import record
@@ -27,12 +25,12 @@ from storage_admin.agent.protocol import HostError, RefusedError, StoppedError
 from storage_admin.guests import backups, proxmox_vms
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
-from storage_admin.hosts.libvirt import running, snapshots
+from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.libvirt.process import GoneError
 from storage_admin.hosts.libvirt.snapshots import Snapshots
 from storage_admin.hosts.live_facts import GuestNow, Snapshot
 from storage_admin.jobs import runner
-from storage_admin.jobs.kinds import BEGUN, OVER, GoesOnError, Target, Unsuccessful
+from storage_admin.jobs.kinds import BEGUN, OVER, GoesOnError, Target, Unsuccessful, pairs_of
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import LastBackup, Plan, Recorder, Refusal
 
@@ -40,8 +38,6 @@ from storage_admin.jobs.plan_and_progress import LastBackup, Plan, Recorder, Ref
 _BUSY = ("state change lock", "block job", "did not answer")
 #: Seconds until it is tried again where libvirt is still busy with it.
 _AGAIN = 2.0
-#: Seconds between two looks at a guest whose snapshot is deleted, and how many may find it off.
-_LOOKS, _HANGS = 20.0, 2
 
 
 class DeleteSnapshot(SnapshotKind):
@@ -210,16 +206,12 @@ class DeleteSnapshot(SnapshotKind):
             taken_over: a worker before has asked for it: libvirt may still be at it, or may have given it up.
         """
         again = taken_over
-        if taken_over:
-            now, known = self._asked_again(guest, recorder, tick)
-            if (chosen := _still(known, begun)) is None:
-                return
-            _refuse_unseen(guest, now, begun)
-            _refuse_needed(guest, now, chosen)
+        if taken_over and not self._goes_on(guest, begun, recorder, tick):
+            return
+        waits = until_it_hangs(guest, tick) if begun.get("run") else tick
         while True:
             keep_begun(job, begun)
             try:
-                waits = _until_it_hangs(guest, tick) if begun.get("run") else tick
                 known = snapshots.delete(guest.host, guest.uid, begun["name"], begun.get("created"), waits)
                 break
             except GoneError as error:
@@ -232,9 +224,10 @@ class DeleteSnapshot(SnapshotKind):
                 settle(job)
                 self._refuse(guest, now, known, chosen)
             except HostError as error:
+                if error.code == GUEST_ENDED:
+                    raise
                 if not again or not _is_busy(error):
-                    if error.code != GUEST_ENDED:
-                        settle(job)
+                    settle(job)
                     raise
                 tell_lost(recorder, error, "is busy")
             tick()
@@ -243,6 +236,32 @@ class DeleteSnapshot(SnapshotKind):
             settle(job)
             sentence = gettext("libvirt deleted the snapshot {name} and still lists it.")
             raise HostError(sentence.format(name=begun["name"]))
+
+    def _goes_on(self, guest: Guest, begun: dict[str, Any], recorder: Recorder, tick: Callable[[], None]) -> bool:
+        """Whether a deletion that a worker before has begun is still to be done, and may be.
+
+        Raises:
+            RefusedError, HostError: it may not, or nobody knows.
+        """
+        refused = 0
+        while True:
+            now, known = self._asked_again(guest, recorder, tick)
+            if (chosen := _still(known, begun)) is None:
+                return False
+            _refuse_unseen(guest, now, begun)
+            try:
+                _refuse_needed(guest, now, chosen)
+                return True
+            except RefusedError:  # perhaps as libvirt has just removed the overlay
+                refused += 1
+                if refused > 1:
+                    raise
+            except HostError as error:
+                if error.code != "host_unreachable":
+                    raise
+                tell_lost(recorder, error, "is at it, perhaps")
+            tick()
+            time.sleep(_AGAIN)
 
     def _asked_again(self, guest: Guest, recorder: Recorder, tick: Callable[[], None]) -> tuple[GuestNow, Snapshots]:
         """As :func:`asked`, of what was begun: waits for a libvirt that has ended, or is busy."""
@@ -268,35 +287,6 @@ def _begun(now: GuestNow, chosen: Snapshot) -> dict[str, Any]:
     created = None if chosen.created is None else int(chosen.created.timestamp())
     run = {"run": now.run, "cpu_ns": now.cpu_ns, OVER: over if now.run else []}
     return {"name": chosen.name, "created": created, **run}
-
-
-def _until_it_hangs(guest: Guest, tick: Callable[[], None]) -> Callable[[], None]:
-    """The same, which ends the waiting where a guest that ran has ended, and libvirt waits on all the same.
-
-    libvirt 9.0 may wait forever for the block job of a guest that is killed in the wrong moment (virDomainObjWait below
-    qemuSnapshotDelete).
-
-    Raises:
-        HostError: ``guest_ended``.
-    """
-    looked, looks = time.monotonic(), 0
-
-    def waits() -> None:
-        nonlocal looked, looks
-        tick()
-        if time.monotonic() < looked + _LOOKS:
-            return
-        with contextlib.suppress(RefusedError, HostError):
-            looks = looks + 1 if running.look(guest.host, guest.uid).state == OFF else 0
-        looked = time.monotonic()
-        if looks > _HANGS:
-            sentence = gettext(
-                "{guest} has ended, and libvirt on {host} still waits for its block job. Restart libvirt there "
-                "(systemctl restart libvirtd), scan the host, and delete the snapshot again."
-            )
-            raise HostError(sentence.format(guest=guest.name, host=guest.host.name), GUEST_ENDED)
-
-    return waits
 
 
 def _still(known: Snapshots, begun: dict[str, Any]) -> Snapshot | None:
@@ -330,8 +320,8 @@ def _refuse_unseen(guest: Guest, now: GuestNow, begun: dict[str, Any]) -> None:
         HostError: ``guest_ended``.
     """
     # libvirt counts from one again when it begins anew: a number can come twice.
-    if begun.get(OVER) and (now.run != begun["run"] or now.cpu_ns < begun["cpu_ns"]):
-        raise ended_unseen(guest, begun[OVER])
+    if (over := pairs_of(begun)) and (now.run != begun["run"] or now.cpu_ns < begun["cpu_ns"]):
+        raise ended_unseen(guest, over)
 
 
 def _is_busy(error: HostError) -> bool:

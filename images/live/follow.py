@@ -4,6 +4,7 @@ What is kept on the job's row (:data:`BEGUN`) is written before anything is begu
 block job, in QEMU or by its effect on the chain, and goes on.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,11 +16,12 @@ from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext, gettext_lazy
 
+from images.live.kind import OFF
 from images.scan import shared_storages
 from storage_admin.agent import protocol
-from storage_admin.agent.protocol import HostError, StoppedError
+from storage_admin.agent.protocol import HostError, RefusedError, StoppedError
 from storage_admin.guests.models import Guest
-from storage_admin.hosts.libvirt import block_jobs
+from storage_admin.hosts.libvirt import block_jobs, running
 from storage_admin.hosts.libvirt.block_jobs import Ended, LostError, Program, Wanted
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import display
@@ -35,6 +37,8 @@ PIVOTING = "pivoting"
 DOUBTED = timedelta(days=30)
 #: How often libvirt may refuse to switch a guest over before the block job is given up.
 REFUSED = 5
+#: Seconds between two looks at a guest whose snapshot is deleted, and how many may find it off.
+LOOKS, HANGS = 20.0, 2
 #: Seconds between two looks at the room that is left where QEMU writes.
 WATCH = 5.0
 _LOST = gettext_lazy(
@@ -178,6 +182,35 @@ class Follower:
             if why := self._watch():
                 self.refused = HostError(why, "not_enough_space")
         self._against = None
+
+
+def until_it_hangs(guest: Guest, tick: Callable[[], None]) -> Callable[[], None]:
+    """A tick that also ends the waiting where a guest that ran has ended, and libvirt waits on all the same.
+
+    libvirt 9.0 may wait forever for the block job of a guest that is killed in the wrong moment (virDomainObjWait below
+    qemuSnapshotDelete).
+
+    Raises:
+        HostError: ``guest_ended``.
+    """
+    looked, looks = time.monotonic(), 0
+
+    def waits() -> None:
+        nonlocal looked, looks
+        tick()
+        if time.monotonic() < looked + LOOKS:
+            return
+        with contextlib.suppress(RefusedError, HostError):
+            looks = looks + 1 if running.look(guest.host, guest.uid).state == OFF else 0
+        looked = time.monotonic()
+        if looks > HANGS:
+            sentence = gettext(
+                "{guest} has ended, and libvirt on {host} still waits for its block job. Restart libvirt there "
+                "(systemctl restart libvirtd), scan the host, and delete the snapshot again."
+            )
+            raise HostError(sentence.format(guest=guest.name, host=guest.host.name), GUEST_ENDED)
+
+    return waits
 
 
 def unseen_switch(job: Job, wanted: Wanted, ended: Ended) -> bool:

@@ -19,7 +19,7 @@ from images.live.disks import (
     backed_up,
     chain_of,
     change_of,
-    files,
+    files_told,
     images_of,
     in_the_clear,
     layers_of,
@@ -215,9 +215,14 @@ class CreateSnapshot(SnapshotKind):
         try:
             known = snapshots.create(guest.host, guest.uid, options["name"], described, disks, quiesce=quiesce)
         except GoneError as error:
-            if not any(files(guest, [overlay for _, overlay in over])):
-                raise
-            raise ended_unseen(guest, over) from error
+            try:
+                left = any(files_told(guest, [overlay for _, overlay in over]))
+            except (RefusedError, HostError):
+                raise error from None  # nobody knows
+            if left:
+                raise ended_unseen(guest, over) from error
+            settle(job)
+            raise
         except (RefusedError, HostError):
             settle(job)
             raise

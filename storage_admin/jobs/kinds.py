@@ -1,6 +1,7 @@
 """What a kind of job is, and the table of them all."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
@@ -340,7 +341,13 @@ def goes_on(job: Job) -> bool:
 
 def in_doubt(job: Job) -> list[list[str]]:
     """The pairs of :data:`OVER` that a job keeps."""
-    return list(job.kept.get(BEGUN, {}).get(OVER, []))
+    return pairs_of(job.kept.get(BEGUN, {}))
+
+
+def pairs_of(begun: Mapping[str, Any]) -> list[list[str]]:
+    """The same of what is kept in :data:`BEGUN`; an earlier version kept the one pair alone."""
+    over = begun.get(OVER) or []
+    return [over] if over and isinstance(over[0], str) else list(over)
 
 
 def unsuccessful(job: Job) -> Unsuccessful:

@@ -1,5 +1,6 @@
 """Images of which nobody knows whether a guest's last writes are in them alone: from rows, and by the follower."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from unittest import mock
@@ -8,14 +9,16 @@ import pytest
 from django.utils import timezone
 
 from images.live import delete_snapshots, follow
+from images.live import snapshots as kinds_of_snapshots
 from images.live.copying import LiveCopy
 from images.live.follow import GUEST_ENDED, Follower
-from storage_admin.agent.protocol import HostError, StoppedError
+from storage_admin.agent.protocol import HostError, RefusedError, StoppedError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import asking, transport
 from storage_admin.hosts.libvirt import relay, running, snapshots, uri
 from storage_admin.hosts.libvirt.block_jobs import LostError, Program, Wanted
 from storage_admin.hosts.libvirt.process import GoneError
+from storage_admin.hosts.libvirt.snapshots import Snapshots
 from storage_admin.hosts.live_facts import DiskNow, GuestNow, Part, Snapshot
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
@@ -103,6 +106,14 @@ def test_a_job_is_not_repeated_by_one_click_as_long_as_nobody_knows(monkeypatch:
     assert submitted.call_args.kwargs == {"by_hand": True}
 
 
+def test_what_a_version_before_kept_is_one_pair() -> None:
+    job = Job(kept={BEGUN: {"over": OVER[0], "run": 1, "cpu_ns": 1}})
+    assert in_doubt(job) == [OVER[0]]
+    with pytest.raises(HostError) as caught:
+        delete_snapshots._refuse_unseen(Guest(name="web"), GuestNow("shut off"), job.kept[BEGUN])
+    assert caught.value.code == GUEST_ENDED
+
+
 def follower(*, cancelled: bool = False, program: Any = None) -> tuple[Follower, Job]:
     job = mock.Mock(spec=Job, kept={}, target_label="web")
     follow.keep(job, "ready", COPY, None)
@@ -130,6 +141,76 @@ def test_a_cancel_while_libvirt_is_away_leaves_it_open_where_a_guest_goes_on() -
     with pytest.raises(StoppedError):
         follows.run(taken_over=True)
     assert in_doubt(job) == [["/a/disk", "/a/copy"]]
+
+
+@pytest.fixture
+def deletes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``deletes(answers, needed)``: a deletion that is taken over; what libvirt says each time, and an agent first."""
+    monkeypatch.setattr(delete_snapshots, "_AGAIN", 0.0)
+    monkeypatch.setattr(follow, "LOOKS", 0.0)
+    here, gone = Snapshot("one", None, "", "", "", current=True, disks=()), Snapshots((), 9_000_000)
+
+    def taken_over(answers: list[Exception], needed: list[Exception]) -> None:
+        guest, begun = GuestFactory.create(), {"name": "one", "run": 1, "cpu_ns": 1, "over": [["/disk.one", "/disk"]]}
+        job = JobFactory.create(kind="delete_snapshot", target=guest, state="running")
+        look = mock.Mock(side_effect=[*needed, *[None] * 9])
+        monkeypatch.setattr(delete_snapshots, "_refuse_needed", look)
+        monkeypatch.setattr(snapshots, "delete", mock.Mock(side_effect=[*answers, gone]))
+        asked = (GuestNow("running", run=1, cpu_ns=2), Snapshots((here,), 9_000_000))
+        monkeypatch.setattr(delete_snapshots, "asked", lambda *_: asked)
+        delete_snapshots.DeleteSnapshot()._delete(job, guest, begun, mock.Mock(), lambda: None, taken_over=True)
+
+    return taken_over
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "needed",
+    [[], [HostError("away", "host_unreachable")] * 3, [RefusedError("stale_plan", "it has just gone")]],
+    ids=["nobody needs it", "an agent is away", "it was looked at while libvirt removed it"],
+)
+def test_a_deletion_that_is_taken_over_waits_for_who_is_away(
+    deletes: Callable[..., None], needed: list[Exception]
+) -> None:
+    deletes([HostError("cannot acquire state change lock")], needed)
+
+
+@pytest.mark.django_db
+def test_what_somebody_needs_by_then_ends_it(deletes: Callable[..., None]) -> None:
+    with pytest.raises(RefusedError) as caught:
+        deletes([], [RefusedError("has_overlays", "one stands on it")] * 2)
+    assert caught.value.code == "has_overlays"
+
+
+@pytest.mark.django_db
+def test_a_libvirt_that_hangs_is_not_taken_for_one_that_is_busy(deletes: Callable[..., None]) -> None:
+    with pytest.raises(HostError) as caught:
+        deletes([HostError("libvirt still waits for its block job.", GUEST_ENDED)], [])
+    assert caught.value.code == GUEST_ENDED
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("files", "code", "is_open"),
+    [([None], "host_unreachable", False), ([{"bytes": 1}], GUEST_ENDED, True), (None, "host_unreachable", True)],
+    ids=["no overlay is there", "one is there", "nobody tells"],
+)
+def test_a_snapshot_that_was_surely_not_made_leaves_no_doubt(
+    monkeypatch: pytest.MonkeyPatch, files: list[Any] | None, code: str, is_open: bool
+) -> None:
+    guest = GuestFactory.create()
+    options = {"name": "one", "disks": None, "quiesce": False}
+    job = JobFactory.create(kind="snapshot", target=guest, options=options, state="running")
+    now = GuestNow("running", run=1, disks=(DiskNow("vda", chain=("/disk.qcow2",)),))
+    kind = kinds_of_snapshots.CreateSnapshot()
+    monkeypatch.setattr(kind, "check", lambda *_: now)
+    away = GoneError("away", "host_unreachable")
+    monkeypatch.setattr(snapshots, "create", mock.Mock(side_effect=away))
+    told = {"side_effect": HostError("away")} if files is None else {"return_value": files}
+    monkeypatch.setattr(kinds_of_snapshots, "files_told", mock.Mock(**told))
+    with pytest.raises(HostError) as caught:
+        kind.by_libvirt(job, mock.Mock())
+    assert (caught.value.code, bool(in_doubt(job))) == (code, is_open)
 
 
 @pytest.mark.django_db

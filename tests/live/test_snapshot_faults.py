@@ -14,7 +14,7 @@ from typing import Any
 import libvirt_qemu
 import pytest
 
-from images.live import delete_snapshots
+from images.live import follow
 from images.live.follow import GUEST_ENDED
 from images.models import Image
 from storage_admin.agent.protocol import RefusedError
@@ -200,7 +200,7 @@ def test_a_libvirt_that_waits_for_a_guest_that_has_ended_is_given_up(
             tick()
             time.sleep(0.1)
 
-    monkeypatch.setattr(delete_snapshots, "_LOOKS", 0.5)
+    monkeypatch.setattr(follow, "LOOKS", 0.5)
     monkeypatch.setattr(snapshots, "delete", waits)
     run(job)
     assert (job.state, job.error_code) == ("failed", GUEST_ENDED), (job.error_detail, said(job))
