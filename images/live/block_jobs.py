@@ -15,17 +15,7 @@ from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images.live.disks import Layers, about_bitmaps, images_of, in_the_clear, layers_of, occupied, room_gone
-from images.live.follow import (
-    Follower,
-    doubts,
-    ended_unseen,
-    keep,
-    keep_begun,
-    kept,
-    settle,
-    settled,
-    unseen_switch,
-)
+from images.live.follow import PIVOTING, Follower, doubts, ended_unseen, keep, kept, settle, settled, unseen_switch
 from images.live.kind import LiveGuestKind, bugs, running_guest
 from images.models import Image
 from images.rewrite import record, refusals
@@ -38,7 +28,7 @@ from storage_admin.hosts.libvirt import running
 from storage_admin.hosts.libvirt.block_jobs import Ended, Program, Wanted
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import path_key
-from storage_admin.jobs.kinds import BEGUN, OVER, Unsuccessful
+from storage_admin.jobs.kinds import BEGUN, Unsuccessful, in_doubt
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
 
@@ -133,9 +123,8 @@ class LiveKind(LiveGuestKind):
             )  # fmt: skip
             ended = follower.run(taken_over=begun)
         if unseen_switch(job, wanted, ended):
-            over = [[wanted.chain[0], wanted.result[0]]]
-            keep_begun(job, job.kept[BEGUN] | {OVER: over})
-            raise ended_unseen(guest, over)
+            keep(job, PIVOTING, wanted, before)
+            raise ended_unseen(guest, in_doubt(job))
         settle(job)
         # Of a guest that has ended only its definition tells whether it had been switched over by then.
         if ended.chain == wanted.result or (not ended.active and self.has_happened(job, wanted, ended)):

@@ -259,7 +259,7 @@ class DeleteSnapshot(SnapshotKind):
             except HostError as error:
                 if error.code != "host_unreachable":
                     raise
-                tell_lost(recorder, error, "is at it, perhaps")
+                tell_lost(recorder, error, "may be at it, and the host does not answer")
             tick()
             time.sleep(_AGAIN)
 
@@ -284,17 +284,20 @@ def _begun(now: GuestNow, chosen: Snapshot) -> dict[str, Any]:
     """
     overlays = {part.path for part in chosen.disks if part.how == "external"}
     over = [list(disk.chain[:2]) for disk in now.disks if overlays & set(disk.chain[:1]) and len(disk.chain) > 1]
-    created = None if chosen.created is None else int(chosen.created.timestamp())
     run = {"run": now.run, "cpu_ns": now.cpu_ns, OVER: over if now.run else []}
-    return {"name": chosen.name, "created": created, **run}
+    return {"name": chosen.name, "created": _made(chosen), **run}
+
+
+def _made(snapshot: Snapshot) -> int | None:
+    """When, in seconds since the epoch, as libvirt has it."""
+    return None if snapshot.created is None else int(snapshot.created.timestamp())
 
 
 def _still(known: Snapshots, begun: dict[str, Any]) -> Snapshot | None:
     """The snapshot whose deletion was begun, where it is there still, and no later one of its name."""
-    chosen, created = known.named(begun["name"]), begun.get("created")
-    if chosen is None or created is None or chosen.created is None:
-        return chosen
-    return chosen if int(chosen.created.timestamp()) == created else None
+    chosen, made = known.named(begun["name"]), begun.get("created")
+    is_another = chosen is not None and made is not None and _made(chosen) not in {None, made}
+    return None if is_another else chosen
 
 
 def _refuse_needed(guest: Guest, now: GuestNow, chosen: Snapshot) -> None:

@@ -121,8 +121,8 @@ class LiveMerge(LiveKind):
         above = Image.objects.filter(
             host=job.host_id, path_key=path_key(os.fsencode(wanted.chain[wanted.top - 1]))
         ).select_related("host")
-        looked = job.host_id in look.at(above, job)
-        return looked and above.get().backing_key == path_key(os.fsencode(wanted.chain[wanted.base or 0]))
+        below = path_key(os.fsencode(wanted.chain[wanted.base or 0]))
+        return job.host_id in look.at(above, job) and above.filter(backing_key=below).exists()
 
     def came_to_pass(self, job: Job, guest: Guest, wanted: Wanted) -> None:
         """What the overlays stood on has changed under them: the scan that follows calls them merged."""

@@ -16,7 +16,7 @@ import pytest
 
 from images.models import Image
 from storage_admin.guests.models import GuestDisk
-from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import qemu_img, write
@@ -94,6 +94,13 @@ def disks_of(domain: Any) -> list[tuple[str, str, str]]:
     return found
 
 
+def used(disk: Path, domains: Domains) -> tuple[libvirt.virDomain, Host]:
+    """A guest that has a disk, and this machine, which a scan has seen."""
+    domain, host = domains.define([Disk(disk)]), this_machine(disk.parent)
+    scan(host)
+    return domain, host
+
+
 def read(path: str | Path, form: str = "raw", size: int = 9 * MIB) -> str:
     """The digest of what a guest reads of the beginning of a disk."""
     flat = Path("/tmp") / f"flat-{secrets.token_hex(4)}"
@@ -108,9 +115,7 @@ def read(path: str | Path, form: str = "raw", size: int = 9 * MIB) -> str:
 def test_a_guest_follows_its_disk_onto_a_thick_volume_a_thin_one_and_into_a_file(
     lvm: Lvm, disk: Path, domains: Domains
 ) -> None:
-    domain = domains.define([Disk(disk)])
-    host = this_machine(disk.parent)
-    scan(host)
+    domain, host = used(disk, domains)
     digest, stands = read(disk, "qcow2"), disk.stat()
     job = move(image_at(disk), thick())
     assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
@@ -198,9 +203,7 @@ def test_a_guest_has_the_disk_that_is_complete_after_a_death(
 def test_a_guest_keeps_the_copy_that_was_complete_while_its_group_comes_late(
     lvm: Lvm, disk: Path, domains: Domains
 ) -> None:
-    domain = domains.define([Disk(disk)])
-    host = this_machine(disk.parent)
-    scan(host)
+    domain, host = used(disk, domains)
     lvm.write(lvm.read() | {"dies": "lvrename"})
     job = move(image_at(disk), thin(), target_name="moved")
     there = lvm.read()
@@ -215,9 +218,7 @@ def test_a_guest_keeps_the_copy_that_was_complete_while_its_group_comes_late(
 
 
 def test_what_stands_against_it_is_said_before(lvm: Lvm, disk: Path, domains: Domains) -> None:
-    domains.define([Disk(disk)])
-    host = this_machine(disk.parent)
-    scan(host)
+    _, host = used(disk, domains)
     image, folder = image_at(disk), StoragePool.objects.get(path=str(disk.parent))
 
     def code(pool: StoragePool | None, one: Image = image, **options: Any) -> str:

@@ -144,21 +144,25 @@ def test_a_cancel_while_libvirt_is_away_leaves_it_open_where_a_guest_goes_on() -
 
 
 @pytest.fixture
-def deletes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """``deletes(answers, needed)``: a deletion that is taken over; what libvirt says each time, and an agent first."""
+def deletes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, int]]:
+    """``deletes(answers, needed)``: a deletion that is taken over; what libvirt says each time, and an agent first; how
+    often each was asked.
+    """
     monkeypatch.setattr(delete_snapshots, "_AGAIN", 0.0)
     monkeypatch.setattr(follow, "LOOKS", 0.0)
     here, gone = Snapshot("one", None, "", "", "", current=True, disks=()), Snapshots((), 9_000_000)
 
-    def taken_over(answers: list[Exception], needed: list[Exception]) -> None:
+    def taken_over(answers: list[Exception], needed: list[Exception]) -> tuple[int, int]:
         guest, begun = GuestFactory.create(), {"name": "one", "run": 1, "cpu_ns": 1, "over": [["/disk.one", "/disk"]]}
         job = JobFactory.create(kind="delete_snapshot", target=guest, state="running")
         look = mock.Mock(side_effect=[*needed, *[None] * 9])
         monkeypatch.setattr(delete_snapshots, "_refuse_needed", look)
-        monkeypatch.setattr(snapshots, "delete", mock.Mock(side_effect=[*answers, gone]))
+        libvirt = mock.Mock(side_effect=[*answers, gone])
+        monkeypatch.setattr(snapshots, "delete", libvirt)
         asked = (GuestNow("running", run=1, cpu_ns=2), Snapshots((here,), 9_000_000))
         monkeypatch.setattr(delete_snapshots, "asked", lambda *_: asked)
         delete_snapshots.DeleteSnapshot()._delete(job, guest, begun, mock.Mock(), lambda: None, taken_over=True)
+        return libvirt.call_count, look.call_count
 
     return taken_over
 
@@ -170,20 +174,20 @@ def deletes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     ids=["nobody needs it", "an agent is away", "it was looked at while libvirt removed it"],
 )
 def test_a_deletion_that_is_taken_over_waits_for_who_is_away(
-    deletes: Callable[..., None], needed: list[Exception]
+    deletes: Callable[..., tuple[int, int]], needed: list[Exception]
 ) -> None:
-    deletes([HostError("cannot acquire state change lock")], needed)
+    assert deletes([HostError("cannot acquire state change lock")], needed) == (2, len(needed) + 1)
 
 
 @pytest.mark.django_db
-def test_what_somebody_needs_by_then_ends_it(deletes: Callable[..., None]) -> None:
+def test_what_somebody_needs_by_then_ends_it(deletes: Callable[..., tuple[int, int]]) -> None:
     with pytest.raises(RefusedError) as caught:
         deletes([], [RefusedError("has_overlays", "one stands on it")] * 2)
     assert caught.value.code == "has_overlays"
 
 
 @pytest.mark.django_db
-def test_a_libvirt_that_hangs_is_not_taken_for_one_that_is_busy(deletes: Callable[..., None]) -> None:
+def test_a_libvirt_that_hangs_is_not_taken_for_one_that_is_busy(deletes: Callable[..., tuple[int, int]]) -> None:
     with pytest.raises(HostError) as caught:
         deletes([HostError("libvirt still waits for its block job.", GUEST_ENDED)], [])
     assert caught.value.code == GUEST_ENDED

@@ -61,9 +61,9 @@ def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
         ``metadata_size``, ``metadata_percent``, ``mode`` (empty while inactive), ``needs_check``. ``volumes``:
         ``group``, ``name``, ``id``, ``pool`` (the thin pool or empty), ``size`` (that a guest sees), ``allocated``
         (what it takes of its group, or of its thin pool), ``origin``, ``open``, ``health``, ``dm_path``, ``dev``,
-        ``inode`` (of its device, while it is active),
-        ``journal`` (whether a job has marked it). Sizes are in bytes; what LVM does not tell is null. Of a thin
-        pool that dmeventd extends by itself also ``extend_at`` and ``extend_by``, in percent.
+        ``inode`` (of its device, while it is active), ``journal`` (whether a job has marked it). Sizes are in bytes;
+        what LVM does not tell is null. Of a thin pool that dmeventd extends by itself also ``extend_at`` and
+        ``extend_by``, in percent.
 
     Raises:
         HostError, RefusedError, StoppedError: as of :func:`tools.run`.
@@ -233,8 +233,14 @@ def _volume(line: Mapping[str, str], parts: Mapping[tuple[str, str], Sequence[Ma
         "size": int(size or line["lv_size"]), "allocated": allocated,
         "origin": line["origin"], "open": line["lv_device_open"] == "open", "health": line["lv_health_status"],
         "dm_path": f"/dev/mapper/{dm_name(group, name)}", "dev": dev, "inode": inode,
-        "journal": sum(map(bool, map(TAG.fullmatch, line.get("lv_tags", "").split(",")))) == 1,
+        "journal": mark(line) is not None,
     }  # fmt: skip
+
+
+def mark(line: Mapping[str, str]) -> re.Match[str] | None:
+    """What a job has written on a volume; nothing where there are several, of which nobody knows which one holds."""
+    found = [tag for tag in map(TAG.fullmatch, line.get("lv_tags", "").split(",")) if tag]
+    return found[0] if len(found) == 1 else None
 
 
 def _own_name(line: Mapping[str, str]) -> str:

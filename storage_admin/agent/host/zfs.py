@@ -52,8 +52,7 @@ def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
         a clone of, or empty); ``journal`` (whether a job has marked it); ``volume``: null, or of a volume and of a
         container's filesystem ``size`` (that a guest sees, or null), ``has_snapshots``, ``block`` (whether it is a
         device), ``block_size`` (of a device, in which it is written), ``dev``, ``inode`` (of its device), ``open`` (why
-        it is in use, or empty). Sizes are in bytes; what
-        ZFS does not tell is null.
+        it is in use, or empty). Sizes are in bytes; what ZFS does not tell is null.
 
     Raises:
         HostError, RefusedError, StoppedError: as of :func:`tools.run`.
@@ -204,16 +203,17 @@ def not_alone(pool: Mapping[str, str], disks: Sequence[str]) -> str:
 
 def _own_name(line: dict[str, str]) -> str:
     """What a volume is called, also while a job gives it another name."""
-    work, journal = _AT_WORK.fullmatch(line["name"]), JOURNAL.fullmatch(line[PROPERTY])
-    is_own = work and journal and journal.group(1, 2) == (work[2], line["guid"])
-    return f"{work[1]}/{journal[4]}" if work and journal and is_own else line["name"]
+    work, journal = _AT_WORK.fullmatch(line["name"]), mark(line)
+    return f"{work[1]}/{journal[4]}" if work and journal and journal[1] == work[2] else line["name"]
 
 
-def _is_marked(line: Mapping[str, str]) -> bool:
-    """Whether a job has marked it; what a job makes has its id only a step later."""
+def mark(line: Mapping[str, str]) -> re.Match[str] | None:
+    """What a job has written on a volume or filesystem; nothing where it has that from one that it was made of."""
     journal = JOURNAL.fullmatch(line[PROPERTY])
-    own = {line["guid"], *(["0"] if journal and line["name"].endswith(f"/.sa-{journal[1]}.new") else [])}
-    return journal is not None and journal[2] in own
+    if journal is None or journal[2] == line["guid"]:
+        return journal
+    # What a job makes comes with its journal, and has its id only then.
+    return journal if journal[2] == "0" and line["name"].endswith(f"/.sa-{journal[1]}.new") else None
 
 
 def can_be_named(path: str) -> bool:
@@ -247,7 +247,7 @@ def _dataset(line: dict[str, str], has_snapshots: bool) -> dict[str, Any]:
         "bounded": bool(_number(line["quota"]) or _number(line["reservation"])),
         "mountpoint": mountpoint if mountpoint.startswith("/") else "", "id": line["guid"],
         "origin": "" if line["origin"] == "-" else line["origin"].partition("@")[0], "volume": None,
-        "journal": _is_marked(line),
+        "journal": mark(line) is not None,
     }  # fmt: skip
     if is_volume:
         dev, inode, number = devices.node(device(line["name"]))

@@ -59,14 +59,13 @@ def there(places: Sequence[Place], io: AgentIO) -> list[LogicalVolume]:  # noqa:
 
 
 def _volume(line: dict[str, str]) -> LogicalVolume:
-    tags = [found for found in map(lvm.TAG.fullmatch, line["lv_tags"].split(",")) if found]
-    pool = line["pool_lv"].strip("[]")
+    tag, pool = lvm.mark(line), line["pool_lv"].strip("[]")
     taken = lvm.share(line["lv_size"], line["data_percent"]) if pool else int(line["lv_size"])
     if line["lv_attr"][:1] in {"m", "M", "r", "R"}:
         taken = 0  # each leg takes that, and metadata
     return LogicalVolume(
         line["vg_name"], line["lv_name"], line["lv_uuid"], taken or 0,
-        Journal(tags[0][0], *tags[0].groups(), makes=tags[0][2][0] == "m") if len(tags) == 1 else None, False, pool,
+        Journal(tag[0], *tag.groups(), makes=tag[2][0] == "m") if tag else None, False, pool,
         line["lv_active"] not in ("", "unknown"), line["lv_device_open"] == "open",
         frozenset(line["lv_role"].split(",")), line["lv_attr"],
     )  # fmt: skip

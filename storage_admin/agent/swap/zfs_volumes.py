@@ -90,10 +90,8 @@ def there(places: Sequence[Place], io: AgentIO) -> list[Dataset]:  # noqa: ARG00
 
 def _dataset(line: dict[str, str]) -> Dataset:
     group, _, name = line["name"].rpartition("/")
-    told, is_block = zfs.JOURNAL.fullmatch(line[zfs.PROPERTY]), line["type"] == "volume"
-    # A volume is made with its journal, and has its id only then.
-    is_own = told and (told[2] == line["guid"] or (told[2], name) == ("0", volumes.new_name(told[1])))
-    journal = Journal(told[0], *told.group(1, 3, 4), makes=told[3] == "new") if told and is_own else None
+    told, is_block = zfs.mark(line), line["type"] == "volume"
+    journal = Journal(told[0], *told.group(1, 3, 4), makes=told[3] == "new") if told else None
     return Dataset(
         group, name, line["guid"], int(line["usedbydataset"]), journal, False, is_block, int(line["objsetid"]),
         int(line["usedbyrefreservation"]),
