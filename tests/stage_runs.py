@@ -104,8 +104,11 @@ def run(stages: Sequence[Stage]) -> list[Outcome]:
         for at, one in enumerate(running):
             one.begin(quiet=at != at_once)
         while [one for one in running if not one.has_ended()]:
+            running[at_once].show()
             time.sleep(_LOOKS)
+        running[at_once].show()
         for one in running[:at_once] + running[at_once + 1 :]:
+            print(f"\n=== what {one.name} printed:", flush=True)
             one.show()
         return [one.outcome() for one in running]
 
@@ -115,6 +118,7 @@ class _Running:
 
     def __init__(self, stage: Stage, folder: Path) -> None:
         self._stage, self._folder = stage, folder
+        self.name, self._output, self._shown = stage.name, folder / "output", 0
         self._stack = contextlib.ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         self._outcome: Outcome | None = None
@@ -133,7 +137,8 @@ class _Running:
         if self._before and not stage.pytest:
             self._end(1, 0)
             return
-        output = self._stack.enter_context((self._folder / "output").open("wb")) if quiet else None
+        # All of it into a file, also what is shown meanwhile: where a test hangs is read there.
+        output = self._stack.enter_context(self._output.open("wb"))
         print(f"\n=== {stage.name}: {' '.join(stage.argv)}{' (its output follows)' if quiet else ''}", flush=True)
         report = [f"--junitxml={self._report}"] if stage.pytest else []
         # Who starts us in the background, or by nohup, has signals ignored in all that we start: tests send these.
@@ -157,16 +162,15 @@ class _Running:
             if code is not None:
                 self._count(code)
             elif time.monotonic() > self._started + self._stage.limit_seconds:
-                self._end(
-                    0, 1, f"did not end within {self._stage.limit_seconds:.0f} s", _stands(self._folder / "output")
-                )
+                self._end(0, 1, f"did not end within {self._stage.limit_seconds:.0f} s", _stands(self._output))
         return self._outcome is not None
 
     def show(self) -> None:
-        """Prints what it printed."""
-        print(f"\n=== what {self._stage.name} printed:", flush=True)
-        with contextlib.suppress(FileNotFoundError), (self._folder / "output").open("rb") as output:
+        """Prints what it printed since the last call."""
+        with contextlib.suppress(FileNotFoundError), self._output.open("rb") as output:
+            output.seek(self._shown)
             shutil.copyfileobj(output, sys.stdout.buffer)
+            self._shown = output.tell()
             sys.stdout.flush()
 
     def outcome(self) -> Outcome:
@@ -186,7 +190,8 @@ class _Running:
         elif code == NOTHING_COLLECTED and self._before:
             self._end(len(self._before), 0)
         elif code == NOTHING_COLLECTED or not self._report.is_file():
-            self._end(0, 1, "no test was found" if code == NOTHING_COLLECTED else f"pytest ended with exit code {code}")
+            why = "no test was found" if code == NOTHING_COLLECTED else f"pytest ended with exit code {code}"
+            self._end(0, 1, why, _stands(self._output))
         else:
             cases = list(ET.parse(self._report).getroot().iter("testcase"))
             skipped = sum(case.find("skipped") is not None for case in cases)
@@ -194,7 +199,7 @@ class _Running:
             note, bad = (f"{skipped} skipped" if skipped else ""), len(told)
             if code != 0 and not bad:
                 bad, note = 1, f"pytest ended with exit code {code}"
-            self._end(len(cases) - len(told) + len(self._before), bad, note, told)
+            self._end(len(cases) - len(told) + len(self._before), bad, note, told + _stands(self._output))
 
     def _end(self, good: int, bad: int, note: str = "", told: tuple[str, ...] = ()) -> None:
         if self._before:

@@ -60,7 +60,9 @@ def _with(marker: str) -> tuple[str, ...]:
 
 
 def _at_night(stage: Stage, *variables: str) -> Stage:
-    return replace(stage, argv=("env", f"{NIGHTLY}=1", *variables, *stage.argv), limit_seconds=24 * 3600.0)
+    patient = ("-o", "faulthandler_timeout=7200") if stage.pytest else ()
+    argv = ("env", f"{NIGHTLY}=1", *variables, *stage.argv, *patient)
+    return replace(stage, argv=argv, limit_seconds=24 * 3600.0)
 
 
 def _in_parts(name: str, parts: int, files: Sequence[Path], *markers: str, beside: str) -> tuple[Stage, ...]:

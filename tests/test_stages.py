@@ -5,6 +5,7 @@ import shutil
 import sys
 import tempfile
 import time
+import tomllib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,14 @@ def pytest_stage(folder: Path, source: str) -> Stage:
     plain = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", str(stages.BIN / "pytest"))
     argv = (*plain, "-q", "-p", "no:cacheprovider", "-c", "/dev/null")
     return Stage("it", (*argv, "--rootdir", str(folder), str(folder / "test_it.py")), pytest=True)
+
+
+#: How pytest is told here to end a test that hangs.
+OURS = [
+    (name, str(value).lower())
+    for name, value in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"].items()
+    if name.startswith("faulthandler_")
+]
 
 
 def run_one(stage: Stage) -> Outcome:
@@ -71,15 +80,32 @@ def test_a_tool_counts_as_one(code: int, expected: tuple[int, int]) -> None:
     assert counts(run_one(Stage("tool", (sys.executable, "-c", f"raise SystemExit({code})")))) == expected
 
 
+HANGS = "import time\ndef waits(): time.sleep(60)\ndef test_a(): waits()\n"
+
+
+@pytest.mark.parametrize("before", [(), (Stage("fine", ("true",), pytest=True),)], ids=["shown", "shown later"])
 def test_of_a_stage_that_hangs_it_is_said_where_its_test_stands(
+    before: tuple[Stage, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stage_runs, "ROOT", tmp_path)
+    hangs = pytest_stage(tmp_path, HANGS)
+    hangs = replace(hangs, argv=(*hangs.argv, "-p", "faulthandler", "-o", "faulthandler_timeout=1"), limit_seconds=10)
+    *__, outcome = run([*before, hangs])
+    assert [line.rpartition(" in ")[2] for line in outcome.bad[:2]] == ["waits", "test_a"]
+    assert capfd.readouterr().out.count("Timeout (") == 1
+
+
+def test_a_test_that_hangs_fails_by_its_name_and_the_others_are_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stage_runs, "ROOT", tmp_path)
-    source = "import time\ndef waits(): time.sleep(60)\ndef test_a(): waits()\n"
-    hangs = pytest_stage(tmp_path, source)
-    hangs = replace(hangs, argv=(*hangs.argv, "-p", "faulthandler", "-o", "faulthandler_timeout=1"), limit_seconds=10)
-    __, outcome = run([Stage("fine", ("true",), pytest=True), hangs])
-    assert [line.rpartition(" in ")[2] for line in outcome.bad[:2]] == ["waits", "test_a"]
+    stage = pytest_stage(tmp_path, f"{HANGS}def test_b(): pass\n")
+    ours = (f"-o{name}={value}" for name, value in (*OURS, ("faulthandler_timeout", "1")))
+    outcome = run_one(replace(stage, argv=(*stage.argv, "-p", "xdist.plugin", "-n", "1", *ours)))
+    assert counts(outcome) == (1, 1)
+    failed, *stands = outcome.bad
+    assert "test_a" in failed
+    assert [line.rpartition(" in ")[2] for line in stands[:2]] == ["waits", "test_a"]
 
 
 def test_a_stage_that_does_not_end_is_killed_with_all_it_started_and_counts_as_failed(tmp_path: Path) -> None:
