@@ -5,6 +5,7 @@ Its fixtures are ``far_server``, ``near`` and ``far_host``; ``tests/conftest.py`
 
 import contextlib
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from storage_admin.hosts.models import Host
 from tests.harness.processes import Daemon
 from tests.harness.sshd import sshd
 from tests.working import create, scan, this_machine
+
+#: Seconds from the start of the server on after which it always answers.
+SILENT_FOR = 240
 
 
 @pytest.fixture
@@ -31,7 +35,7 @@ def far_server(tmp_path: Path) -> Iterator[Daemon]:
         key.chmod(0o600)
         options = f"IdentityFile={key},StrictHostKeyChecking=no,UserKnownHostsFile=/dev/null,cache=no"
         argv = ["sshfs", "-f", "-p", str(other.port), "-o", options, f"root@127.0.0.1:{export}", str(far)]
-        with Daemon(argv, tmp_path / "sshfs.log") as daemon:
+        with Daemon(argv, tmp_path / "sshfs.log") as daemon, _never_silent_for_long(daemon.pid):
             try:
                 daemon.wait_for((far / "away.qcow2").exists, 20, "the files are there")
                 yield daemon
@@ -39,6 +43,20 @@ def far_server(tmp_path: Path) -> Iterator[Daemon]:
                 if psutil.pid_exists(daemon.pid):
                     psutil.Process(daemon.pid).resume()
                 subprocess.run(["umount", "-l", far], check=False)
+
+
+@contextlib.contextmanager
+def _never_silent_for_long(server: int) -> Iterator[None]:
+    """Another process has the server answer after some minutes, whoever has stopped it: a test that waits for what
+    cannot end meanwhile fails then, where it would wait for itself for ever.
+    """
+    resumes = f"time.sleep({SILENT_FOR})\nwhile True: os.kill({server}, signal.SIGCONT); time.sleep(1)"
+    watch = subprocess.Popen([sys.executable, "-c", f"import os, signal, time\n{resumes}"])
+    try:
+        yield
+    finally:
+        watch.kill()
+        watch.wait()
 
 
 @pytest.fixture
