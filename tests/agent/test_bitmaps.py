@@ -18,8 +18,7 @@ def leave_open(path: Path) -> None:
         assert program.stdout is not None
         program.stdin.write(b"write -P 3 1M 64k\nflush\nhelp read\n")
         program.stdin.flush()
-        while b"ops" not in program.stdout.readline():
-            pass
+        assert any(b"ops" in line for line in program.stdout)
         program.kill()
 
 
