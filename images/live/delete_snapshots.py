@@ -18,7 +18,7 @@ from images.live import merging
 from images.live.disks import backed_up, change_of, layers_of, pool_of, refuse_needed, whole_chains
 from images.live.follow import GUEST_ENDED, ended_unseen, keep_begun, settle, tell_lost, until_it_hangs
 from images.live.snapshots import NAME, SnapshotKind, asked
-from images.live.vm_snapshots import DeleteOldVmSnapshots, DeleteVmSnapshot
+from images.live.vm_snapshots import CREATED, DeleteOldVmSnapshots, DeleteVmSnapshot, meant
 from images.rewrite import record
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, RefusedError, StoppedError
@@ -53,14 +53,14 @@ class DeleteSnapshot(SnapshotKind):
     unsuccessful = {
         "": Unsuccessful(gettext_noop("The guest's data is whole. Its page shows whether the snapshot is gone."))
     }
-    properties = {"name": NAME, **proxmox_vms.ACCEPT}
+    properties = {"name": NAME, **CREATED, **proxmox_vms.ACCEPT}
 
     def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:  # noqa: ARG002 (of the whole guest)
         return backups.of_one(target.id)
 
     def wanted(self, known: Snapshots, options: dict[str, Any], at: datetime | None = None) -> list[Snapshot]:  # noqa: ARG002
         """Those that go, in their order, as of a moment: of now where none is given."""
-        chosen = known.named(options["name"])
+        chosen = meant(known.found, options)
         return [] if chosen is None else [chosen]
 
     def choose(
@@ -165,8 +165,10 @@ class DeleteSnapshot(SnapshotKind):
             taken_over = begun is not None
             if begun is None:
                 now, known = asked(guest, job.options) if not deleted else self._asked_again(guest, recorder, tick)
-                # Of an age as of the plan: none becomes old enough while the job waits or works.
-                if not (wanted := self.wanted(known, job.options, job.created)):
+                # Of an age as of the plan: none becomes old enough while the job waits or works. And one of a name
+                # that went is a later one.
+                found = self.wanted(known, job.options, job.created)
+                if not (wanted := [one for one in found if one.name not in deleted]):
                     return
                 if deleted:
                     recorder.flush()
@@ -285,19 +287,12 @@ def _begun(now: GuestNow, chosen: Snapshot) -> dict[str, Any]:
     overlays = {part.path for part in chosen.disks if part.how == "external"}
     over = [list(disk.chain[:2]) for disk in now.disks if overlays & set(disk.chain[:1]) and len(disk.chain) > 1]
     run = {"run": now.run, "cpu_ns": now.cpu_ns, OVER: over if now.run else []}
-    return {"name": chosen.name, "created": _made(chosen), **run}
-
-
-def _made(snapshot: Snapshot) -> int | None:
-    """When, in seconds since the epoch, as libvirt has it."""
-    return None if snapshot.created is None else int(snapshot.created.timestamp())
+    return {"name": chosen.name, "created": chosen.made, **run}
 
 
 def _still(known: Snapshots, begun: dict[str, Any]) -> Snapshot | None:
     """The snapshot whose deletion was begun, where it is there still, and no later one of its name."""
-    chosen, made = known.named(begun["name"]), begun.get("created")
-    is_another = chosen is not None and made is not None and _made(chosen) not in {None, made}
-    return None if is_another else chosen
+    return known.named(begun["name"], begun.get("created"))
 
 
 def _refuse_needed(guest: Guest, now: GuestNow, chosen: Snapshot) -> None:

@@ -28,7 +28,7 @@ from images.live.disks import (
 )
 from images.live.follow import doubts, ended_unseen, keep_begun, settle
 from images.live.kind import OFF, LiveGuestKind, bugs, libvirt_guest
-from images.live.vm_snapshots import CreateVmSnapshot, RevertVm, VmSnapshotKind
+from images.live.vm_snapshots import CREATED, CreateVmSnapshot, RevertVm, VmSnapshotKind, made_at, meant, pinned
 from images.rewrite import record
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
@@ -73,6 +73,7 @@ class SnapshotKind(LiveGuestKind):
         try:
             now, known = asked(guest, options)
             reason, warnings, against = self.choose(guest, now, known, options)
+            options = pinned(known.found, options)
             commands = self.commands(guest, known, options)
             by_hand = doubts([guest.pk], [path for disk in now.disks for path in disk.chain[:1]])
             if now.runs:
@@ -85,6 +86,10 @@ class SnapshotKind(LiveGuestKind):
             warnings=(*(one.detail for one in by_hand), *warnings),
             affected_guests=(Affected(guest.pk, guest.name, guest.state),), options=options,
         )  # fmt: skip
+
+    def submitted(self, job: Job) -> None:
+        job.options |= {name: job.plan["options"].get(name) for name in CREATED if name in self.properties}
+        job.save(update_fields=["options"])
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest = find(job.target_id)
@@ -257,7 +262,7 @@ class RevertSnapshot(SnapshotKind):
     unsuccessful = {
         "": Unsuccessful(gettext_noop("The guest's disks have either the content of the snapshot, or that before."))
     }
-    properties = {"name": NAME, **proxmox_vms.ACCEPT}
+    properties = {"name": NAME, **CREATED, **proxmox_vms.ACCEPT}
 
     def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:  # noqa: ARG002 (of the whole guest)
         return backups.of_one(target.id)
@@ -265,7 +270,7 @@ class RevertSnapshot(SnapshotKind):
     def choose(
         self, guest: Guest, now: GuestNow, known: Snapshots, options: dict[str, Any]
     ) -> tuple[str, list[str], list[Refusal]]:
-        chosen, against, warnings = known.named(options["name"]), list[Refusal](), list[str]()
+        chosen, against, warnings = meant(known.found, options), list[Refusal](), list[str]()
         if chosen is None:
             sentence = gettext("{guest} has no snapshot {name}.").format(guest=guest.name, name=options["name"])
             return sentence, [], [Refusal("stale_plan", sentence)]
@@ -306,7 +311,7 @@ class RevertSnapshot(SnapshotKind):
         before = whole_chains(guest, self.check(guest, job.options))
         recorder.progress({"stage": "reverting"})
         recorder.flush()
-        snapshots.revert(guest.host, guest.uid, name)
+        snapshots.revert(guest.host, guest.uid, name, made_at(job.options))
         words = f"The disks of {guest.name} are as of the snapshot {name}."
         recorder.log(words)
         return {"name": name, "words": words, **change_of(guest, before)}

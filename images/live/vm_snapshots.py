@@ -1,7 +1,7 @@
 """What the job kinds of snapshots do with VMs of Proxmox VE: tasks of its own, by its API."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,11 +15,44 @@ from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Stopp
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.kinds.vm_disks import Draft, VmKind, followed, of_template
 from storage_admin.guests.proxmox_vms import Vm
-from storage_admin.hosts.live_facts import Snapshot
+from storage_admin.hosts.live_facts import Snapshot, as_text, named
 from storage_admin.hosts.proxmox import drives, guests, reader, snapshots, volumes
 from storage_admin.hosts.proxmox.drives import Drive
 from storage_admin.jobs import runner
 from storage_admin.jobs.plan_and_progress import Recorder, Refusal
+
+#: An option of kinds that are of one snapshot; the plan finds it where it is not given.
+CREATED: dict[str, Any] = {
+    "created": {
+        "type": ["string", "null"],
+        "format": "date-time",
+        "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$",
+        "default": None,
+        "description": _("When it was created, as lists of snapshots say: another one of that name is left alone."),
+    }
+}
+
+
+def made_at(options: dict[str, Any]) -> int | None:
+    """When the snapshot was created that options name, in seconds since 1970, if that is known; raises RefusedError."""
+    text = options.get("created")
+    try:
+        return None if text is None else int(datetime.fromisoformat(text).timestamp())
+    except ValueError:
+        raise RefusedError(INVALID, gettext("{text} is no time.").format(text=text)) from None
+
+
+def meant(found: Iterable[Snapshot], options: dict[str, Any]) -> Snapshot | None:
+    """The snapshot that options name; raises RefusedError."""
+    return named(found, options["name"], made_at(options))
+
+
+def pinned(found: Iterable[Snapshot], options: dict[str, Any]) -> dict[str, Any]:
+    """Options by which a later snapshot of that name is another one; raises RefusedError."""
+    chosen = meant(found, options) if "created" in options else None
+    if chosen is None or chosen.created is None:
+        return options
+    return options | {"created": as_text(chosen.created)}
 
 
 def _missing(vm: Vm, name: str) -> Draft:
@@ -112,17 +145,19 @@ class DeleteVmSnapshot(VmSnapshotKind):
 
     def wanted(self, known: Sequence[Snapshot], options: dict[str, Any]) -> list[Snapshot]:
         """Those that go, in their order."""
-        return [one for one in known if one.name == options["name"]]
+        chosen = meant(known, options)
+        return [] if chosen is None else [chosen]
 
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
-        wanted = self.wanted(snapshots.of(vm.client, vm.ref), options)
-        if not wanted:
+        known = snapshots.of(vm.client, vm.ref)
+        if not (wanted := self.wanted(known, options)):
             return self.none(vm, options)
         names = ", ".join(one.name for one in wanted)
         reason = gettext("{names} of {guest}: the present data stays. Nobody can go back to them any more.")
         draft = Draft(
-            reason.format(names=names, guest=vm.guest.name), [vm.ref.tool, "delsnapshot", vm.guest.uid, wanted[0].name]
-        )
+            reason.format(names=names, guest=vm.guest.name), [vm.ref.tool, "delsnapshot", vm.guest.uid, wanted[0].name],
+            options=pinned(known, options),
+        )  # fmt: skip
         draft.refusals += [*of_template(vm), *proxmox_vms.lacking(vm, "snapshot")]
         draft.warnings.append(gettext("Proxmox VE cannot be stopped in it: a cancel only ends the waiting."))
         return draft
@@ -189,14 +224,14 @@ class RevertVm(VmSnapshotKind):
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
         name, guest = options["name"], vm.guest.name
         known = snapshots.of(vm.client, vm.ref)
-        chosen = next((one for one in known if one.name == name), None)
-        if chosen is None:
+        if (chosen := meant(known, options)) is None:
             return _missing(vm, name)
         reason = gettext(
             "The disks and the configuration of {guest} are as of {name} again. What was written since is lost; the "
             "snapshot stays."
         )
         draft = Draft(reason.format(guest=guest, name=name), [vm.ref.tool, "rollback", vm.guest.uid, name])
+        draft.options = pinned(known, options)
         draft.refusals += [*of_template(vm), *proxmox_vms.lacking(vm, "rollback")]
         if vm.runs():  # Proxmox VE itself would stop it at once, as by a power cut
             sentence = gettext("{guest} is not off ({state}): shut it down first.")

@@ -176,6 +176,11 @@ class Snapshot:
     disks: tuple[Part, ...]
 
     @property
+    def made(self) -> int | None:
+        """Seconds since 1970 at which it was created, as who keeps it has it; ``None`` where nobody tells."""
+        return None if self.created is None else int(self.created.timestamp())
+
+    @property
     def is_external(self) -> bool:
         """Whether it has files of its own."""
         return any(part.how == "external" for part in self.disks)
@@ -184,6 +189,20 @@ class Snapshot:
     def with_memory(self) -> bool:
         """Whether a guest that goes back to it runs afterwards."""
         return self.state not in {"shutoff", "disk-snapshot"}
+
+
+def named(found: Iterable[Snapshot], name: str, made: int | None = None) -> Snapshot | None:
+    """The snapshot of that name.
+
+    Args:
+        made: when it was created, as :attr:`Snapshot.made`, where that is known: one from another time is another one.
+    """
+    return next((one for one in found if one.name == name and (made is None or one.made in {None, made})), None)
+
+
+def as_text(moment: datetime) -> str:
+    """A time as lists and options have it, in UTC: ``2026-11-29T20:00:00Z``."""
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def since_1970(seconds: object) -> datetime | None:

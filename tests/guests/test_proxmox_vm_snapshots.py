@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from images.policies.rules import choose
 from images.policies.shape import Rules
+from storage_admin.errors import InvalidError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import runner, services
@@ -71,6 +72,22 @@ def test_one_is_made_gone_back_to_and_deleted(server: ProxmoxServer, vm: Guest) 
     assert good(run(submit("delete_snapshot", vm, name="before")))["names"] == ["before"]
     assert names(server) == []
     assert Job.objects.filter(kind="scan", state="queued").exists()
+
+
+@pytest.mark.parametrize("kind", ["delete_snapshot", "revert_snapshot"])
+def test_a_later_snapshot_of_the_same_name_is_another_one(server: ProxmoxServer, vm: Guest, kind: str) -> None:
+    keep(server, "nightly", 2)
+    seen = str(plan(kind, vm, name="nightly").options["created"])
+    job = submit(kind, vm, name="nightly")
+    assert job.options["created"] == seen
+    keep(server, "nightly", 1)
+    ended = run(job)
+    assert (ended.state, ended.error_code, names(server)) == ("failed", "stale_plan", ["nightly"])
+    assert codes(kind, vm, name="nightly", created=seen) == ["stale_plan"]
+    assert codes(kind, vm, name="nightly") == []
+    with pytest.raises(InvalidError):
+        submit(kind, vm, name="nightly", created="yesterday")
+    assert codes(kind, vm, name="nightly", created="2026-13-41T00:00:00Z") == ["invalid"]
 
 
 def test_what_stands_against_it_is_told_before_a_task_begins(server: ProxmoxServer, vm: Guest) -> None:
@@ -272,6 +289,6 @@ def test_the_guests_page_lists_them_with_what_can_be_done(server: ProxmoxServer,
     keep(server, "bb", 1)
     viewer = client_as(role="viewer")
     page = viewer.get(f"/guests/{vm.pk}/snapshots/").content.decode()
-    assert [name in page for name in ("name=aa", "name=bb", "go back")] == [True, True, True]
+    assert [name in page for name in ("name=aa&amp;created=2", "name=bb&amp;created=2", "go back")] == [True] * 3
     told = viewer.get(f"/api/v1/guests/{vm.pk}/snapshots/").json()
     assert ([one["name"] for one in told["snapshots"]], told["unknown"]) == (["bb", "aa"], None)

@@ -112,7 +112,7 @@ class World:
         while (
             job := Job.objects.filter(state="queued", kind__in=["scan", "recover"]).order_by("-kind").first()
         ) is not None:
-            run(job)
+            assert run(job).state != "queued"
         Job.objects.filter(state="queued").delete()
 
     def submit(self) -> Job | None:
@@ -290,6 +290,8 @@ def test_the_sum_of_what_was_freed_is_the_change_on_the_disk(tmp_path: Path, giv
         world.step()
     for job in world.undoable():
         removal = run(services.discard_undo(ADMIN, job))
+        if removal.error_code == "undo_kept":  # of an image that a guest nobody knows wrote to since
+            removal = run(services.discard_undo(ADMIN, job, force=True))
         assert removal.state == "succeeded", (removal.error_detail, world.told)
     world.settle()
     print("\n".join(world.told))

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import subprocess
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ import libvirt
 import pytest
 from django.utils import timezone
 
+from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import snapshots
@@ -177,6 +179,34 @@ def test_a_guest_that_is_off_goes_back_to_a_snapshot_in_its_image(
     assert snapshots_in(image) == []
     assert job.after_bytes == image.stat().st_blocks * 512
     assert digest_of(image) == PATTERNS[0]
+
+
+def test_a_later_snapshot_of_the_same_name_is_another_one(
+    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
+) -> None:
+    image = create(shared_folder / "disk.qcow2", "96M")
+    guest = tcg_guest(Disk(image))
+    __, row = scanned(shared_folder, guest)
+    guest.stop()
+    scan(row.host)
+    domain = guest.domain
+    for number, kind in enumerate(("delete_snapshot", "revert_snapshot")):
+        domain.snapshotCreateXML("<domainsnapshot><name>nightly</name></domainsnapshot>")
+        job = submit(kind, row, name="nightly")
+        domain.snapshotLookupByName("nightly").delete()
+        time.sleep(1.1)  # libvirt counts in seconds
+        write_pattern(image, "qcow2", (0, 8, 0x11 + number))
+        domain.snapshotCreateXML("<domainsnapshot><name>nightly</name></domainsnapshot>")
+        write_pattern(image, "qcow2", (8, 8, 0x22 + number))
+        now = digest_of(image)
+        ended = run(job)
+        assert (ended.state, ended.error_code) == ("failed", "stale_plan")
+        with pytest.raises(RefusedError) as refused:
+            snapshots.revert(row.host, row.uid, "nightly", 1)
+        assert refused.value.code == "stale_plan"
+        snapshots.delete(row.host, row.uid, "nightly", 1, lambda: None)
+        assert (snapshots_in(image), digest_of(image)) == (["nightly"], now)
+        domain.snapshotLookupByName("nightly").delete()
 
 
 def test_nobody_goes_back_under_a_running_or_a_saved_guest_or_under_overlays_of_others(

@@ -38,6 +38,8 @@ class Draft:
     refusals: list[Refusal] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
+    #: Of the options, what the plan has found.
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 class VmKind(JobKind):
@@ -94,7 +96,7 @@ class VmKind(JobKind):
             method=self.name, reason=draft.reason, commands=(shlex.join(draft.command),) if draft.command else (),
             facts_at=guest.last_seen, refusals=tuple(draft.refusals), by_hand=tuple(by_hand),
             warnings=(*(one.detail for one in by_hand), *draft.warnings), causes=tuple(draft.causes),
-            affected_guests=(Affected(guest.pk, guest.name, guest.state),), options=options,
+            affected_guests=(Affected(guest.pk, guest.name, guest.state),), options=options | draft.options,
         )  # fmt: skip
 
     @abstractmethod

@@ -3,7 +3,7 @@
 ``uid``, and ``do``: ``list``; ``create`` (``name``, ``description``, ``disks``: targets, ``quiesce``), a snapshot of
 the disks alone whose overlays libvirt names, of a domain that is off an internal one; ``delete`` (``name``, and
 ``created``, by which another one of that name is told from it), by which libvirt merges what was written since;
-``revert`` (``name``), of a domain that is off.
+``revert`` (the same), of a domain that is off.
 """
 
 import json
@@ -74,8 +74,7 @@ def _delete(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
     domain = connection.lookupByUUIDString(request["uid"])
     try:
         snapshot = domain.snapshotLookupByName(request["name"])
-        created = sections.created(ET.fromstring(snapshot.getXMLDesc()))  # noqa: S314 (libvirt wrote it)
-        if request["created"] in {None, created}:
+        if _is_meant(snapshot, request):
             snapshot.delete()
     except libvirt.libvirtError as error:
         if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN_SNAPSHOT:
@@ -89,8 +88,16 @@ def _revert(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
         return {"contradiction": f"{domain.name()} is running"}
     if domain.hasManagedSaveImage():  # its memory would not fit to the disks any more
         return {"contradiction": f"{domain.name()} was saved with its memory (virsh managedsave)"}
-    domain.revertToSnapshot(domain.snapshotLookupByName(request["name"]), 0)
+    snapshot = domain.snapshotLookupByName(request["name"])
+    if not _is_meant(snapshot, request):
+        return {"contradiction": f"the snapshot {request['name']} of {domain.name()} is a later one of that name"}
+    domain.revertToSnapshot(snapshot, 0)
     return _list(connection, request)
+
+
+def _is_meant(snapshot: Any, request: dict[str, Any]) -> bool:
+    created = sections.created(ET.fromstring(snapshot.getXMLDesc()))  # noqa: S314 (libvirt wrote it)
+    return request["created"] in {None, created}
 
 
 _DOES = {"list": _list, "create": _create, "delete": _delete, "revert": _revert}

@@ -11,7 +11,7 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.libvirt.process import ask
 from storage_admin.hosts.libvirt.relay import refuse_to_write
 from storage_admin.hosts.libvirt.uri import listening
-from storage_admin.hosts.live_facts import Part, Snapshot, newest_first, since_1970
+from storage_admin.hosts.live_facts import Part, Snapshot, named, newest_first, since_1970
 from storage_admin.hosts.models import Host
 
 #: Seconds until a list is given up, until a new one is, and until a deletion is, which writes what the overlays hold.
@@ -34,9 +34,9 @@ class Snapshots:
         """libvirt's version as it is written."""
         return f"{self.version // 1_000_000}.{self.version // 1000 % 1000}"
 
-    def named(self, name: str) -> Snapshot | None:
-        """The one of that name."""
-        return next((one for one in self.found if one.name == name), None)
+    def named(self, name: str, made: int | None = None) -> Snapshot | None:
+        """As :func:`storage_admin.hosts.live_facts.named`."""
+        return named(self.found, name, made)
 
 
 def of(host: Host, uid: str) -> Snapshots:
@@ -78,13 +78,16 @@ def delete(host: Host, uid: str, name: str, created: int | None, tick: Callable[
     return _asked(host, {"uid": uid, "do": "delete", "name": name, "created": created}, DELETE_TIMEOUT, tick)
 
 
-def revert(host: Host, uid: str, name: str) -> Snapshots:
+def revert(host: Host, uid: str, name: str, created: int | None) -> Snapshots:
     """Gives the disks of a domain that is off the content of a snapshot again.
+
+    Args:
+        created: seconds since the epoch, as libvirt has it: to one of that name from another time nobody goes back.
 
     Raises:
         RefusedError, HostError: as of :func:`of`; or libvirt refuses it.
     """
-    return _asked(host, {"uid": uid, "do": "revert", "name": name}, CREATE_TIMEOUT)
+    return _asked(host, {"uid": uid, "do": "revert", "name": name, "created": created}, CREATE_TIMEOUT)
 
 
 def _asked(host: Host, request: dict[str, Any], seconds: float, tick: Callable[[], None] | None = None) -> Snapshots:

@@ -53,6 +53,7 @@ TEXTS = (
     "layer",
     "into",
     "name",
+    "created",
     "target_name",
 )
 #: Options that are on or off.

@@ -1,6 +1,7 @@
 """What stands above each list: its saved views, and the list as CSV; and what a disk says that is no known image."""
 
 from typing import Any
+from urllib.parse import urlencode
 
 from django import template
 from django.core.paginator import Page
@@ -13,6 +14,7 @@ from images.selectors.guests import why_no_image
 from storage_admin.accounts import saved_views
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.accounts.models import Actor
+from storage_admin.hosts.live_facts import as_text
 from storage_admin.words import exact
 
 register = template.Library()
@@ -95,3 +97,9 @@ def some_of(first: int, last: int, total: int) -> str:
 def page_shown(page: Page[Any]) -> str:
     """Which page of a list this is: ``page 2 of 25``."""
     return _("page {page} of {pages}").format(page=exact(page.number), pages=exact(page.paginator.num_pages))
+
+
+@register.filter
+def which_snapshot(snapshot: Any) -> str:
+    """The query of a job's page that names a snapshot and its time: a later one of that name is another one."""
+    return urlencode({"name": snapshot.name} | ({"created": as_text(snapshot.created)} if snapshot.created else {}))
