@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 from collections import Counter
 from datetime import UTC, datetime
@@ -47,6 +48,8 @@ class _SaysAtOnce:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # As an agent does: who takes a lease on a file is sent this when another process opens it, and would end.
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
     if hasattr(config, "workerinput"):
         return
     if night():

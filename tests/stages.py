@@ -48,8 +48,10 @@ def _tests(
     beside: str = "",
     at: tuple[str, ...] = (),
 ) -> Stage:
-    # In the order in which they were collected: the longest first.
-    spread = ("-n", str(workers), "--dist", dist, "--no-loadscope-reorder") if workers else ()
+    # In the order in which they were collected: the longest first. A process that dies (of a test that hung, too) ends
+    # the stage, named: pytest-xdist 3.8 waits for ever for the files that it had done (its issue 1378).
+    ended = "--max-worker-restart=0"
+    spread = ("-n", str(workers), "--dist", dist, "--no-loadscope-reorder", ended) if workers else ()
     argv = (str(BIN / "pytest"), "-m", " and ".join(markers), *spread, "-p", "no:cacheprovider", *at)
     return Stage(name, argv, pytest=True, database=database, beside=beside)
 

@@ -93,14 +93,19 @@ def test_of_a_stage_that_hangs_it_is_said_where_its_test_stands(
     assert [line.rpartition(" in ")[2] for line in outcome.bad[:2]] == ["waits", "test_a"]
 
 
-def test_a_test_that_hangs_fails_by_its_name_and_the_others_are_run(
+def test_a_test_that_hangs_fails_by_its_name_and_ends_its_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(stage_runs, "ROOT", tmp_path)
-    stage = pytest_stage(tmp_path, f"{HANGS}def test_b(): pass\n")
-    ours = (f"-o{name}={value}" for name, value in (*OURS, ("faulthandler_timeout", "1")))
-    outcome = run_one(replace(stage, argv=(*stage.argv, "-p", "xdist.plugin", "-n", "1", *ours)))
-    assert counts(outcome) == (1, 1)
+    stage = pytest_stage(tmp_path, HANGS)
+    for number in range(12):
+        (tmp_path / f"test_{'a' if number < 6 else 'z'}{number}.py").write_text("def test_it(): pass\n")
+    ours = [f"-o{name}={value}" for name, value in (*OURS, ("faulthandler_timeout", "1"))]
+    (whole,) = (one for one in stages.TIERS["test"] if one.name == "tests")
+    spread = whole.argv[whole.argv.index("--dist") : whole.argv.index("-p")]
+    argv = (*stage.argv[:-1], str(tmp_path), "-p", "xdist.plugin", "-n", "2", *spread, *ours)
+    outcome = run_one(replace(stage, argv=argv, limit_seconds=60))
+    assert outcome.seconds < 50
     failed, *stands = outcome.bad
     assert "test_a" in failed
     assert capfd.readouterr().out.count("Timeout (") == 1, "it is shown, and kept"

@@ -118,7 +118,7 @@ def test_a_part_of_a_group_or_a_cluster_is_not_overwritten_though_nothing_on_it_
     if "partition" in what:
         subprocess.run(["sfdisk", "-q", device], input=b"label: gpt\n,\n", check=True, capture_output=True)
     if what.startswith("LVM"):
-        only = f'devices{{filter=["a|^{device}$|","r|.*|"] use_devicesfile=0}}'
+        only = f'devices{{filter=["a|^{device}$|","r|.*|"] use_devicesfile=0}} global{{locking_dir="{image.parent}"}}'
         subprocess.run(["pvcreate", "-q", "-y", "-Z", "n", "--config", only, device], check=True, capture_output=True)
     else:
         with device.open("r+b") as file:  # as ceph-bluestore-tool writes it

@@ -22,7 +22,7 @@ HEAD_START = 0.02
 
 def arm(at: int, trigger: str, *, at_once: bool) -> None:
     """Wrap each step so that the ``at``-th one after ``go`` is the one; ``at_once`` for verbs that wait for none."""
-    pipe = os.open(trigger, os.O_WRONLY)
+    pipe = os.open(trigger, os.O_RDWR)  # which does not wait for a stranger who never comes
     count = itertools.count(1)
     went = [at_once] * at_once
 

@@ -94,13 +94,15 @@ class Directory(Daemon):
 
     def _connect(self) -> "ldap.ldapobject.SimpleLDAPObject":
         connection = ldap.initialize(self.url)
+        connection.set_option(ldap.OPT_NETWORK_TIMEOUT, 5)
+        connection.set_option(ldap.OPT_TIMEOUT, 5)  # somebody else's server may have taken the port
         connection.simple_bind_s(ADMIN, ADMIN_PASSWORD)
         return connection
 
     def _answers(self) -> bool:
         try:
             self._connect().unbind_s()
-        except ldap.SERVER_DOWN:
+        except (ldap.SERVER_DOWN, ldap.TIMEOUT):
             return False
         return True
 

@@ -60,7 +60,7 @@ def take_turns(policy_run: PolicyRun) -> list[str]:
     for minute in range(20):
         runs.work(policy_run.started + minute * MINUTE)
         while job := Job.objects.filter(state="queued").order_by("id").first():
-            run(job)
+            assert run(job).state != "queued", job.waiting_for
             if job.rewrites:
                 done.append(job.target_label)
         policy_run.refresh_from_db()

@@ -4,6 +4,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from django.db import OperationalError
 from django.db.utils import ConnectionHandler
 
 from storage_admin.sqlite import turns
+from tests.harness.processes import wait_until
 
 #: Milliseconds for which SQLite itself asks again; one transaction of these tests takes longer.
 IMPATIENT = 20
@@ -125,12 +127,16 @@ def test_who_reads_needs_no_turn(database: Any) -> None:
     end(connection, "rollback")
 
 
+def _are_more(line: turns.Turns, number: int) -> bool:
+    return len(line._waiting) > number
+
+
 def test_turns_come_in_the_order_in_which_they_were_asked_for() -> None:
     line = turns.Turns()
     order: list[int] = []
 
     def take(number: int) -> None:
-        assert line.take(10)
+        assert line.take(60)
         order.append(number)
         line.give()
 
@@ -140,8 +146,7 @@ def test_turns_come_in_the_order_in_which_they_were_asked_for() -> None:
         thread = threading.Thread(target=take, args=(number,))
         thread.start()
         threads.append(thread)
-        while len(line._waiting) <= number:
-            time.sleep(0.001)
+        wait_until(partial(_are_more, line, number), 30, "it waits")
     line.give()
     for thread in threads:
         thread.join()
