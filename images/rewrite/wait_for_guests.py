@@ -119,15 +119,17 @@ class WaitsForGuests:
             return None  # the job's own request tells so
         until = job.wait_until or job.created + timedelta(hours=float(job.options["wait_hours"]))
         if not ask:
-            known = in_use.guests_known_to_run(image)
-            return _wait(
-                [{"kind": guest.kind, "uid": guest.uid, "name": _name(guest, image)} for guest in known], until
-            )
+            return _wait(_known_to_run(image), until)
         try:
             found = in_use.running_domains(image)
         except RefusedError:
             return Wait(_libvirt(job, until), until)
         return _wait([{"kind": Guest.Kind.DOMAIN, "uid": domain.uid, "name": domain.name} for domain in found], until)
+
+
+def _known_to_run(image: Image) -> list[dict[str, str]]:
+    known = in_use.guests_known_to_run(image)
+    return [{"kind": guest.kind, "uid": guest.uid, "name": _name(guest, image)} for guest in known]
 
 
 def _wait(guests: list[dict[str, str]], until: datetime) -> Wait | None:
@@ -211,12 +213,17 @@ def _states(host: Host) -> dict[str, str] | None:
 
 
 def _look_at(job: Job, states: dict[str, str] | None) -> None:
-    if _known_to_be_off(job):
+    seen = _seen_to_run(job)
+    if seen == []:
         if claims.let_go_on(
             job, f"a scan after {job.parked_at:%H:%M:%S} UTC found no running guest: the job continues"
         ):
             ring_now(job.pk)
         return
+    # One that nobody knew of when the job began to wait: that it is off is no reason for a scan again and again.
+    if new := [one for one in seen or [] if one["uid"] not in {guest["uid"] for guest in job.waited_guests}]:
+        job.waited_guests = [*job.waited_guests, *new]
+        claims.parked(job).update(waited_guests=job.waited_guests)
     until = job.wait_until or job.created
     running = [guest["name"] for guest in job.waited_guests if states is None or _runs(job, guest, states)]
     off = states is not None and not running
@@ -246,19 +253,21 @@ def _give_up(job: Job, code: str) -> None:
 
 
 def _runs(job: Job, guest: dict[str, str], states: dict[str, str]) -> bool:
+    rows = Guest.objects.filter(kind=guest["kind"], uid=guest["uid"])
+    if not guest["name"]:  # of another host, which its own scans tell of
+        return any(not row.off for row in rows.exclude(host=job.host_id))
     if guest["kind"] == Guest.Kind.DOMAIN:
         return guest["uid"] in states and states[guest["uid"]] not in OFF_STATES
-    row = Guest.objects.filter(host=job.host_id, kind=guest["kind"], uid=guest["uid"]).first()
-    return row is not None and not row.off
+    return any(not row.off for row in rows.filter(host=job.host_id))
 
 
-def _known_to_be_off(job: Job) -> bool:
-    """Whether a scan that began since the job was parked knows of no running guest that needs the image."""
+def _seen_to_run(job: Job) -> list[dict[str, str]] | None:
+    """The running guests that need the image, as a scan knows them that began since the job was parked."""
     scans = Job.objects.filter(kind="scan", host=job.host_id, state=Job.State.SUCCEEDED, started__gt=job.parked_at)
     if not scans.exists():
-        return False
-    image = Image.objects.filter(pk=job.target_id).first()
-    return image is None or not in_use.guests_known_to_run(image)
+        return None
+    image = Image.objects.select_related("host").filter(pk=job.target_id).first()
+    return [] if image is None else _known_to_run(image)
 
 
 def _have_scanned(job: Job) -> None:

@@ -111,6 +111,28 @@ def test_it_goes_on_after_a_scan_that_found_the_guest_off(image: Image, rung: li
     assert taken.waited_guests == [{"kind": "vm", "uid": guest.uid, "name": "web"}]
 
 
+@pytest.mark.parametrize("other", ["of this host", "of another host", "where libvirt had not told of any"])
+def test_a_guest_that_nobody_knew_of_when_it_began_to_wait_is_waited_for_without_scan_after_scan(
+    image: Image, rung: list[int], other: str
+) -> None:
+    first = used_by(image, "web")
+    job = parked(image)
+    if other == "where libvirt had not told of any":
+        Job.objects.filter(pk=job.pk).update(waited_guests=[])
+    second = used_by(image, "db") if other != "of another host" else GuestFactory.create(name="db", state="running")
+    if other == "of another host":
+        ImageUseFactory.create(image=image, disk__guest=second)
+    for _ in range(5):
+        shut_down(first)  # a scan that succeeds
+        wait_for_guests.look(states={})
+    assert (Job.objects.filter(kind="scan", state="queued").count(), rung) == (0, [])
+    assert ("db" in reread(job).waiting_for, "to be shut down" in job.waiting_for) == (other != "of another host", True)
+    shut_down(second)
+    shut_down(first)
+    wait_for_guests.look(states={})
+    assert rung == [job.pk]
+
+
 def test_of_many_looks_at_once_one_lets_it_go_on(image: Image, rung: list[int]) -> None:
     guest = used_by(image)
     job = parked(image)
