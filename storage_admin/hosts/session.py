@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import select
 import selectors
 import subprocess
 import threading
@@ -71,12 +72,13 @@ class AgentSession:
             with contextlib.suppress(OSError):  # it works as well with a small one
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
         self._stdin, self._stdout, self._stderr_pipe = self._process.stdin, self._process.stdout, self._process.stderr
+        os.set_blocking(self._stdin.fileno(), False)  # of one that does not read nobody may wait for ever
         self._write_lock = threading.Lock()
         self._ended = threading.Event()
         self._started, self._greeted = time.monotonic(), False
         self._heard = self._started
         self._stop_asked: float | None = None
-        self._let_go = self._hangs = self._left = False
+        self._let_go = self._hangs = self._left = self._is_deaf = False
         self._tells_of_storages, self._last_word = False, self._started
         self._stderr: deque[bytes] = deque(maxlen=50)
         self._threads = [
@@ -122,7 +124,7 @@ class AgentSession:
         deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self._stdout, selectors.EVENT_READ)
-            while selector.select(max(0.0, deadline - time.monotonic())):
+            while (left := deadline - time.monotonic()) > 0 and selector.select(left):
                 if not os.read(self._stdout.fileno(), CHUNK):
                     return
 
@@ -140,7 +142,8 @@ class AgentSession:
                 generation=request.generation,
                 args=request.args,
                 roots=request.roots,
-            )
+            ),
+            HELLO_TIMEOUT,
         )
 
     @property
@@ -156,7 +159,7 @@ class AgentSession:
         if self._stop_asked is None:
             self._stop_asked = time.monotonic()
             if not self._let_go:
-                self._say(protocol.encode(protocol.CANCEL))
+                self._say(protocol.encode(protocol.CANCEL), 0)
 
     def give_up(self) -> None:
         """Takes it for hanging: leaving the context manager does not wait for its end, but kills it."""
@@ -181,15 +184,15 @@ class AgentSession:
     def go(self, generation: int) -> None:
         """Lets an agent that is ready swap."""
         self._let_go = True
-        self._say(protocol.encode(protocol.GO, generation=generation))
+        self._say(protocol.encode(protocol.GO, generation=generation), STOP_TIMEOUT)
 
     def feed(self, piece: bytes) -> None:
         """Gives an agent that wants more of a file the next bytes of it; none at its end."""
-        self._say(protocol.encode(protocol.DATA, b64=protocol.b64(piece)))
+        self._say(protocol.encode(protocol.DATA, b64=protocol.b64(piece)), STOP_TIMEOUT)
 
     def say_no(self, error: RefusedError | HostError) -> None:
         """Tells an agent that has exchanged files that others use the one that went, or may use either of them."""
-        self._say(protocol.encode(protocol.NO, code=error.code, detail=error.detail))
+        self._say(protocol.encode(protocol.NO, code=error.code, detail=error.detail), STOP_TIMEOUT)
 
     def events(self, tick: float = 0.5) -> Iterator[dict[str, Any] | None]:
         """What the agent says, as it comes; ``None`` at least every ``tick`` seconds in which it says nothing.
@@ -257,7 +260,13 @@ class AgentSession:
 
     def _check_time(self) -> None:
         now = time.monotonic()
-        if not self._greeted and now > self._started + HELLO_TIMEOUT:
+        if self._is_deaf and self._greeted:
+            self.give_up()
+            raise HostError(
+                _("The agent has not read what it was sent for {seconds:.0f} s.").format(seconds=STOP_TIMEOUT),
+                protocol.INTERRUPTED,
+            )
+        if not self._greeted and (self._is_deaf or now > self._started + HELLO_TIMEOUT):
             raise UngreetedError(_("The agent did not start within {seconds:.0f} s.").format(seconds=HELLO_TIMEOUT))
         if self._stop_asked is not None and now - max(self._stop_asked, self._heard) > STOP_TIMEOUT:
             self.give_up()
@@ -279,15 +288,27 @@ class AgentSession:
                 "agent_outdated", _("The agent on the host has another version. Install the current agent.")
             )
 
-    def _say(self, line: bytes) -> None:
+    def _say(self, line: bytes, patience: float) -> None:
+        """Args:
+
+        patience: seconds without a byte taken after which the agent counts as deaf, which reading its events tells; 0
+            for a short line that it need not get.
+        """
+        rest, writable = memoryview(line), select.poll()
         # A broken pipe means that the agent is gone; reading its events tells why.
         with self._write_lock, contextlib.suppress(OSError, ValueError):
-            self._stdin.write(line)
-            self._stdin.flush()
+            writable.register(self._stdin, select.POLLOUT)
+            while rest and not self._is_deaf:
+                if writable.poll(patience * 1000):
+                    rest = rest[os.write(self._stdin.fileno(), rest) :]
+                elif patience:
+                    self._is_deaf = True
+                else:
+                    return
 
     def _ping(self) -> None:
         while not self._ended.wait(protocol.PING_INTERVAL):
-            self._say(protocol.encode(protocol.PING))
+            self._say(protocol.encode(protocol.PING), 0)
 
     def _drain_stderr(self) -> None:
         with contextlib.suppress(ValueError, OSError):
