@@ -201,6 +201,23 @@ def as_root(endpoint: Endpoint, argv: list[str]) -> str:
     return shlex.join(argv if endpoint.is_root else ["sudo", "-n", "--", *argv])
 
 
+#: Seconds for the end of a connection that says no more.
+END_TIMEOUT = 3.0
+
+
+def last_words(process: "subprocess.Popen[bytes]", most: int = 1 << 16) -> bytes:
+    """What a connection that has ended said on standard error: a process that it has left may hold that open."""
+    if process.stderr is None:
+        raise TypeError("the connection's pipe is missing")
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_TIMEOUT)
+    os.set_blocking(process.stderr.fileno(), False)
+    try:
+        return os.read(process.stderr.fileno(), most)
+    except BlockingIOError:
+        return b""
+
+
 def why_not(endpoint: Endpoint, stderr: bytes) -> str:
     """Why a connection failed, in a sentence that says what to do."""
     said = stderr.decode("utf-8", "replace").strip()

@@ -252,7 +252,10 @@ def local_command() -> list[str]:
 
 
 def _allows(sudo: str, *asked: str) -> bool:
-    return subprocess.run([sudo, "-n", *asked], capture_output=True, check=False).returncode == 0
+    try:
+        return subprocess.run([sudo, "-n", *asked], capture_output=True, check=False, timeout=30).returncode == 0
+    except subprocess.TimeoutExpired:  # as of a directory of users that does not answer
+        return False
 
 
 def remote_file() -> str:

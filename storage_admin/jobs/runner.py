@@ -198,19 +198,29 @@ def _look_again(job: Job, kind: JobKind, session: AgentSession, recorder: Record
         session.go(job.generation)
 
 
-def _patiently(ask: Callable[[], Any]) -> Any:
-    """Asks again while the database is away or locked: the agent is pinged meanwhile, and has done its work.
+def _patiently(ask: Callable[[], Any], when_stopped: float = 0.0) -> Any:
+    """Asks again while the database is away or locked; an agent is pinged meanwhile, and has done its work.
+
+    Args:
+        when_stopped: seconds for which it is asked again although this worker was told to end.
 
     Raises:
-        OperationalError, InterfaceError: it still is, and this worker is told to end.
+        OperationalError, InterfaceError: it still is, and this worker is told to end; or for a minute, in which the
+            database was there for others.
     """
+    began: float | None = None
     while True:
+        others_can = heart.is_beating()
         try:
             return ask()
         except DATABASE_AWAY as error:
-            if stopping.is_set():
+            now = time.monotonic()
+            if began is None:
+                began = now
+                logger.warning("the database is away; a job waits for it: %s", error)
+            lost = others_can and now - began > FINISH_PATIENCE
+            if lost or (stopping.is_set() and now - began >= when_stopped):
                 raise
-            logger.warning("the database is away; a job's agent waits for it: %s", error)
             connection.close()
             time.sleep(FINISH_AGAIN)
 
@@ -297,22 +307,7 @@ def _end_badly(job: Job, recorder: Recorder, code: str, detail: str) -> None:
 
 def _persist(write: Callable[[], None]) -> None:
     """Writes the end of a job, again and again while the database is away."""
-    first_failure: float | None = None
-    while True:
-        others_can = heart.is_beating()
-        try:
-            write()
-        except DATABASE_AWAY:
-            connection.close()
-            now = time.monotonic()
-            if first_failure is None:
-                first_failure = now
-                logger.warning("the database is away; the end of a job is written when it is back")
-            if now - first_failure > FINISH_PATIENCE and (others_can or stopping.is_set()):
-                raise
-            time.sleep(FINISH_AGAIN)
-        else:
-            return
+    _patiently(write, FINISH_PATIENCE)
 
 
 def _ring_next(job: Job) -> None:

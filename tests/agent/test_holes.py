@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import itertools
 import mmap
 import os
 import random
@@ -107,6 +108,24 @@ def test_neighbouring_zeros_go_with_one_call(disk: Path, monkeypatch: pytest.Mon
     path.write_bytes(b"x" * BLOCK + bytes(40 << 20) + b"x" * BLOCK)
     assert dig(path) == sum(punched) == 40 << 20
     assert len(punched) == 1
+
+
+@pytest.mark.parametrize("block", [BLOCK, 8 * BLOCK, 64 * BLOCK])
+def test_a_filesystem_whose_blocks_are_larger_than_its_holes_is_gone_through(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """As ZFS is where the size of its records was raised after the file was written."""
+    path, size = disk / "file", 100 * BLOCK + 300
+    with path.open("wb") as file:
+        for at in range(BLOCK, size, 6 * BLOCK):
+            file.seek(at)
+            file.write(b"x" * BLOCK)
+        file.truncate(size)
+    before = path.read_bytes()
+    monkeypatch.setattr(holes, "block_size", lambda _: block)
+    steps = itertools.count()
+    dig(path, rest=lambda: next(steps) > 10_000 and pytest.fail("it comes to no end"))
+    assert path.read_bytes() == before
 
 
 def test_a_long_run_is_let_go_of_in_parts_that_nobody_waits_long_for(disk: Path) -> None:

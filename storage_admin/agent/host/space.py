@@ -308,6 +308,7 @@ class SpaceClaim:
             if _locked(made) and os.fstat(made).st_nlink:
                 return made
             os.close(made)
+            time.sleep(0.01)
 
     def close(self) -> None:
         """Nothing more is written."""

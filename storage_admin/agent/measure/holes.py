@@ -295,22 +295,24 @@ class Digger:
         while self._planned < self._file_size and read < self._piece_bytes and gap < MOST_BYTES and len(piece) < 64:
             start = self._planned
             if start >= self._data_end:
-                data = self._next_data(fd)
+                found = self._next_data(fd)
+                data = found if found == self._file_size else found // self._block * self._block
                 if data > start:
                     self._planned = min(data, start + GAP_BYTES)
                     gap = self._planned - start
                     piece.append((start, self._planned, False))
                     continue
-                self._data_end = min(self._up(os.lseek(fd, data, os.SEEK_HOLE)), self._file_size)
+                # Not from the block's boundary: a filesystem may keep holes that are smaller than its blocks.
+                self._data_end = min(self._up(os.lseek(fd, found, os.SEEK_HOLE)), self._file_size)
             self._planned = min(self._data_end, start + self._piece_bytes - read, start + MOST_BYTES)
             read += self._planned - start
             piece.append((start, self._planned, True))
         return piece
 
     def _next_data(self, fd: int) -> int:
-        """Where the next data begins, on a block's boundary."""
+        """Where the next data begins."""
         try:
-            return os.lseek(fd, self._planned, os.SEEK_DATA) // self._block * self._block
+            return os.lseek(fd, self._planned, os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:
                 return self._file_size  # none until the end

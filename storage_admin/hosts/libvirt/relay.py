@@ -123,14 +123,7 @@ class _Relay:
         return bytes(line)
 
     def _ended(self, said: bytes) -> HostError:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_TIMEOUT)
-        pipe = _of(self._process.stderr)
-        os.set_blocking(pipe, False)
-        try:
-            stderr = os.read(pipe, LONGEST_GREETING)
-        except BlockingIOError:
-            stderr = b""
+        stderr = ssh.last_words(self._process, LONGEST_GREETING)
         if self._process.returncode == ssh.CONNECTION_FAILED:
             return HostError(ssh.why_not(self._where, stderr), "host_unreachable")
         words = (stderr or said).decode("utf-8", "replace").strip()[-300:]

@@ -186,7 +186,7 @@ def _told(process: "subprocess.Popen[bytes]", where: ssh.Endpoint) -> list[str]:
                 )
             chunk = os.read(pipe, 4096)
             if not chunk:
-                raise HostError(ssh.why_not(where, process.stderr.read()), "host_unreachable")
+                raise HostError(ssh.why_not(where, ssh.last_words(process)), "host_unreachable")
             said += chunk
     return [socket for socket in SOCKETS if socket.encode() in lines]
 
