@@ -100,7 +100,7 @@ def test_a_test_that_hangs_fails_by_its_name_and_ends_its_stage(
     stage = pytest_stage(tmp_path, HANGS)
     for number in range(12):
         (tmp_path / f"test_{'a' if number < 6 else 'z'}{number}.py").write_text("def test_it(): pass\n")
-    ours = [f"-o{name}={value}" for name, value in (*OURS, ("faulthandler_timeout", "1"))]
+    ours = [f"-o{name}={value}" for name, value in (*OURS, ("faulthandler_timeout", "5"))]
     (whole,) = (one for one in stages.TIERS["test"] if one.name == "tests")
     spread = whole.argv[whole.argv.index("--dist") : whole.argv.index("-p")]
     argv = (*stage.argv[:-1], str(tmp_path), "-p", "xdist.plugin", "-n", "2", *spread, *ours)
