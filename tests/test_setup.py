@@ -25,6 +25,8 @@ PROVIDED_FOR_TESTS = (
         "setfattr",
         "mkfs.ext4",
         "mkfs.xfs",
+        "guestfish",
+        "virt-df",
         "sfdisk",
         "mkfs.vfat",
         "mkfs.btrfs",

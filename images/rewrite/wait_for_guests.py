@@ -201,8 +201,11 @@ def hosts_that_wait(*, but_not: Collection[int] = ()) -> list[int]:
 
 
 def _needs_libvirt(job: Job) -> bool:
-    """Whether libvirt tells what the job waits for. The other guests are as the last scan knew them."""
-    return not job.waited_guests or any(guest["kind"] == Guest.Kind.DOMAIN for guest in job.waited_guests)
+    """Whether libvirt tells what the job waits for. The other guests are as the last scan knew them, also that of
+    another host.
+    """
+    domains = [guest for guest in job.waited_guests if guest["kind"] == Guest.Kind.DOMAIN]
+    return not job.waited_guests or any(guest["name"] for guest in domains)
 
 
 def _states(host: Host) -> dict[str, str] | None:
