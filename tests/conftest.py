@@ -109,6 +109,8 @@ def pytest_runtest_teardown() -> None:
     # Not imported here: that needs Django, which is set up later than this file is read.
     module = sys.modules.get("storage_admin.jobs.liveness")
     heart: Any = module.heart if module is not None else None
+    if (runner := sys.modules.get("storage_admin.jobs.runner")) is not None:
+        runner.stopping.clear()  # else no job of a later test would be run
     if heart is not None and heart._thread is not None:
         heart._stopped.set()
         heart._thread.join(30)

@@ -26,9 +26,9 @@ class Command(BaseCommand):
         if not served and not routing.serves(host):
             raise CommandError(f"Only a worker on {host.name} can scan it, and none is alive.")
         job = services.submit(SYSTEM, "scan", host.pk, {})
-        if not served:
-            runner.run(job.pk)  # nobody else would
         while job.active:
+            if not served:
+                runner.run(job.pk)  # nobody else would, also where it had to wait
             time.sleep(0.2)
             job.refresh_from_db()
         if job.state != Job.State.SUCCEEDED:
