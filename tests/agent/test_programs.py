@@ -6,10 +6,12 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from storage_admin.agent.host import facts
 from storage_admin.agent.host.facts import Programs
 from storage_admin.agent.protocol import HostError
 
@@ -79,6 +81,17 @@ def test_a_script_is_asked_each_time_as_it_may_start_anything(tmp_path: Path, st
     assert (programs.qemu_img(str(script)), programs.told) == ("6.2.0", {})
     assert Programs([str(script)], programs.told).qemu_img(str(script)) == "6.2.0"
     assert len(starts) == 2
+
+
+def test_one_whose_child_keeps_its_output_open_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "ANSWER_LIMIT", 0.5)
+    script = tmp_path / "qemu-img"
+    script.write_text("#!/bin/sh\nsleep 20 &\nsleep 20\n")
+    script.chmod(0o755)
+    began = time.monotonic()
+    with pytest.raises(HostError):
+        Programs([str(script)]).qemu_img(str(script))
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("known", [None, [], {"": 1}, {"qemu-img": None}, {"qemu-img": ["x"]}, {"qemu-img": [1, 2]}])

@@ -285,6 +285,17 @@ def _kvm_groups() -> str | None:
     return f"--groups={status.st_gid}" if status.st_gid and status.st_mode & 0o060 == 0o060 else None
 
 
+def _take(lock: int, io: AgentIO) -> None:
+    """Waits until no other agent makes it; raises StoppedError where the controller wants no more."""
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            io.check()
+            time.sleep(0.2)
+
+
 @functools.cache  # (its argument is the agent's only one)
 def _built(io: AgentIO) -> str:
     """The appliance's folder, made anew where libguestfs or the kernel is another one than when it was made.
@@ -298,7 +309,7 @@ def _built(io: AgentIO) -> str:
     os.chmod(os.path.dirname(CACHE), 0o755)  # noqa: S103 (for whom the appliance runs as)
     lock = os.open(f"{CACHE}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _take(lock, io)
         argv = ["supermin", "--build", "--if-newer", "--copy-kernel", "-f", "ext2", "--host-cpu", os.uname().machine]
         done = tools.run([*argv, parts[-1], "-o", f"{CACHE}/built"], io, limits=None)
         if done.exit_code:

@@ -358,7 +358,11 @@ def _answer(process: subprocess.Popen[bytes] | None) -> tuple[str, bytes, bytes]
         said, beside = process.communicate(timeout=ANSWER_LIMIT)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.communicate()
+        for pipe in (process.stdout, process.stderr):  # which a process that it has started may hold open
+            if pipe is not None:
+                pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1)
         return "no answer", b"", b""
     return f"exit code {process.returncode}" if process.returncode else "", said, beside
 
