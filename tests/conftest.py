@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,8 +49,9 @@ class _SaysAtOnce:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # As an agent does: who takes a lease on a file is sent this when another process opens it, and would end.
-    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    # Who takes a lease on a file is sent this when another process opens it, and would end. An agent sees to it itself:
+    # a handler, unlike SIG_IGN, does not reach what is started.
+    signal.signal(signal.SIGIO, lambda *_: None)
     if hasattr(config, "workerinput"):
         return
     if night():
@@ -109,12 +111,14 @@ def pytest_runtest_teardown() -> None:
     # Not imported here: that needs Django, which is set up later than this file is read.
     module = sys.modules.get("storage_admin.jobs.liveness")
     heart: Any = module.heart if module is not None else None
-    if (runner := sys.modules.get("storage_admin.jobs.runner")) is not None:
-        runner.stopping.clear()  # else no job of a later test would be run
     if heart is not None and heart._thread is not None:
         heart._stopped.set()
         heart._thread.join(30)
         heart._thread = None
+    # Else no job of a later test would be run.
+    stopping = getattr(sys.modules.get("storage_admin.jobs.runner"), "stopping", None)
+    if isinstance(stopping, threading.Event):
+        stopping.clear()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -18,7 +18,7 @@ from images.live import merging
 from images.live.disks import backed_up, change_of, layers_of, pool_of, refuse_needed, whole_chains
 from images.live.follow import GUEST_ENDED, ended_unseen, keep_begun, settle, tell_lost, until_it_hangs
 from images.live.snapshots import NAME, SnapshotKind, asked
-from images.live.vm_snapshots import CREATED, DeleteOldVmSnapshots, DeleteVmSnapshot, meant
+from images.live.vm_snapshots import CREATED, DeleteOldVmSnapshots, DeleteVmSnapshot, meant, missing
 from images.rewrite import record
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, RefusedError, StoppedError
@@ -68,8 +68,8 @@ class DeleteSnapshot(SnapshotKind):
     ) -> tuple[str, list[str], list[Refusal]]:
         wanted = self.wanted(known, options)
         if not wanted:
-            sentence = gettext("{guest} has no snapshot {name}.").format(guest=guest.name, name=options["name"])
-            return sentence, [], [Refusal("stale_plan", sentence)]
+            gone = missing(guest, known.found, options)
+            return gone.detail, [], [gone]
         reason = gettext(
             "What {guest} has written since the snapshot {name} stays, and goes into the images below. Nobody can go "
             "back to {name} any more."

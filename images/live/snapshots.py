@@ -28,7 +28,16 @@ from images.live.disks import (
 )
 from images.live.follow import doubts, ended_unseen, keep_begun, settle
 from images.live.kind import OFF, LiveGuestKind, bugs, libvirt_guest
-from images.live.vm_snapshots import CREATED, CreateVmSnapshot, RevertVm, VmSnapshotKind, made_at, meant, pinned
+from images.live.vm_snapshots import (
+    CREATED,
+    CreateVmSnapshot,
+    RevertVm,
+    VmSnapshotKind,
+    made_at,
+    meant,
+    missing,
+    pinned,
+)
 from images.rewrite import record
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
@@ -272,8 +281,8 @@ class RevertSnapshot(SnapshotKind):
     ) -> tuple[str, list[str], list[Refusal]]:
         chosen, against, warnings = meant(known.found, options), list[Refusal](), list[str]()
         if chosen is None:
-            sentence = gettext("{guest} has no snapshot {name}.").format(guest=guest.name, name=options["name"])
-            return sentence, [], [Refusal("stale_plan", sentence)]
+            gone = missing(guest, known.found, options)
+            return gone.detail, [], [gone]
         if now.state != OFF:
             sentence = gettext("{guest} is not off ({state}): shut it down first.")
             against.append(Refusal("image_in_use", sentence.format(guest=guest.name, state=now.state)))

@@ -14,6 +14,7 @@ from storage_admin.agent import protocol
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
 from storage_admin.guests import proxmox_vms
 from storage_admin.guests.kinds.vm_disks import Draft, VmKind, followed, of_template
+from storage_admin.guests.models import Guest
 from storage_admin.guests.proxmox_vms import Vm
 from storage_admin.hosts.live_facts import Snapshot, as_text, named
 from storage_admin.hosts.proxmox import drives, guests, reader, snapshots, volumes
@@ -55,9 +56,16 @@ def pinned(found: Iterable[Snapshot], options: dict[str, Any]) -> dict[str, Any]
     return options | {"created": as_text(chosen.created)}
 
 
-def _missing(vm: Vm, name: str) -> Draft:
-    sentence = gettext("{guest} has no snapshot {name}.").format(guest=vm.guest.name, name=name)
-    return Draft(sentence, [], [Refusal("stale_plan", sentence)])
+def missing(guest: Guest, found: Iterable[Snapshot], options: dict[str, Any]) -> Refusal:
+    """Why there is none that options name."""
+    sentence, now = gettext("{guest} has no snapshot {name}."), named(found, options["name"])
+    if now is not None and now.created is not None:
+        sentence = gettext(
+            "The snapshot {name} of {guest} that was created at {then} is gone. There is another one of that name, "
+            "created at {now}."
+        )
+    then, at = options.get("created") or "", as_text(now.created) if now is not None and now.created else ""
+    return Refusal("stale_plan", sentence.format(guest=guest.name, name=options["name"], then=then, now=at))
 
 
 def compared(vm: Vm, before: dict[str, int | None]) -> dict[str, Any]:
@@ -151,7 +159,8 @@ class DeleteVmSnapshot(VmSnapshotKind):
     def draft(self, vm: Vm, options: dict[str, Any]) -> Draft:
         known = snapshots.of(vm.client, vm.ref)
         if not (wanted := self.wanted(known, options)):
-            return self.none(vm, options)
+            against = self.none(vm, known, options)
+            return Draft(against.detail, [], [against])
         names = ", ".join(one.name for one in wanted)
         reason = gettext("{names} of {guest}: the present data stays. Nobody can go back to them any more.")
         draft = Draft(
@@ -162,15 +171,19 @@ class DeleteVmSnapshot(VmSnapshotKind):
         draft.warnings.append(gettext("Proxmox VE cannot be stopped in it: a cancel only ends the waiting."))
         return draft
 
-    def none(self, vm: Vm, options: dict[str, Any]) -> Draft:
-        """The plan where there is nothing to delete."""
-        return _missing(vm, options["name"])
+    def none(self, vm: Vm, known: Sequence[Snapshot], options: dict[str, Any]) -> Refusal:
+        """Why there is nothing to delete."""
+        return missing(vm.guest, known, options)
 
     def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
         before, deleted, tasks = seen(vm.guest), list[str](), list[str]()
-        for name in [one.name for one in self.wanted(snapshots.of(vm.client, vm.ref), options)]:
+        for one in self.wanted(snapshots.of(vm.client, vm.ref), options):
+            name = one.name
             recorder.flush()
             recorder.tick()
+            # Those before may have taken hours: one that was made anew meanwhile is another one.
+            if named(snapshots.of(vm.client, vm.ref), name, one.made) is None:
+                continue
             if deleted and (recorder.cancel_requested or runner.stopping.is_set()):
                 raise StoppedError(protocol.CANCELLED, gettext("Cancelled. The other snapshots stay."))
             upid = snapshots.delete(vm.client, vm.ref, name)
@@ -178,11 +191,14 @@ class DeleteVmSnapshot(VmSnapshotKind):
                 followed(vm, upid, "deleting", recorder, stops=False)
             except HostError as error:
                 raise HostError(f"{error.detail} {_left_locked(vm, name)}".strip(), error.code) from None
-            if name in {one.name for one in snapshots.of(vm.client, vm.ref)}:
+            if named(snapshots.of(vm.client, vm.ref), name, one.made) is not None:
                 sentence = gettext("Proxmox VE deleted the snapshot {name} and still lists it.")
                 raise HostError(sentence.format(name=name))
             recorder.log(f"The snapshot {name} of {vm.guest.name} is deleted.")
             deleted, tasks = [*deleted, name], [*tasks, upid]
+        if not deleted:
+            against = self.none(vm, snapshots.of(vm.client, vm.ref), options)
+            raise RefusedError(against.code, against.detail)
         words = f"Deleted of {vm.guest.name}: {', '.join(deleted)}. Its present data stays."
         return {"names": deleted, "tasks": tasks, "words": words, **compared(vm, before)}
 
@@ -197,11 +213,11 @@ class DeleteOldVmSnapshots(DeleteVmSnapshot):
         before = (self.at or timezone.now()) - timedelta(days=options["older_than_days"])
         return [one for one in reversed(known) if one.created is not None and one.created <= before]
 
-    def none(self, vm: Vm, options: dict[str, Any]) -> Draft:
+    def none(self, vm: Vm, known: Sequence[Snapshot], options: dict[str, Any]) -> Refusal:  # noqa: ARG002 (by age)
         sentence = gettext("{guest} has no snapshot that is {days} days old.").format(
             guest=vm.guest.name, days=options["older_than_days"]
         )
-        return Draft(sentence, [], [Refusal("nothing_to_free", sentence)])
+        return Refusal("nothing_to_free", sentence)
 
 
 def _kept_as_files(vm: Vm, name: str) -> str:
@@ -225,7 +241,8 @@ class RevertVm(VmSnapshotKind):
         name, guest = options["name"], vm.guest.name
         known = snapshots.of(vm.client, vm.ref)
         if (chosen := meant(known, options)) is None:
-            return _missing(vm, name)
+            against = missing(vm.guest, known, options)
+            return Draft(against.detail, [], [against])
         reason = gettext(
             "The disks and the configuration of {guest} are as of {name} again. What was written since is lost; the "
             "snapshot stays."
@@ -248,6 +265,10 @@ class RevertVm(VmSnapshotKind):
 
     def do(self, vm: Vm, options: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
         before, name = seen(vm.guest), options["name"]
+        known = snapshots.of(vm.client, vm.ref)
+        if meant(known, options) is None:
+            against = missing(vm.guest, known, options)
+            raise RefusedError(against.code, against.detail)
         done = followed(vm, snapshots.roll_back(vm.client, vm.ref, name), "reverting", recorder, stops=False)
         words = f"The disks of {vm.guest.name} are as of the snapshot {name}."
         return {"name": name, "words": words, **done, **compared(vm, before)}

@@ -224,7 +224,8 @@ def _look_at(job: Job, states: dict[str, str] | None) -> None:
             ring_now(job.pk)
         return
     # One that nobody knew of when the job began to wait: that it is off is no reason for a scan again and again.
-    if new := [one for one in seen or [] if one["uid"] not in {guest["uid"] for guest in job.waited_guests}]:
+    # Or that has moved to another host, or here.
+    if new := [one for one in seen or [] if one not in job.waited_guests]:
         job.waited_guests = [*job.waited_guests, *new]
         claims.parked(job).update(waited_guests=job.waited_guests)
     until = job.wait_until or job.created
@@ -256,12 +257,13 @@ def _give_up(job: Job, code: str) -> None:
 
 
 def _runs(job: Job, guest: dict[str, str], states: dict[str, str]) -> bool:
-    rows = Guest.objects.filter(kind=guest["kind"], uid=guest["uid"])
     if not guest["name"]:  # of another host, which its own scans tell of
-        return any(not row.off for row in rows.exclude(host=job.host_id))
+        image = Image.objects.select_related("host").filter(pk=job.target_id).first()
+        return image is not None and guest in _known_to_run(image)
     if guest["kind"] == Guest.Kind.DOMAIN:
         return guest["uid"] in states and states[guest["uid"]] not in OFF_STATES
-    return any(not row.off for row in rows.filter(host=job.host_id))
+    row = Guest.objects.filter(host=job.host_id, kind=guest["kind"], uid=guest["uid"]).first()
+    return row is not None and not row.off
 
 
 def _seen_to_run(job: Job) -> list[dict[str, str]] | None:

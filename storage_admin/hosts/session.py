@@ -79,6 +79,7 @@ class AgentSession:
         self._heard = self._started
         self._stop_asked: float | None = None
         self._let_go = self._hangs = self._left = self._is_deaf = False
+        self._deaf_for = 0.0
         self._tells_of_storages, self._last_word = False, self._started
         self._stderr: deque[bytes] = deque(maxlen=50)
         self._threads = [
@@ -263,7 +264,7 @@ class AgentSession:
         if self._is_deaf and self._greeted:
             self.give_up()
             raise HostError(
-                _("The agent has not read what it was sent for {seconds:.0f} s.").format(seconds=STOP_TIMEOUT),
+                _("The agent has not read what it was sent for {seconds:.0f} s.").format(seconds=self._deaf_for),
                 protocol.INTERRUPTED,
             )
         if not self._greeted and (self._is_deaf or now > self._started + HELLO_TIMEOUT):
@@ -302,7 +303,7 @@ class AgentSession:
                 if writable.poll(patience * 1000):
                     rest = rest[os.write(self._stdin.fileno(), rest) :]
                 elif patience:
-                    self._is_deaf = True
+                    self._is_deaf, self._deaf_for = True, patience
                 else:
                     return
 

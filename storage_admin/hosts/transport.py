@@ -83,6 +83,8 @@ def set_machine(host: Host) -> None:
 #: A laboratory has it elsewhere.
 FOLDER = os.environ.get("STORAGE_ADMIN_AGENT_FOLDER") or "/usr/local/lib/storage-admin"
 PYTHON = "python3"
+#: Seconds for sudo to say whether it lets somebody.
+SUDO_TIMEOUT = 30.0
 #: What a line that was sent exits with where the agent is not installed, there is no Python 3, or no right to be root.
 NOT_INSTALLED, NO_PYTHON, NO_ROOT = 97, 98, 99
 #: Puts the agent from standard input into its folder, if it arrived whole: $1 folder, $2 file, $3 its SHA-256's begin.
@@ -252,10 +254,14 @@ def local_command() -> list[str]:
 
 
 def _allows(sudo: str, *asked: str) -> bool:
+    process = subprocess.Popen(
+        [sudo, "-n", *asked], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
-        return subprocess.run([sudo, "-n", *asked], capture_output=True, check=False, timeout=30).returncode == 0
-    except subprocess.TimeoutExpired:  # as of a directory of users that does not answer
-        return False
+        return process.wait(SUDO_TIMEOUT) == 0
+    except subprocess.TimeoutExpired:  # as of a directory of users that is away; it is root's, so nobody can end it
+        threading.Thread(target=process.wait, daemon=True).start()
+        raise HostError(_("sudo did not answer within {seconds:.0f} s.").format(seconds=SUDO_TIMEOUT)) from None
 
 
 def remote_file() -> str:

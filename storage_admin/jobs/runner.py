@@ -209,6 +209,7 @@ def _patiently(ask: Callable[[], Any], when_stopped: float = 0.0) -> Any:
             database was there for others.
     """
     began: float | None = None
+    others_since: float | None = None
     while True:
         others_can = heart.is_beating()
         try:
@@ -218,8 +219,10 @@ def _patiently(ask: Callable[[], Any], when_stopped: float = 0.0) -> Any:
             if began is None:
                 began = now
                 logger.warning("the database is away; a job waits for it: %s", error)
-            lost = others_can and now - began > FINISH_PATIENCE
-            if lost or (stopping.is_set() and now - began >= when_stopped):
+            others_since = None if not others_can else now if others_since is None else others_since
+            if others_since is not None and now - others_since > FINISH_PATIENCE:
+                raise
+            if stopping.is_set() and now - began >= when_stopped:
                 raise
             connection.close()
             time.sleep(FINISH_AGAIN)

@@ -1,6 +1,7 @@
 """Snapshots of VMs of Proxmox VE as jobs, by a server held to the official schema."""
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from images.policies.shape import Rules
 from storage_admin.errors import InvalidError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host
+from storage_admin.hosts.proxmox import snapshots
 from storage_admin.jobs import runner, services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan, Recorder
@@ -88,6 +90,38 @@ def test_a_later_snapshot_of_the_same_name_is_another_one(server: ProxmoxServer,
     with pytest.raises(InvalidError):
         submit(kind, vm, name="nightly", created="yesterday")
     assert codes(kind, vm, name="nightly", created="2026-13-41T00:00:00Z") == ["invalid"]
+
+
+def test_one_that_is_made_anew_while_older_ones_are_deleted_stays(
+    server: ProxmoxServer, vm: Guest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(server, "old", 60)
+    keep(server, "monthly", 50)
+    delete: Callable[..., str] = snapshots.delete
+
+    def and_the_other_is_made_anew(client: Any, ref: Any, name: str) -> str:
+        if name == "old":
+            keep(server, "monthly", 0)
+        return delete(client, ref, name)
+
+    monkeypatch.setattr(snapshots, "delete", and_the_other_is_made_anew)
+    assert good(run(submit("delete_old_snapshots", vm, older_than_days=30)))["names"] == ["old"]
+    assert names(server) == ["monthly"]
+
+
+def test_the_page_of_a_name_alone_is_confirmed_for_the_snapshot_that_its_plan_has_shown(
+    server: ProxmoxServer, vm: Guest
+) -> None:
+    browser, address = client_as(role="operator"), f"/guests/{vm.pk}/delete-snapshot/"
+    keep(server, "nightly", 2)
+    form = browser.get(address, {"name": "nightly"}).context
+    assert form["values"]["created"] == form["plan"].options["created"]
+    keep(server, "nightly", 1)
+    confirmed = {"name": "nightly", "created": form["values"]["created"], "planned": form["planned"]}
+    browser.post(address, confirmed | {"confirm_name": vm.name, "key": form["key"]})
+    assert not Job.objects.filter(kind="delete_snapshot").exists()
+    (against,) = plan("delete_snapshot", vm, **{name: confirmed[name] for name in ("name", "created")}).refusals
+    assert form["values"]["created"] in against.detail
 
 
 def test_what_stands_against_it_is_told_before_a_task_begins(server: ProxmoxServer, vm: Guest) -> None:

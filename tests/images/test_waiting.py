@@ -133,6 +133,24 @@ def test_a_guest_that_nobody_knew_of_when_it_began_to_wait_is_waited_for_without
     assert rung == [job.pk]
 
 
+def test_a_guest_that_moves_to_another_host_and_back_is_waited_for(image: Image, rung: list[int]) -> None:
+    guest, other = used_by(image, "web"), HostFactory.create()
+    job = parked(image)
+    for host, name in ((other, ""), (image.host, "web")):
+        Guest.objects.filter(pk=guest.pk).update(host=host)
+        now = timezone.now()
+        JobFactory.create(kind="scan", target=image.host, state="succeeded", started=now, finished=now)
+        for _ in range(3):
+            wait_for_guests.look()
+        assert Job.objects.filter(kind="scan", state="queued").count() == 0
+        assert ("to be shut down" in reread(job).waiting_for, name in job.waiting_for) == (True, True)
+    stranger = GuestFactory.create(uid=guest.uid, kind="vm", state="running", name="stranger")  # of another cluster
+    assert stranger.host != image.host
+    shut_down(guest)
+    wait_for_guests.look()
+    assert rung == [job.pk]
+
+
 def test_of_many_looks_at_once_one_lets_it_go_on(image: Image, rung: list[int]) -> None:
     guest = used_by(image)
     job = parked(image)

@@ -220,9 +220,12 @@ def guest_job(request: PageRequest, guest_id: int, kind_name: str) -> HttpRespon
         # The form names a disk, also where the job would choose one.
         if options.keys() >= {*kind.options_schema.get("required", ()), *({"disk"} & kind.properties.keys())}:
             plan = services.plan(request.actor, kind_name, shown.pk, options)
+            # Which snapshot it is of: what is confirmed is that one, and no later one of its name.
+            options |= {name: plan.options[name] for name in ("created",) if plan.options.get(name)}
     except InvalidError as invalid:
         error = invalid
     context = _context(shown, given, kind, plan, error)
+    context["values"] |= {name: options[name] for name in ("created",) if name in options}
     return render(request, f"guests/job/{kind.name}.html", context | {"planned": plan_digest(options)})
 
 
