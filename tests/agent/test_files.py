@@ -1,6 +1,7 @@
 """Files of a guest are looked at in an appliance, which sees nothing but the disk and can do nothing to it."""
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -15,8 +16,9 @@ import pytest
 
 from storage_admin.agent import protocol
 from storage_admin.agent.appliance import appliance
-from storage_admin.agent.protocol import unb64
+from storage_admin.agent.protocol import StoppedError, unb64
 from tests.agent.harness import AGENT, Agent, ask, qemu_img, reclaim_args
+from tests.agent.recording import RecordingIO
 
 pytestmark = pytest.mark.qemu
 MIB = 1 << 20
@@ -230,3 +232,17 @@ def test_what_killed_agents_left_is_removed_and_nothing_else() -> None:
     finally:
         for folder in made.values():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_who_waits_for_an_appliance_that_another_agent_makes_hears_that_it_is_to_stop(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise StoppedError(protocol.CANCELLED, "no more")
+
+    with (tmp_path / "lock").open("w") as theirs, (tmp_path / "lock").open("w") as ours:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        with pytest.raises(StoppedError):
+            appliance._take(ours.fileno(), RecordingIO(stop))
+        fcntl.flock(theirs, fcntl.LOCK_UN)
+        appliance._take(ours.fileno(), RecordingIO(stop))
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB)

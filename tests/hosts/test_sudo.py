@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,3 +84,13 @@ def test_sudo_understands_the_rule_of_the_printed_installer(tmp_path: Path) -> N
     (tmp_path / "rules").chmod(0o440)
     checked = subprocess.run(["visudo", "-c", "-f", tmp_path / "rules"], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_a_sudo_that_does_not_answer_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "SUDO_TIMEOUT", 0.5)
+    (tmp_path / "sudo").write_text("#!/bin/sh\nexec sleep 15\n")
+    (tmp_path / "sudo").chmod(0o755)
+    began = time.monotonic()
+    with pytest.raises(HostError, match="sudo did not answer"):
+        transport._allows(str(tmp_path / "sudo"), "true")
+    assert time.monotonic() - began < 10
