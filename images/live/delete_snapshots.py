@@ -169,6 +169,9 @@ class DeleteSnapshot(SnapshotKind):
                 # that went is a later one.
                 found = self.wanted(known, job.options, job.created)
                 if not (wanted := [one for one in found if one.name not in deleted]):
+                    if not deleted:
+                        sentence = gettext("Nothing that was to be deleted of {guest} is left.")
+                        raise RefusedError("stale_plan", sentence.format(guest=guest.name))
                     return
                 if deleted:
                     recorder.flush()

@@ -20,6 +20,7 @@ from storage_admin.hosts.live_facts import Snapshot, as_text, named
 from storage_admin.hosts.proxmox import drives, guests, reader, snapshots, volumes
 from storage_admin.hosts.proxmox.drives import Drive
 from storage_admin.jobs import runner
+from storage_admin.jobs.models import JobLog
 from storage_admin.jobs.plan_and_progress import Recorder, Refusal
 
 #: An option of kinds that are of one snapshot; the plan finds it where it is not given.
@@ -59,7 +60,7 @@ def pinned(found: Iterable[Snapshot], options: dict[str, Any]) -> dict[str, Any]
 def missing(guest: Guest, found: Iterable[Snapshot], options: dict[str, Any]) -> Refusal:
     """Why there is none that options name."""
     sentence, now = gettext("{guest} has no snapshot {name}."), named(found, options["name"])
-    if now is not None and now.created is not None:
+    if options.get("created") and now is not None and now.created is not None:
         sentence = gettext(
             "The snapshot {name} of {guest} that was created at {then} is gone. There is another one of that name, "
             "created at {now}."
@@ -183,6 +184,8 @@ class DeleteVmSnapshot(VmSnapshotKind):
             recorder.tick()
             # Those before may have taken hours: one that was made anew meanwhile is another one.
             if named(snapshots.of(vm.client, vm.ref), name, one.made) is None:
+                told = f"The snapshot {name} is gone, or was created anew since, and is left alone."
+                recorder.log(told, JobLog.Level.WARNING)
                 continue
             if deleted and (recorder.cancel_requested or runner.stopping.is_set()):
                 raise StoppedError(protocol.CANCELLED, gettext("Cancelled. The other snapshots stay."))

@@ -216,20 +216,20 @@ def _states(host: Host) -> dict[str, str] | None:
 
 
 def _look_at(job: Job, states: dict[str, str] | None) -> None:
-    seen = _seen_to_run(job)
-    if seen == []:
+    known = _known(job)
+    if not known and _is_scanned(job):
         if claims.let_go_on(
             job, f"a scan after {job.parked_at:%H:%M:%S} UTC found no running guest: the job continues"
         ):
             ring_now(job.pk)
         return
-    # One that nobody knew of when the job began to wait: that it is off is no reason for a scan again and again.
-    # Or that has moved to another host, or here.
-    if new := [one for one in seen or [] if one not in job.waited_guests]:
-        job.waited_guests = [*job.waited_guests, *new]
-        claims.parked(job).update(waited_guests=job.waited_guests)
+    # Also one that nobody knew of when the job began to wait, or that has moved: that the others are off is no reason
+    # for a scan again and again.
+    if known and _is_scanned(job) and (waited := claims.waited(job.waited_guests, known)) != job.waited_guests:
+        job.waited_guests = waited
+        claims.parked(job).update(waited_guests=waited)
     until = job.wait_until or job.created
-    running = [guest["name"] for guest in job.waited_guests if states is None or _runs(job, guest, states)]
+    running = [guest["name"] for guest in job.waited_guests if states is None or _runs(job, guest, states, known)]
     off = states is not None and not running
     if timezone.now() >= (until + SCAN_WITHIN if off else until):
         _give_up(job, "guests_unknown" if states is None else "guest_running" if running else "stale_plan")
@@ -256,23 +256,25 @@ def _give_up(job: Job, code: str) -> None:
         audit(SYSTEM, f"{job.kind} given up", job.target_label, after={"job": job.pk, "waited_for": job.waiting_for})
 
 
-def _runs(job: Job, guest: dict[str, str], states: dict[str, str]) -> bool:
+def _runs(job: Job, guest: dict[str, str], states: dict[str, str], known: list[dict[str, str]]) -> bool:
     if not guest["name"]:  # of another host, which its own scans tell of
-        image = Image.objects.select_related("host").filter(pk=job.target_id).first()
-        return image is not None and guest in _known_to_run(image)
+        return guest in known
     if guest["kind"] == Guest.Kind.DOMAIN:
         return guest["uid"] in states and states[guest["uid"]] not in OFF_STATES
     row = Guest.objects.filter(host=job.host_id, kind=guest["kind"], uid=guest["uid"]).first()
     return row is not None and not row.off
 
 
-def _seen_to_run(job: Job) -> list[dict[str, str]] | None:
-    """The running guests that need the image, as a scan knows them that began since the job was parked."""
-    scans = Job.objects.filter(kind="scan", host=job.host_id, state=Job.State.SUCCEEDED, started__gt=job.parked_at)
-    if not scans.exists():
-        return None
+def _known(job: Job) -> list[dict[str, str]]:
+    """The running guests that need the image, as the last scans know them."""
     image = Image.objects.select_related("host").filter(pk=job.target_id).first()
     return [] if image is None else _known_to_run(image)
+
+
+def _is_scanned(job: Job) -> bool:
+    """Whether its host was scanned since it began to wait."""
+    scans = Job.objects.filter(kind="scan", host=job.host_id, state=Job.State.SUCCEEDED, started__gt=job.parked_at)
+    return scans.exists()
 
 
 def _have_scanned(job: Job) -> None:

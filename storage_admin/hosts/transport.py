@@ -261,7 +261,8 @@ def _allows(sudo: str, *asked: str) -> bool:
         return process.wait(SUDO_TIMEOUT) == 0
     except subprocess.TimeoutExpired:  # as of a directory of users that is away; it is root's, so nobody can end it
         threading.Thread(target=process.wait, daemon=True).start()
-        raise HostError(_("sudo did not answer within {seconds:.0f} s.").format(seconds=SUDO_TIMEOUT)) from None
+        sentence = _("sudo did not answer within {seconds:.0f} s.").format(seconds=SUDO_TIMEOUT)
+        raise HostError(sentence, "host_unreachable") from None
 
 
 def remote_file() -> str:

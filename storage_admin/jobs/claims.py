@@ -210,14 +210,21 @@ def _would_disturb(job: Job, kind: JobKind, running: QuerySet[Job]) -> str:
     return ""
 
 
+def waited(before: Iterable[dict[str, str]], found: Iterable[dict[str, str]]) -> list[dict[str, str]]:
+    """The guests that a job waits for, with those found now.
+
+    One of another host, which has no name, is another one than that of this host; one that was renamed is the same.
+    """
+    return list({(one["kind"], one["uid"], not one["name"]): one for one in (*before, *found)}.values())
+
+
 def park(job: Job, wait: Wait) -> bool:
     """A queued job waits for something outside. It holds its locks and no slot, and can be cancelled.
 
     Returns:
         ``False`` when it is not queued any more, or waits already.
     """
-    known = {guest["uid"] for guest in job.waited_guests}
-    guests = [*job.waited_guests, *(guest for guest in wait.guests if guest["uid"] not in known)]
+    guests = waited(job.waited_guests, wait.guests)
     with transaction.atomic():
         done = Job.objects.filter(
             pk=job.pk, state=Job.State.QUEUED, generation=job.generation, parked_at=None

@@ -105,8 +105,9 @@ def test_one_that_is_made_anew_while_older_ones_are_deleted_stays(
         return delete(client, ref, name)
 
     monkeypatch.setattr(snapshots, "delete", and_the_other_is_made_anew)
-    assert good(run(submit("delete_old_snapshots", vm, older_than_days=30)))["names"] == ["old"]
-    assert names(server) == ["monthly"]
+    job = run(submit("delete_old_snapshots", vm, older_than_days=30))
+    assert (good(job)["names"], names(server)) == (["old"], ["monthly"])
+    assert [line for line in said(job) if "monthly" in line and "left alone" in line]
 
 
 def test_the_page_of_a_name_alone_is_confirmed_for_the_snapshot_that_its_plan_has_shown(

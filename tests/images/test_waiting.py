@@ -1,5 +1,6 @@
 """Jobs that wait for guests, by the rows alone: who waits, for how long, and what lets them go on."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -144,11 +145,27 @@ def test_a_guest_that_moves_to_another_host_and_back_is_waited_for(image: Image,
             wait_for_guests.look()
         assert Job.objects.filter(kind="scan", state="queued").count() == 0
         assert ("to be shut down" in reread(job).waiting_for, name in job.waiting_for) == (True, True)
+    Guest.objects.filter(pk=guest.pk).update(name="web-new")
+    wait_for_guests.look()
+    assert (reread(job).waiting_for.startswith("guest web-new to be "), len(job.waited_guests)) == (True, 2)
     stranger = GuestFactory.create(uid=guest.uid, kind="vm", state="running", name="stranger")  # of another cluster
     assert stranger.host != image.host
     shut_down(guest)
     wait_for_guests.look()
     assert rung == [job.pk]
+
+
+def test_a_look_asks_no_more_where_more_guests_are_waited_for(
+    image: Image, django_assert_max_num_queries: Callable[..., Any]
+) -> None:
+    for number in range(12):
+        elsewhere = GuestFactory.create(kind="vm", state="running", name=f"g{number}")
+        ImageUseFactory.create(image=image, disk__guest=elsewhere)
+    job = parked(image)
+    assert len(job.waited_guests) == 12
+    with django_assert_max_num_queries(9):
+        wait_for_guests.look()
+    assert "12 guests of other hosts" in reread(job).waiting_for
 
 
 def test_of_many_looks_at_once_one_lets_it_go_on(image: Image, rung: list[int]) -> None:

@@ -265,3 +265,17 @@ def test_of_a_snapshot_of_several_disks_each_one_is_doubted() -> None:
         delete_snapshots._refuse_unseen(Guest(name="web"), GuestNow("shut off"), begun)
     assert caught.value.code == GUEST_ENDED
     assert all(path in caught.value.detail for path in ("/vda.one", "/vdb.one"))
+
+
+@pytest.mark.django_db
+def test_a_deletion_for_which_nothing_is_left_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    guest = GuestFactory.create()
+    job = JobFactory.create(kind="delete_old_snapshots", target=guest, options={"older_than_days": 30}, state="running")
+    young = Snapshot("b", timezone.now() - timedelta(days=29), "", "", "", current=True, disks=())
+    now = GuestNow("running", run=1)
+    monkeypatch.setattr(delete_snapshots, "asked", lambda *_: (now, Snapshots((young,), 9_000_000)))
+    kind = delete_snapshots.DeleteOldSnapshots()
+    monkeypatch.setattr(kind, "check", lambda *_: now)
+    with pytest.raises(RefusedError) as refused:
+        kind.by_libvirt(job, mock.Mock(cancel_requested=False))
+    assert refused.value.code == "stale_plan"

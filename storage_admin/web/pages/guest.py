@@ -205,7 +205,7 @@ def guest_job(request: PageRequest, guest_id: int, kind_name: str) -> HttpRespon
     POST starts what the page had shown; with ``show``, or where it had shown another plan, it is the plan again.
     """
     shown, kind = _guest(request, guest_id), kinds.get(kind_name)
-    given = request.POST if request.method == "POST" else request.GET
+    given: QueryDict = request.POST if request.method == "POST" else request.GET
     error, plan, options = None, None, dict[str, Any]()
     try:
         options = options_from(kind, given)
@@ -224,8 +224,11 @@ def guest_job(request: PageRequest, guest_id: int, kind_name: str) -> HttpRespon
             options |= {name: plan.options[name] for name in ("created",) if plan.options.get(name)}
     except InvalidError as invalid:
         error = invalid
+    if "created" in options:  # also in the link by which an admin accepts what stands against it
+        pinned = given.copy()
+        pinned["created"] = options["created"]
+        given = pinned
     context = _context(shown, given, kind, plan, error)
-    context["values"] |= {name: options[name] for name in ("created",) if name in options}
     return render(request, f"guests/job/{kind.name}.html", context | {"planned": plan_digest(options)})
 
 

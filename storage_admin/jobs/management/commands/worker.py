@@ -6,7 +6,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts import transport
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.services import ensure_local_host
@@ -47,7 +47,7 @@ class Command(BaseCommand):
         except SetupError as error:
             self.stderr.write(str(error))
             sys.exit(1)
-        except RefusedError as error:
+        except (RefusedError, HostError) as error:
             raise CommandError(error.detail) from error
         worker = commands.worker(options["threads"], "info")
         commands.become(worker, settings.BASE_DIR, STORAGE_ADMIN_WORKER_HOST=slug)
