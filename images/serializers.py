@@ -15,7 +15,7 @@ from images.selectors.snapshots import KINDS, LISTED_BY, held_by_each
 from images.services import DECLARABLE
 from storage_admin.guests.backups import of_guests
 from storage_admin.guests.models import Guest, GuestDisk
-from storage_admin.hosts.live_facts import since_1970
+from storage_admin.hosts.live_facts import as_text, since_1970
 from storage_admin.jobs.serializers import LastBackupSerializer
 from storage_admin.rest.fields import Body, StrictInteger, TextOrNull
 from storage_admin.rest.shown import Shown
@@ -191,7 +191,7 @@ class KeptSnapshotSerializer(serializers.Serializer[Any]):
     @extend_schema_field({"type": ["string", "null"], "format": "date-time"})
     def get_created(self, snapshot: dict[str, Any]) -> str | None:
         created = snapshot["created"]
-        return None if created is None else f"{datetime.fromtimestamp(created, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        return None if created is None else as_text(datetime.fromtimestamp(created, UTC))
 
 
 class SnapshotRowSerializer(serializers.Serializer[Any]):

@@ -59,14 +59,15 @@ def pinned(found: Iterable[Snapshot], options: dict[str, Any]) -> dict[str, Any]
 
 def missing(guest: Guest, found: Iterable[Snapshot], options: dict[str, Any]) -> Refusal:
     """Why there is none that options name."""
-    sentence, now = gettext("{guest} has no snapshot {name}."), named(found, options["name"])
+    words, now = {"guest": guest.name, "name": options["name"]}, named(found, options["name"])
+    sentence = gettext("{guest} has no snapshot {name}.")
     if options.get("created") and now is not None and now.created is not None:
+        words |= {"then": options["created"], "now": as_text(now.created)}
         sentence = gettext(
             "The snapshot {name} of {guest} that was created at {then} is gone. There is another one of that name, "
             "created at {now}."
         )
-    then, at = options.get("created") or "", as_text(now.created) if now is not None and now.created else ""
-    return Refusal("stale_plan", sentence.format(guest=guest.name, name=options["name"], then=then, now=at))
+    return Refusal("stale_plan", sentence.format(**words))
 
 
 def compared(vm: Vm, before: dict[str, int | None]) -> dict[str, Any]:

@@ -216,8 +216,8 @@ def _states(host: Host) -> dict[str, str] | None:
 
 
 def _look_at(job: Job, states: dict[str, str] | None) -> None:
-    known = _known(job)
-    if not known and _is_scanned(job):
+    known, is_scanned = _known(job), _is_scanned(job)
+    if is_scanned and not known:
         if claims.let_go_on(
             job, f"a scan after {job.parked_at:%H:%M:%S} UTC found no running guest: the job continues"
         ):
@@ -225,7 +225,7 @@ def _look_at(job: Job, states: dict[str, str] | None) -> None:
         return
     # Also one that nobody knew of when the job began to wait, or that has moved: that the others are off is no reason
     # for a scan again and again.
-    if known and _is_scanned(job) and (waited := claims.waited(job.waited_guests, known)) != job.waited_guests:
+    if is_scanned and (waited := claims.waited(job.waited_guests, known)) != job.waited_guests:
         job.waited_guests = waited
         claims.parked(job).update(waited_guests=waited)
     until = job.wait_until or job.created

@@ -78,7 +78,8 @@ class AgentSession:
         self._started, self._greeted = time.monotonic(), False
         self._heard = self._started
         self._stop_asked: float | None = None
-        self._let_go = self._hangs = self._left = self._is_deaf = False
+        self._let_go = self._hangs = self._left = False
+        #: Seconds for which it took no byte; 0 of one that reads.
         self._deaf_for = 0.0
         self._tells_of_storages, self._last_word = False, self._started
         self._stderr: deque[bytes] = deque(maxlen=50)
@@ -261,13 +262,13 @@ class AgentSession:
 
     def _check_time(self) -> None:
         now = time.monotonic()
-        if self._is_deaf and self._greeted:
+        if self._deaf_for and self._greeted:
             self.give_up()
             raise HostError(
                 _("The agent has not read what it was sent for {seconds:.0f} s.").format(seconds=self._deaf_for),
                 protocol.INTERRUPTED,
             )
-        if not self._greeted and (self._is_deaf or now > self._started + HELLO_TIMEOUT):
+        if not self._greeted and (self._deaf_for or now > self._started + HELLO_TIMEOUT):
             raise UngreetedError(_("The agent did not start within {seconds:.0f} s.").format(seconds=HELLO_TIMEOUT))
         if self._stop_asked is not None and now - max(self._stop_asked, self._heard) > STOP_TIMEOUT:
             self.give_up()
@@ -299,11 +300,11 @@ class AgentSession:
         # A broken pipe means that the agent is gone; reading its events tells why.
         with self._write_lock, contextlib.suppress(OSError, ValueError):
             writable.register(self._stdin, select.POLLOUT)
-            while rest and not self._is_deaf:
+            while rest and not self._deaf_for:
                 if writable.poll(patience * 1000):
                     rest = rest[os.write(self._stdin.fileno(), rest) :]
                 elif patience:
-                    self._is_deaf, self._deaf_for = True, patience
+                    self._deaf_for = patience
                 else:
                     return
 

@@ -40,6 +40,8 @@ REPORTED = (
 TIME_IS_UP = (124, 137)
 #: Seconds that a connection may take before and after its command.
 AROUND = CONNECT_TIMEOUT + 10
+#: Seconds for the end of a connection that says no more.
+END_TIMEOUT = 3.0
 
 #: These go before the user's configuration. Hosts behind a jump host stay possible: ProxyJump is left to it.
 PINNED = {
@@ -199,10 +201,6 @@ class SshShell:
 def as_root(endpoint: Endpoint, argv: list[str]) -> str:
     """A command as a line for the user's shell there; every usual shell reads it alike."""
     return shlex.join(argv if endpoint.is_root else ["sudo", "-n", "--", *argv])
-
-
-#: Seconds for the end of a connection that says no more.
-END_TIMEOUT = 3.0
 
 
 def last_words(process: "subprocess.Popen[bytes]", most: int = 1 << 16) -> bytes:

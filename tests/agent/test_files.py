@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import hashlib
+import math
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from storage_admin.agent import protocol
 from storage_admin.agent.appliance import appliance
+from storage_admin.agent.host import locking
 from storage_admin.agent.protocol import StoppedError, unb64
 from tests.agent.harness import AGENT, Agent, ask, qemu_img, reclaim_args
 from tests.agent.recording import RecordingIO
@@ -241,8 +243,8 @@ def test_who_waits_for_an_appliance_that_another_agent_makes_hears_that_it_is_to
     with (tmp_path / "lock").open("w") as theirs, (tmp_path / "lock").open("w") as ours:
         fcntl.flock(theirs, fcntl.LOCK_EX)
         with pytest.raises(StoppedError):
-            appliance._take(ours.fileno(), RecordingIO(stop))
+            locking.take_file(ours.fileno(), math.inf, RecordingIO(stop).check)
         fcntl.flock(theirs, fcntl.LOCK_UN)
-        appliance._take(ours.fileno(), RecordingIO(stop))
+        locking.take_file(ours.fileno(), math.inf, RecordingIO(stop).check)
         with pytest.raises(BlockingIOError):
             fcntl.flock(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -44,7 +44,7 @@ def test_one_that_reads_slowly_gets_all_of_it() -> None:
         assert next(one for one in agent.events() if one)["event"] == protocol.HELLO
         agent.feed(b"x" * (2 << 20))
         agent.cancel()
-        assert not agent._is_deaf
+        assert not agent._deaf_for
 
 
 def test_one_that_reads_no_more_is_told_to_stop_at_once_and_given_up() -> None:

@@ -4,7 +4,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +126,6 @@ def test_who_reads_needs_no_turn(database: Any) -> None:
     end(connection, "rollback")
 
 
-def _are_more(line: turns.Turns, number: int) -> bool:
-    return len(line._waiting) > number
-
-
 def test_turns_come_in_the_order_in_which_they_were_asked_for() -> None:
     line = turns.Turns()
     order: list[int] = []
@@ -146,7 +141,7 @@ def test_turns_come_in_the_order_in_which_they_were_asked_for() -> None:
         thread = threading.Thread(target=take, args=(number,))
         thread.start()
         threads.append(thread)
-        wait_until(partial(_are_more, line, number), 30, "it waits")
+        wait_until(lambda: len(line._waiting) == len(threads), 30, "it waits")
     line.give()
     for thread in threads:
         thread.join()

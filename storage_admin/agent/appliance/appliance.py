@@ -8,10 +8,10 @@ without anything in it, with limits of memory, time and of what it may write; it
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import glob
 import json
+import math
 import os
 import pkgutil
 import select
@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Callable
 
+from storage_admin.agent.host import locking
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import HostError, Moment, RefusedError
@@ -285,17 +286,6 @@ def _kvm_groups() -> str | None:
     return f"--groups={status.st_gid}" if status.st_gid and status.st_mode & 0o060 == 0o060 else None
 
 
-def _take(lock: int, io: AgentIO) -> None:
-    """Waits until no other agent makes it; raises StoppedError where the controller wants no more."""
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            io.check()
-            time.sleep(0.2)
-
-
 @functools.cache  # (its argument is the agent's only one)
 def _built(io: AgentIO) -> str:
     """The appliance's folder, made anew where libguestfs or the kernel is another one than when it was made.
@@ -309,7 +299,7 @@ def _built(io: AgentIO) -> str:
     os.chmod(os.path.dirname(CACHE), 0o755)  # noqa: S103 (for whom the appliance runs as)
     lock = os.open(f"{CACHE}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        _take(lock, io)
+        locking.take_file(lock, math.inf, io.check)
         argv = ["supermin", "--build", "--if-newer", "--copy-kernel", "-f", "ext2", "--host-cpu", os.uname().machine]
         done = tools.run([*argv, parts[-1], "-o", f"{CACHE}/built"], io, limits=None)
         if done.exit_code:

@@ -12,10 +12,10 @@ import fcntl
 import os
 import re
 import stat
-import time
 from collections.abc import Iterator
 
 from storage_admin.agent.folders.pools import JOB
+from storage_admin.agent.host import locking
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import RefusedError, display
 
@@ -177,7 +177,7 @@ def _make(pool: int, pool_path: bytes, job: str) -> Scratch:
                 "filesystem that keeps owners and modes",
             )
         lock = os.open(_LOCK, _NEW, 0o600, dir_fd=fd)
-        if not _take(lock, _PATIENCE):
+        if not locking.take_file(lock, _PATIENCE):
             os.close(lock)
             raise RefusedError("busy", f"another agent is working on job {job} on this host")
     except FileExistsError as error:
@@ -210,7 +210,7 @@ def is_abandoned(pool: int, name: str) -> bool:
     finally:
         os.close(fd)
     try:
-        return _take(lock, 0.0, fcntl.LOCK_SH)
+        return locking.take_file(lock, 0.0, kind=fcntl.LOCK_SH)
     finally:
         os.close(lock)
 
@@ -246,7 +246,7 @@ def settle(pool: int, name: str) -> str:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         lock = os.open(_LOCK, flags, 0o600, dir_fd=fd)
         try:
-            if not _take(lock, 0.0):
+            if not locking.take_file(lock, 0.0):
                 return BUSY
             _remove(pool, name, fd)
         finally:
@@ -270,20 +270,6 @@ def clear_abandoned(pool: int, pool_path: bytes, io: AgentIO) -> None:
 def _is_own(status: os.stat_result) -> bool:
     """Whether a folder is this user's, and nobody else can read or change it."""
     return status.st_uid == os.geteuid() and not status.st_mode & 0o066
-
-
-def _take(lock: int, patience: float, kind: int = fcntl.LOCK_EX) -> bool:
-    """Lock a file; whether that could be done within so many seconds."""
-    deadline = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(lock, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.01)
-        else:
-            return True
 
 
 def _remove(pool: int, name: str, fd: int) -> None:

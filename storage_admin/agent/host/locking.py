@@ -13,7 +13,8 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 from storage_admin.agent.host.in_use import (
     LOOKS,
@@ -324,3 +325,24 @@ def alone(folder: str, name: str, busy: str) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def take_file(fd: int, patience: float, check: Callable[[], None] | None = None, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock a file (flock); whether that could be done within so many seconds.
+
+    Args:
+        check: called while it waits; raises to stop.
+        kind: ``LOCK_EX`` or ``LOCK_SH``.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            if check is not None:
+                check()
+            time.sleep(0.01)
+        else:
+            return True

@@ -6,13 +6,12 @@ exclusive ``flock`` says that one is at it.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
-import time
 from types import TracebackType
 
 from storage_admin.agent.folders.pools import open_parent, wrong_name
+from storage_admin.agent.host import locking
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, SQUASHED, Arguments, RefusedError, Request
 from storage_admin.agent.swap.journal import file_name
@@ -91,17 +90,8 @@ class Incoming:
             raise RefusedError("stale_plan", "what was uploaded so far is gone; upload the file again") from None
 
     def _lock(self, io: AgentIO) -> None:
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise RefusedError("busy", "the file is being uploaded by another request") from None
-                io.check()
-                time.sleep(0.2)
-            else:
-                return
+        if not locking.take_file(self.fd, _PATIENCE, io.check):
+            raise RefusedError("busy", "the file is being uploaded by another request")
 
     def check(self) -> None:
         """Only an agent can have made it, and nobody else can write to it; raises RefusedError."""

@@ -220,8 +220,8 @@ def guest_job(request: PageRequest, guest_id: int, kind_name: str) -> HttpRespon
         # The form names a disk, also where the job would choose one.
         if options.keys() >= {*kind.options_schema.get("required", ()), *({"disk"} & kind.properties.keys())}:
             plan = services.plan(request.actor, kind_name, shown.pk, options)
-            # Which snapshot it is of: what is confirmed is that one, and no later one of its name.
-            options |= {name: plan.options[name] for name in ("created",) if plan.options.get(name)}
+            if created := plan.options.get("created"):  # of the snapshot: what is confirmed is no later one of its name
+                options["created"] = created
     except InvalidError as invalid:
         error = invalid
     if "created" in options:  # also in the link by which an admin accepts what stands against it
