@@ -48,6 +48,12 @@ def tell_end(job_id: int) -> None:
         events.emit(events.JOB_FINISHED, host=job.host.slug, data=in_short(job))
 
 
+def close(job: Job) -> None:
+    """Gives the locks of a job that has ended back, and tells of its end as :func:`tell_end`."""
+    ResourceLock.objects.filter(job=job).delete()
+    tell_end(job.pk)
+
+
 def _change(job: Job) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """What was before a job and what is after it, as far as its row tells: nothing of its log or its plan."""
     result = job.result or {}
@@ -269,10 +275,9 @@ def give_up(job: Job, code: str, detail: str) -> bool:
         )
         if failed != 1:
             return False
-        ResourceLock.objects.filter(job=job).delete()
         log(job, f"{code}: {detail}", JobLog.Level.ERROR)
         log(job, f"ended: failed ({code})")
-        tell_end(job.pk)
+        close(job)
     return True
 
 
@@ -335,9 +340,8 @@ def finish(job: Job, state: str, **columns: Any) -> bool:
     columns |= {"eta_seconds": None, "bytes_per_sec": None, "stalled_since": None}
     if job.ours().update(state=state, finished=now, **columns) != 1:
         return False
-    ResourceLock.objects.filter(job=job).delete()
     log(job, f"ended: {state}" + (f" ({columns['error_code']})" if columns.get("error_code") else ""))
-    tell_end(job.pk)
+    close(job)
     return True
 
 

@@ -12,8 +12,7 @@ from storage_admin.accounts.models import SYSTEM
 from storage_admin.agent import protocol
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import claims, kinds, routing, sealed, services
-from storage_admin.jobs.claims import tell_end
-from storage_admin.jobs.models import Job, ResourceLock, Worker
+from storage_admin.jobs.models import Job, Worker
 from storage_admin.jobs.routing import ring_now
 
 #: A queued job that was rung for so long ago is rung again.
@@ -63,7 +62,7 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass  # of another user
     return True
 
 
@@ -81,9 +80,8 @@ def _interrupt(job: Job, why: str) -> int:
             error_detail=f"Interrupted: {why}. {kinds.unsuccessful(job).cut_off}",
         )  # fmt: skip
         if marked:
-            ResourceLock.objects.filter(job=job).delete()
             claims.log(job, f"interrupted: {why}", "error")
-            tell_end(job.pk)
+            claims.close(job)
     return int(marked)
 
 

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -18,7 +17,6 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import claims, kinds, sealed
-from storage_admin.jobs.claims import tell_end
 from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import IdempotentAnswer, Job, ResourceLock
 from storage_admin.jobs.plan_and_progress import Plan
@@ -198,24 +196,24 @@ def cancel(actor: Actor, job: Job) -> Job:
     """
     actor.require(Role.OPERATOR, job.host.slug)
     with transaction.atomic():
-        now = timezone.now()
-        waiting, running = _not_begun(job), Job.objects.filter(pk=job.pk, state__in=Job.ACTIVE)
-        waited = waiting.update(state=Job.State.CANCELLED, finished=now, cancel_requested=True, waiting_for="") == 1
-        if waited:
-            ResourceLock.objects.filter(job=job).delete()
-        elif running.update(cancel_requested=True) != 1:
+        waited = _cancelled_unbegun(job)
+        if not waited and Job.objects.filter(pk=job.pk, state__in=Job.ACTIVE).update(cancel_requested=True) != 1:
             raise InvalidError(_("Job {job} has already ended. There is nothing to cancel.").format(job=job.pk))
         claims.log(job, f"cancel requested by {actor.name}")
         audit(actor, "job cancelled", job, after={"job": job.pk})
         if waited:
-            tell_end(job.pk)
+            claims.close(job)
     job.refresh_from_db()
     return job
 
 
-def _not_begun(job: Job) -> QuerySet[Job]:
-    """The row, as long as nothing of the job is begun: it is queued, and nothing of it goes on without a worker."""
-    return Job.objects.filter(pk=job.pk, state=Job.State.QUEUED).exclude(kept__has_key=kinds.BEGUN)
+def _cancelled_unbegun(job: Job) -> bool:
+    """Cancels a job of which nothing is begun, and says whether it was one: it was queued, and nothing of it goes on
+    without a worker.
+    """
+    unbegun = Job.objects.filter(pk=job.pk, state=Job.State.QUEUED).exclude(kept__has_key=kinds.BEGUN)
+    now = timezone.now()
+    return unbegun.update(state=Job.State.CANCELLED, finished=now, cancel_requested=True, waiting_for="") == 1
 
 
 def withdraw(actor: Actor, job: Job, why: str) -> bool:
@@ -232,14 +230,11 @@ def withdraw(actor: Actor, job: Job, why: str) -> bool:
     """
     actor.require(Role.OPERATOR, job.host.slug)
     with transaction.atomic():
-        waiting = _not_begun(job)
-        values = {"state": Job.State.CANCELLED, "finished": timezone.now(), "waiting_for": "", "cancel_requested": True}
-        if waiting.update(**values) != 1:
+        if not _cancelled_unbegun(job):
             return False
-        ResourceLock.objects.filter(job=job).delete()
         claims.log(job, f"withdrawn by {actor.name}: {why}")
         audit(actor, "job cancelled", job, after={"job": job.pk, "why": why})
-        tell_end(job.pk)
+        claims.close(job)
     return True
 
 
