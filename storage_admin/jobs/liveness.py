@@ -13,7 +13,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -73,10 +74,15 @@ class Heart:
         except Error as error:
             logger.warning("%s stays on the list until it is seen that it is gone: %s", self.name, error)
 
-    def hold(self, job: Job) -> None:
-        """Beats for this job from now on."""
+    @contextmanager
+    def holding(self, job: Job) -> Iterator[None]:
+        """Beats for this job meanwhile."""
         with self._lock:
             self._held[job.pk] = job.generation
+        try:
+            yield
+        finally:
+            self.release(job)
 
     def release(self, job: Job) -> None:
         """Does not beat for this job any more."""

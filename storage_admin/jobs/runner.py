@@ -1,12 +1,11 @@
 """Runs one job: claim it, have the agent do it, record how it ended."""
 
-import contextlib
 import gc
 import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -68,7 +67,7 @@ def run(job_id: int) -> None:
     if job is None:
         return
     kind = kinds.get(job.kind)
-    with _held(job):
+    with heart.holding(job):
         recorder = Recorder(job, kind.stages, in_bytes=kind.progress_in_bytes, at_most=kind.at_most(job))
         try:
             result = _work(job, kind, recorder)
@@ -104,15 +103,6 @@ def run(job_id: int) -> None:
         kind.ended(job)
     finally:
         _ring_next(job)
-
-
-@contextlib.contextmanager
-def _held(job: Job) -> Iterator[None]:
-    heart.hold(job)
-    try:
-        yield
-    finally:
-        heart.release(job)
 
 
 def _work(job: Job, kind: JobKind, recorder: Recorder) -> dict[str, Any]:
@@ -271,9 +261,9 @@ def _end_well(job: Job, kind: JobKind, recorder: Recorder, result: dict[str, Any
 
     try:
         _persist(write)
+    except DATABASE_AWAY:
+        raise
     except Exception as error:
-        if isinstance(error, DATABASE_AWAY):
-            raise
         logger.exception("job %s: recording its result", job.pk)
         recorder.log(traceback.format_exc(), JobLog.Level.ERROR)
         _end_badly(job, recorder, protocol.BUG, f"The work is done, but its result could not be recorded: {error!r}.")
