@@ -16,17 +16,13 @@ from storage_admin.jobs.models import Job
 from storage_admin.moments import period_filters
 
 
-def _kinds() -> list[tuple[str, str]]:
-    return [(kind.name, str(kind.title)) for kind in kinds.every()]
-
-
 class LedgerFilters(period_filters("at")):  # type: ignore[misc]  # an untyped library
     """``from`` and ``to`` are of when space became free or was taken; of what is held or undone, of the job's end."""
 
     host = HostFilter(method="by_host")
     pool = PoolFilter(method="by_pool")
     image = WholeNumberFilter(method="by_image", label=_("Id of an image."))
-    kind = django_filters.ChoiceFilter(choices=_kinds, method="by_kind")
+    kind = django_filters.ChoiceFilter(choices=lambda: kinds.titles().items(), method="by_kind")
     by = django_filters.CharFilter(
         field_name="created_by", max_length=150, label=_("User, token or policy that requested the job (full name).")
     )

@@ -18,17 +18,13 @@ ACTIVE = "active"
 ORDERINGS = {"kind": "kind", "state": "state", "on": "target_label", "by": "created_by"}
 
 
-def _kinds() -> list[tuple[str, str]]:
-    return [(kind.name, str(kind.title)) for kind in kinds.every()]
-
-
 class JobFilters(period_filters("created")):  # type: ignore[misc]  # an untyped library
     """``from`` and ``to`` are of when a job was asked for."""
 
     state = django_filters.ChoiceFilter(
         choices=[(ACTIVE, _("queued or running")), *Job.State.choices], method="by_state"
     )
-    kind = django_filters.ChoiceFilter(choices=_kinds)
+    kind = django_filters.ChoiceFilter(choices=lambda: kinds.titles().items())
     active = django_filters.ChoiceFilter(
         choices=[("true", "true"), ("false", "false")], method="by_activity", label=_("Queued or running.")
     )

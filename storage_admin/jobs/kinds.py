@@ -335,7 +335,7 @@ def leaves_traces(job: Job) -> bool:
 
 def goes_on(job: Job) -> bool:
     """Whether a job's work goes on outside of the dashboard without a worker."""
-    kind = _table().get(job.kind)
+    kind = find(job.kind)
     return kind is not None and kind.goes_on and BEGUN in job.kept
 
 
@@ -352,13 +352,13 @@ def pairs_of(begun: Mapping[str, Any]) -> list[list[str]]:
 
 def unsuccessful(job: Job) -> Unsuccessful:
     """What is true of a job that did not succeed; of a kind that there is no more nothing is known."""
-    said: dict[str, Unsuccessful] = getattr(_table().get(job.kind), "unsuccessful", JobKind.unsuccessful)
+    said: dict[str, Unsuccessful] = getattr(find(job.kind), "unsuccessful", JobKind.unsuccessful)
     return said.get((job.plan or {}).get("method", ""), said[""])
 
 
 def only_looked(job: Job) -> bool:
     """Whether a job's kind only looks, by its options; of a kind that there is no more nobody knows that."""
-    kind = _table().get(job.kind)
+    kind = find(job.kind)
     return kind is not None and kind.only_looks(job.options)
 
 
@@ -371,6 +371,11 @@ def _table() -> dict[str, JobKind]:
 def every() -> list[JobKind]:
     """All kinds, in the order of the settings."""
     return list(_table().values())
+
+
+def titles() -> dict[str, str]:
+    """The titles of all kinds by their names."""
+    return {kind.name: str(kind.title) for kind in every()}
 
 
 def find(name: str) -> JobKind | None:

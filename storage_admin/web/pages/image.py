@@ -216,7 +216,7 @@ def image(request: PageRequest, image_id: int) -> HttpResponseBase:
         "shown": _shown(request, row, actions),
         "jobs": jobs[:JOBS_SHOWN],
         "undoable": jobs.filter(undo_state=Job.UndoState.AVAILABLE).first(),
-        "titles": {kind.name: kind.title for kind in kinds.every()},
+        "titles": kinds.titles(),
         "chart": _chart(row),
         "snapshots": _snapshots(row),
         "evidence": evidence(row),

@@ -64,10 +64,6 @@ COLUMNS = (
 PAGE = list_page("jobs", gettext_noop("Jobs"), JobListFilters.base_filters)
 
 
-def _titles() -> dict[str, str]:
-    return {kind.name: str(kind.title) for kind in kinds.every()}
-
-
 def _listed(request: PageRequest) -> Filtered[Job]:
     """The jobs that the query string asks for, the newest first unless it says otherwise."""
     return filtered(request, JobListFilters, jobs_for(request.actor).defer("plan", "commands", "options"))
@@ -81,7 +77,7 @@ def jobs(request: PageRequest) -> HttpResponseBase:
     rows = paginated(request, selectors.Matches(found.rows), PER_PAGE)
     url = f"{reverse('jobs')}?{_without(request, 'v')}"
     values = found.values
-    context = {"rows": rows, "titles": _titles(), "here": url, "filtered": bool(values), "ignored": found.ignored}
+    context = {"rows": rows, "titles": kinds.titles(), "here": url, "filtered": bool(values), "ignored": found.ignored}
     context |= {"columns": columns(COLUMNS, values.get("ordering", "-id"))}
     every = "2s" if any(job.active for job in rows) else "10s"
     if wants_fragment(request):
@@ -93,7 +89,7 @@ def jobs(request: PageRequest) -> HttpResponseBase:
         "values": values,
         # What the tabs and the heads of the table, or a link to this list, have set.
         "kept": [(name, values[name]) for name in ("state", "ordering", "image", "pool", "guest") if name in values],
-        "kinds": as_choices(sorted(_titles().items(), key=itemgetter(1)), values.get("kind", "")),
+        "kinds": as_choices(sorted(kinds.titles().items(), key=itemgetter(1)), values.get("kind", "")),
         "hosts": as_choices(hosts_for(request.actor).values_list("pk", "name"), values.get("host", "")),
     } | live_context(body, version, url=url, every=every)
     return render(request, "jobs/list.html", context)
@@ -170,7 +166,7 @@ def _job(request: PageRequest, job_id: int) -> Job:
 def status_of(job: Job) -> dict[str, Any]:
     """What ``jobs/status.html`` needs."""
     image = Image.objects.filter(pk=job.target_id).first() if job.target_kind == "image" else None
-    title = _titles().get(job.kind, job.kind)
+    title = kinds.titles().get(job.kind, job.kind)
     result = job.result or {}
     before, after = result.get("before_bytes"), result.get("after_bytes")
     return {

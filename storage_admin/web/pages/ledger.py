@@ -65,7 +65,7 @@ def ledger(request: PageRequest) -> HttpResponseBase:
         "total": told.total,
         "pending": abs(told.total.pending_bytes),
         "charts": charts_of(told),
-        "titles": {kind.name: kind.title for kind in kinds.every()},
+        "titles": kinds.titles(),
     }
     if wants_fragment(request):
         return render(request, "ledger/ledger.html#found", context)

@@ -52,7 +52,7 @@ def _context(request: PageRequest) -> dict[str, Any]:
         "scale": bar_scale((candidate.virtual_size, candidate.allocated_size) for candidate in found.win_back_now),
         "full_first": min(fills, key=lambda row: row.days_until_full or 0.0, default=None),
         "most_promised": max(promised, key=lambda row: row.overcommit_ratio or 0.0, default=None),
-        "titles": {kind.name: kind.title for kind in kinds.every()},
+        "titles": kinds.titles(),
     }
 
 

@@ -10,7 +10,6 @@ from django.utils.translation import gettext_lazy
 
 from images.rewrite.kind import Rewriting
 from storage_admin.jobs import kinds
-from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job
 from storage_admin.words import said, size, words
 
@@ -42,7 +41,7 @@ ALWAYS = frozenset({"undo_hours", "format", "repair"})
 @register.filter
 def method_word(method: str, kind: str) -> str:
     """A method's word as on the button that started it."""
-    known = _known(kind)
+    known = kinds.find(kind)
     return known.method_word(method) if known else words(method).capitalize()
 
 
@@ -63,7 +62,7 @@ def moment(text: str | None) -> datetime | None:
 @register.filter
 def asked_for(job: Job) -> list[tuple[str, str]]:
     """Word and value of each option that differs from what the kind does by itself, and of those in :data:`ALWAYS`."""
-    known = _known(job.kind)
+    known = kinds.find(job.kind)
     defaults = {name: schema.get("default") for name, schema in known.properties.items()} if known else {}
     told = {"method", "wait_hours"} if replaces(job) else {"method", "wait_hours", "undo_hours"}
     shown = []
@@ -76,12 +75,8 @@ def asked_for(job: Job) -> list[tuple[str, str]]:
 
 def replaces(job: Job) -> bool:
     """Whether an original is to be kept at all."""
-    kind = _known(job.kind)
+    kind = kinds.find(job.kind)
     return not isinstance(kind, Rewriting) or kind.replaces((job.plan or {}).get("method", ""), job.options)
-
-
-def _known(kind: str) -> JobKind | None:
-    return next((known for known in kinds.every() if known.name == kind), None)
 
 
 def _value(job: Job, name: str, value: Any) -> str:
