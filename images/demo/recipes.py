@@ -97,58 +97,33 @@ class Recipe:
     bases: tuple[str, ...] = ()
 
 
-def _debian_base(at: Workshop) -> None:
-    at.create("debian-12-base.qcow2", "qcow2", "10G")
-    at.write("debian-12-base.qcow2", "qcow2", "text 0 24M", "noise 64M 4M", "zeros 128M 6M")
+def _image(
+    name: str, form: str, size: str, *parts: str, options: tuple[str, ...] = (), base: str = "", beside: str = ""
+) -> Recipe:
+    """One image, with what a guest has written into it.
+
+    Args:
+        parts: as :meth:`Workshop.write` takes them.
+        options: of qemu-img.
+        base: what it stands on, which another recipe makes.
+        beside: another file that qemu-img makes with it.
+    """
+
+    def make(at: Workshop) -> None:
+        at.create(name, form, size, *options, base=base)
+        at.write(name, form, *parts)
+
+    return Recipe((name, beside) if beside else (name,), make, (base,) if base else ())
 
 
 def _overlay(name: str, base: str, *parts: str) -> Recipe:
-    def make(at: Workshop) -> None:
-        at.create(name, "qcow2", "10G", base=base)
-        at.write(name, "qcow2", *parts)
-
-    return Recipe((name,), make, (base,))
-
-
-def _mail(at: Workshop) -> None:
-    at.create("mail.qcow2", "qcow2", "20G")
-    at.write("mail.qcow2", "qcow2", "text 0 20M", "zeros 1G 48M")
-
-
-def _database(at: Workshop) -> None:
-    at.create("database.raw", "raw", "4G")
-    at.write("database.raw", "raw", "noise 0 4M", "text 1G 8M", "zeros 2G 12M")
-
-
-def _scratch(at: Workshop) -> None:
-    at.create("scratch.raw", "raw", "24M", "preallocation=full")
-    at.write("scratch.raw", "raw", "text 0 4M")
-
-
-def _appliance(at: Workshop) -> None:
-    at.create("appliance.vmdk", "vmdk", "8G", "subformat=monolithicSparse")
-    at.write("appliance.vmdk", "vmdk", "text 0 6M", "noise 512M 2M")
+    return _image(name, "qcow2", "10G", *parts, base=base)
 
 
 def _appliance_export(at: Workshop) -> None:
     at.create("appliance.tmp", "raw", "2G")
     at.write("appliance.tmp", "raw", "text 0 8M", "noise 512M 1M")
     at.convert("appliance.tmp", "appliance-export.vmdk", "vmdk", "-o", "subformat=streamOptimized")
-
-
-def _point_of_sale(at: Workshop) -> None:
-    at.create("point-of-sale.vmdk", "vmdk", "16M", "subformat=monolithicFlat")
-    at.write("point-of-sale.vmdk", "vmdk", "text 0 3M")
-
-
-def _desktop(at: Workshop) -> None:
-    at.create("desktop.vdi", "vdi", "6G")
-    at.write("desktop.vdi", "vdi", "text 0 9M", "zeros 256M 4M")
-
-
-def _legacy_server(at: Workshop) -> None:
-    at.create("legacy-server.vhd", "vpc", "3G")
-    at.write("legacy-server.vhd", "vpc", "text 0 6M")
 
 
 def _build_server(at: Workshop) -> None:
@@ -179,16 +154,6 @@ def _archive(at: Workshop) -> None:
     at.convert("archive.tmp", "archive-zstd.qcow2", "qcow2", "-c", "-o", "compression_type=zstd")
 
 
-def _media(at: Workshop) -> None:
-    at.create("media-2M-clusters.qcow2", "qcow2", "40G", "cluster_size=2M")
-    at.write("media-2M-clusters.qcow2", "qcow2", "noise 0 8M", "text 1G 64k", "text 2G 64k", "zeros 3G 12M")
-
-
-def _runner(at: Workshop) -> None:
-    at.create("ci-runner.qcow2", "qcow2", "8G", "extended_l2=on", "cluster_size=128k")
-    at.write("ci-runner.qcow2", "qcow2", "text 0 6M", "noise 1G 4k", "zeros 2G 6M")
-
-
 def _damaged(at: Workshop) -> None:
     at.create("damaged.qcow2", "qcow2", "1G")
     with (at.folder / "damaged.qcow2").open("r+b") as image:
@@ -196,17 +161,7 @@ def _damaged(at: Workshop) -> None:
         image.write((99).to_bytes(4, "big"))  # cluster_bits: the specification allows 9 to 21
 
 
-def _uploaded(at: Workshop) -> None:
-    at.create("uploaded-by-customer.img", "qcow2", "4G")
-    at.write("uploaded-by-customer.img", "qcow2", "text 0 5M", "zeros 128M 8M")
-
-
 ODD_NAME = "Müller & Söhne, Büro <neu>.qcow2"
-
-
-def _odd_name(at: Workshop) -> None:
-    at.create(ODD_NAME, "qcow2", "3G")
-    at.write(ODD_NAME, "qcow2", "text 0 2M")
 
 
 def _lost_base(at: Workshop) -> None:
@@ -221,34 +176,38 @@ def _cycle(at: Workshop) -> None:
     at.run("qemu-img", "rebase", "-u", "-f", "qcow2", "-b", "cycle-b.qcow2", "-F", "qcow2", "cycle-a.qcow2")
 
 
-def _left_behind(at: Workshop) -> None:
-    at.create("vm-104-disk-0.qcow2", "qcow2", "32G")
-    at.write("vm-104-disk-0.qcow2", "qcow2", "text 0 12M", "zeros 4G 16M")
-
-
 RECIPES = (
-    Recipe(("debian-12-base.qcow2",), _debian_base),
+    _image("debian-12-base.qcow2", "qcow2", "10G", "text 0 24M", "noise 64M 4M", "zeros 128M 6M"),
     _overlay("web-01.qcow2", "debian-12-base.qcow2", "text 256M 6M", "zeros 512M 4M"),
     _overlay("web-02.qcow2", "debian-12-base.qcow2", "text 256M 3M", "noise 300M 1M"),
     _overlay("web-02-staging.qcow2", "web-02.qcow2", "text 1G 4M"),
     _overlay("web-02-hotfix.qcow2", "web-02-staging.qcow2", "text 1G 1M", "zeros 2G 2M"),
-    Recipe(("mail.qcow2",), _mail),
-    Recipe(("database.raw",), _database),
-    Recipe(("scratch.raw",), _scratch),
-    Recipe(("appliance.vmdk",), _appliance),
+    _image("mail.qcow2", "qcow2", "20G", "text 0 20M", "zeros 1G 48M"),
+    _image("database.raw", "raw", "4G", "noise 0 4M", "text 1G 8M", "zeros 2G 12M"),
+    _image("scratch.raw", "raw", "24M", "text 0 4M", options=("preallocation=full",)),
+    _image("appliance.vmdk", "vmdk", "8G", "text 0 6M", "noise 512M 2M", options=("subformat=monolithicSparse",)),
     Recipe(("appliance-export.vmdk",), _appliance_export),
-    Recipe(("point-of-sale.vmdk", "point-of-sale-flat.vmdk"), _point_of_sale),
-    Recipe(("desktop.vdi",), _desktop),
-    Recipe(("legacy-server.vhd",), _legacy_server),
+    _image(
+        "point-of-sale.vmdk", "vmdk", "16M", "text 0 3M", options=("subformat=monolithicFlat",),
+        beside="point-of-sale-flat.vmdk",
+    ),
+    _image("desktop.vdi", "vdi", "6G", "text 0 9M", "zeros 256M 4M"),
+    _image("legacy-server.vhd", "vpc", "3G", "text 0 6M"),
     Recipe(("build-server.qcow2",), _build_server),
     Recipe(("payroll-encrypted.qcow2",), _payroll),
     Recipe(("archive-zstd.qcow2",), _archive),
-    Recipe(("media-2M-clusters.qcow2",), _media),
-    Recipe(("ci-runner.qcow2",), _runner),
+    _image(
+        "media-2M-clusters.qcow2", "qcow2", "40G", "noise 0 8M", "text 1G 64k", "text 2G 64k", "zeros 3G 12M",
+        options=("cluster_size=2M",),
+    ),
+    _image(
+        "ci-runner.qcow2", "qcow2", "8G", "text 0 6M", "noise 1G 4k", "zeros 2G 6M",
+        options=("extended_l2=on", "cluster_size=128k"),
+    ),
     Recipe(("damaged.qcow2",), _damaged),
-    Recipe(("uploaded-by-customer.img",), _uploaded),
-    Recipe((ODD_NAME,), _odd_name),
+    _image("uploaded-by-customer.img", "qcow2", "4G", "text 0 5M", "zeros 128M 8M"),
+    _image(ODD_NAME, "qcow2", "3G", "text 0 2M"),
     Recipe(("shop.qcow2",), _lost_base),
     Recipe(("cycle-a.qcow2", "cycle-b.qcow2"), _cycle),
-    Recipe(("vm-104-disk-0.qcow2",), _left_behind),
-)
+    _image("vm-104-disk-0.qcow2", "qcow2", "32G", "text 0 12M", "zeros 4G 16M"),
+)  # fmt: skip
