@@ -2,32 +2,30 @@
 and every pool of a host on which no agent runs. Nothing in such pools is rewritten.
 """
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from hashlib import blake2b
+from dataclasses import asdict, replace
 from typing import Any
 
 from django.utils.translation import gettext as _
 
 from images.models import Image
-from images.scan.rows import stand_in
+from images.scan.events import Places, image_event, is_new, pool_event
+from images.scan.rows import LARGEST
 from storage_admin.agent.folders.pools import is_ours
 from storage_admin.agent.protocol import HostError, b64
 from storage_admin.agent.scan.pool_scan import EXTENSIONS
-from storage_admin.agent.scan.records import FINGERPRINT_SIZE, backing_unsafe
+from storage_admin.agent.scan.records import backing_unsafe
 from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.libvirt import alone as libvirt_alone
 from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.libvirt.reader import LibvirtFacts, PoolFacts, VolumeFacts
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.hosts.names import path_key
+from storage_admin.hosts.names import path_key, raw
 
 #: Formats that say nothing of a file's being a disk.
 NO_FORMAT = frozenset({"", "raw", "none", "unknown", "auto", "iso", "dir"})
 #: A volume without an extension is one from this size on, in bytes, as with an agent.
 LEAST_BARE = 1 << 20
-LARGEST = (1 << 63) - 1
 #: What mounts of a ``netfs`` pool's format are called there, where it is not the format's own name.
 _MOUNTED = {"": "nfs", "auto": "nfs", "glusterfs": "fuse.glusterfs"}
 _AS_OF = (
@@ -36,34 +34,18 @@ _AS_OF = (
 )
 
 
-@dataclass
-class Seen:
+class Seen(Places):
     """What all pools of one scan share.
 
     Args:
         domains: by what they declare of a path, a volume's format is known where libvirt does not look at it.
     """
 
-    host: Host
-    domains: Iterable[GuestFacts]
-    alone: bool = False
-    #: Keys of the paths that images lie at, so far as anybody knows.
-    paths: set[str] = field(default_factory=set)
-    #: What guests name, and as what.
-    declared: dict[str, str] = field(default_factory=dict)
-    _listed: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        disks = [disk for domain in self.domains for disk in domain.disks if disk.path]
-        self.declared = {disk.path: disk.format for disk in disks}
-        known = Image.every.filter(host=self.host, missing_since=None)
-        self.paths |= set(known.values_list("path_key", flat=True))
-
-    def is_first(self, path: str) -> bool:
-        """Whether no pool before had a volume there: two pools of libvirt may list one device."""
-        first = path not in self._listed
-        self._listed.add(path)
-        return first
+    def __init__(self, host: Host, domains: Iterable[GuestFacts], *, alone: bool = False) -> None:
+        super().__init__(host)
+        self.alone = alone
+        #: What guests name, and as what.
+        self.declared = {disk.path: disk.format for domain in domains for disk in domain.disks if disk.path}
 
 
 def facts_of(host: Host) -> LibvirtFacts:
@@ -146,10 +128,7 @@ def _pool(
             continue
         images += 1
         image = _image(seen, row, facts, volume)
-        fingerprint = bytes.fromhex(image["fp"])
-        if fingerprint in known:
-            known.discard(fingerprint)
-        else:
+        if is_new(image, known):
             yield image
     yield event | {
         "images": images, "others": {"count": others, "bytes": others_bytes},
@@ -165,11 +144,8 @@ def _placed(facts: PoolFacts, volume: VolumeFacts) -> VolumeFacts:
 def _pool_event(seen: Seen, row: StoragePool, facts: PoolFacts) -> dict[str, Any]:
     capacity = min(facts.capacity_bytes or 0, LARGEST) or None  # some types know of none
     available = min(facts.available_bytes or 0, capacity) if capacity else None
-    event = {
-        "event": "pool", "id": row.pk, "state": "ok", "detail": _AS_OF.format(name=facts.name),
-        "capacity_bytes": capacity, "available_bytes": available, "images": 0, "others": {"count": 0, "bytes": 0},
-        "undo_bytes": 0, "undo_copies": 0, "leftovers": 0, "vanished_b64": "",
-    }  # fmt: skip
+    as_of = _AS_OF.format(name=facts.name)
+    event = pool_event(row, detail=as_of, capacity_bytes=capacity, available_bytes=available)
     if not facts.is_folder:
         event["kind"] = str(row.kind)
     event["owners_unknown"] = libvirt_alone.nobody_looks(seen.host) if seen.alone else _named_otherwise(facts)
@@ -213,21 +189,16 @@ def _is_image(volume: VolumeFacts, *, named: bool) -> bool:
 
 def _image(seen: Seen, row: StoragePool, facts: PoolFacts, volume: VolumeFacts) -> dict[str, Any]:
     base = _base(seen, facts, volume)
-    raw = _raw(volume.path)
-    told = json.dumps([row.pk, asdict(volume), base, seen.declared.get(volume.path)], sort_keys=True).encode()
-    return {
-        "event": "image", "pool": row.pk, "path_b64": b64(raw),
-        "fp": blake2b(told, digest_size=FINGERPRINT_SIZE).hexdigest(),
-        # Nobody tells device and inode. These stand for the path alone, so that no two volumes look like one file.
-        "dev": "", "inode": stand_in(raw), "nlink": 1,
-        "mtime_ns": _nanoseconds(volume.mtime), "ctime_ns": _nanoseconds(volume.ctime),
-        "file_size": _size(volume.physical, volume.capacity), "allocated_size": _size(volume.allocation),
-        "virtual_size": volume.capacity, "format": _format(seen, facts, volume),
-        "cluster_size": volume.cluster_size or None, "compat": volume.compat or None,
-        "encrypted": volume.encrypted if facts.is_folder else None,
-        "state": "unreadable" if volume.unreadable else "ok", "detail": volume.unreadable,
-        "backing_format": volume.backing_format if base else "",
-    } | base  # fmt: skip
+    return image_event(
+        row, volume.path, [row.pk, asdict(volume), base, seen.declared.get(volume.path)],
+        mtime_ns=_nanoseconds(volume.mtime), ctime_ns=_nanoseconds(volume.ctime),
+        file_size=_size(volume.physical, volume.capacity), allocated_size=_size(volume.allocation),
+        virtual_size=volume.capacity, format=_format(seen, facts, volume),
+        cluster_size=volume.cluster_size or None, compat=volume.compat or None,
+        encrypted=volume.encrypted if facts.is_folder else None,
+        state="unreadable" if volume.unreadable else "ok", detail=volume.unreadable,
+        backing_format=volume.backing_format if base else "", **base,
+    )  # fmt: skip
 
 
 def _size(*told: int | None) -> int | None:
@@ -248,24 +219,20 @@ def _base(seen: Seen, facts: PoolFacts, volume: VolumeFacts) -> dict[str, Any]:
     path = volume.backing_path
     if not path:
         return {}
-    raw = _raw(path)
-    written = {"backing_b64": b64(raw)}
+    named = raw(path)
+    written = {"backing_b64": b64(named)}
     if not path.startswith("/"):
-        return written | {"backing_unsafe": backing_unsafe(raw) or "it is not the name of a plain file"}
+        return written | {"backing_unsafe": backing_unsafe(named) or "it is not the name of a plain file"}
     if _key(path) in seen.paths:
-        return written | {"backing_path_b64": b64(raw)}
+        return written | {"backing_path_b64": b64(named)}
     if not facts.is_folder:
         return {}  # a thin pool, or an origin that libvirt does not list: no image of ours
     why = f"The backing file {path} is in no libvirt pool of this host, so nothing more is known about it."
-    return written | {"backing_path_b64": b64(raw), "backing_unsafe": why}
-
-
-def _raw(path: str) -> bytes:
-    return path.encode("utf-8", "surrogateescape")
+    return written | {"backing_path_b64": b64(named), "backing_unsafe": why}
 
 
 def _key(path: str) -> str:
-    return path_key(_raw(path))
+    return path_key(raw(path))
 
 
 def _nanoseconds(seconds: str) -> int:

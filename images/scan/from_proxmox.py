@@ -4,52 +4,37 @@ alone, and beside an agent those that are no files. Nothing in such pools is rew
 A storage that several nodes of a cluster share is listed once: :mod:`images.scan.shared_storages`.
 """
 
-import json
 import posixpath
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from hashlib import blake2b
+from dataclasses import asdict
 from typing import Any
 
 from images.models import Image
 from images.orphans.evidence import NAMED, number_of
 from images.scan import shared_storages
-from images.scan.rows import stand_in
+from images.scan.events import Places, as_last_seen, image_event, is_new, pool_event
+from images.scan.rows import LARGEST
 from storage_admin.agent.protocol import b64
-from storage_admin.agent.scan.records import FINGERPRINT_SIZE, backing_unsafe
+from storage_admin.agent.scan.records import backing_unsafe
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.hosts.names import path_key
+from storage_admin.hosts.names import path_key, raw
 from storage_admin.hosts.proxmox import by_api_alone, registration, volumes
 from storage_admin.hosts.proxmox.reader import Listing, ProxmoxFacts, VolumeFacts
 from storage_admin.hosts.proxmox.storages import StorageFacts
 
-LARGEST = (1 << 63) - 1
 #: What Proxmox VE calls the content of a file that is not what its name says.
 INVALID = "invalid"
 _INVALID = "Proxmox VE cannot read this file in the format that its name says."
 _UNFINISHED = "?"
 
 
-@dataclass
-class _Seen:
-    """What all storages of one scan share.
+class _Seen(Places):
+    """What all storages of one scan share."""
 
-    Args:
-        paths: keys of the places that images are at, so far as anybody knows.
-    """
-
-    host: Host
-    scan: int
-    facts: ProxmoxFacts
-    paths: set[str] = field(default_factory=set)
-    _listed: set[str] = field(default_factory=set)
-
-    def is_first(self, place: str) -> bool:
-        """Whether no storage before had a volume there: two may be one folder."""
-        first = place not in self._listed
-        self._listed.add(place)
-        return first
+    def __init__(self, host: Host, scan: int, facts: ProxmoxFacts) -> None:
+        super().__init__(host)
+        self.scan, self.facts = scan, facts
 
 
 def events(host: Host, facts: ProxmoxFacts, scan: int) -> Iterator[dict[str, Any]]:
@@ -64,8 +49,6 @@ def events(host: Host, facts: ProxmoxFacts, scan: int) -> Iterator[dict[str, Any
     storages = {one.name: one for one in facts.storages}
     listings = {one.storage: one for one in facts.listings}
     seen = _Seen(host, scan, facts)
-    known = Image.every.filter(host=host, missing_since=None)
-    seen.paths |= set(known.values_list("path_key", flat=True))
     for listing in facts.listings:
         seen.paths |= {_key(volumes.place(one.volume, storages)) for one in listing.volumes}
     seen.paths |= {_key(path) for guest in facts.guests for path in guest.stands_on}
@@ -108,13 +91,10 @@ def room(storage: StorageFacts) -> dict[str, int | None]:
 
 
 def _pool(seen: _Seen, row: StoragePool, storage: StorageFacts, listing: Listing | None) -> Iterator[dict[str, Any]]:
-    event: dict[str, Any] = {
-        "event": "pool", "id": row.pk, "state": "ok", "detail": "", "kind": str(row.kind),
-        **room(storage), "images": 0, "others": {"count": 0, "bytes": 0}, "undo_bytes": 0, "undo_copies": 0,
-        "leftovers": 0,
-        "vanished_b64": "", "filesystem": storage.type, "network": storage.shared, "shared_key": row.shared_key,
-        "fs_key": row.fs_key, "owners_unknown": by_api_alone.nobody_looks(seen.host),
-    }  # fmt: skip
+    event = pool_event(
+        row, kind=str(row.kind), **room(storage), filesystem=storage.type, network=storage.shared,
+        shared_key=row.shared_key, fs_key=row.fs_key, owners_unknown=by_api_alone.nobody_looks(seen.host),
+    )  # fmt: skip
     if not storage.active:
         # What is switched off says so already (sync_storages).
         state, why = registration.why_away(seen.facts, storage) if storage.enabled else ("missing", row.state_detail)
@@ -129,42 +109,26 @@ def _pool(seen: _Seen, row: StoragePool, storage: StorageFacts, listing: Listing
         return
     shared_storages.take_over(row, seen.scan)
     rows = Image.every.filter(pool=row, missing_since=None).values_list("fingerprint", "name", "path")
-    known = {bytes(fingerprint): number_of(name, path) for fingerprint, name, path in rows}
-    images = 0
+    numbers = {bytes(fingerprint): number_of(name, path) for fingerprint, name, path in rows}
+    images, known = 0, set(numbers)
     for image in _images(seen, row, storage, listing):
         images += 1
-        fingerprint = bytes.fromhex(image["fp"])
-        if fingerprint in known:
-            del known[fingerprint]
-        else:
+        if is_new(image, known):
             yield image
     if why:
         yield event | {"state": "unreadable", "detail": f"{why} {_AS_LAST_SEEN}", "images": images}
         return
-    if hidden := {number for number in known.values() if number in seen.facts.hidden}:
-        numbers = ", ".join(sorted(hidden)[:NAMED])
+    if hidden := {numbers[fingerprint] for fingerprint in known} & seen.facts.hidden:
+        named = ", ".join(sorted(hidden)[:NAMED])
         detail = (
-            f"The API token can no longer see the disks of these guests: {numbers} (permissions on /vms). "
-            f"{_AS_LAST_SEEN}"
+            f"The API token can no longer see the disks of these guests: {named} (permissions on /vms). {_AS_LAST_SEEN}"
         )
         event |= {"state": "unreadable", "detail": detail}
-    vanished = sorted(fingerprint for fingerprint, number in known.items() if number not in seen.facts.hidden)
+    vanished = sorted(fingerprint for fingerprint in known if numbers[fingerprint] not in seen.facts.hidden)
     yield event | {"images": images, "vanished_b64": b64(b"".join(vanished))}
 
 
 _AS_LAST_SEEN = "Anything that the API no longer reports is shown as last seen."
-
-
-def as_last_seen(row: StoragePool, detail: str) -> dict[str, Any]:
-    """The event of a pool that nobody told of: its row stays as it is."""
-    kept = ("filesystem", "network", "shared_key", "fs_key")
-    return {
-        "event": "pool", "id": row.pk, "state": "unreadable", "detail": detail, "kind": str(row.kind),
-        "images": row.images_count, "others": {"count": row.others_count, "bytes": row.others_bytes},
-        "undo_bytes": row.undo_bytes, "undo_copies": 0, "leftovers": 0, "vanished_b64": "",
-        "owners_unknown": row.owners_unknown, "volume_facts": row.volume_facts,
-        **{name: getattr(row, name) for name in kept},
-    }  # fmt: skip
 
 
 def _images(seen: _Seen, row: StoragePool, storage: StorageFacts, listing: Listing | None) -> Iterator[dict[str, Any]]:
@@ -187,20 +151,15 @@ def _snapshots(facts: ProxmoxFacts, storage: StorageFacts) -> Iterator[VolumeFac
 
 
 def _image(seen: _Seen, row: StoragePool, storage: StorageFacts, volume: VolumeFacts, place: str) -> dict[str, Any]:
-    raw, broken = _raw(place), volume.format == INVALID
+    broken = volume.format == INVALID
     base = {} if broken else _base(seen, storage, volume, place)
-    told = json.dumps([asdict(volume), place, base], sort_keys=True).encode()
-    return {
-        "event": "image", "pool": row.pk, "path_b64": b64(raw),
-        "fp": blake2b(told, digest_size=FINGERPRINT_SIZE).hexdigest(),
-        # Nobody tells device and inode. These stand for the place alone, so that no two volumes look like one file.
-        "dev": "", "inode": stand_in(raw), "nlink": 1, "mtime_ns": 0, "ctime_ns": 0,
-        "file_size": None, "allocated_size": _size(volume.used_bytes),
+    return image_event(
+        row, place, [asdict(volume), place, base], allocated_size=_size(volume.used_bytes),
         # A container's folder without a quota has no size of its own.
-        "virtual_size": _size(volume.size_bytes or None) if not broken else None,
-        "format": "" if broken else volume.format[:20], "encrypted": None,
-        "state": "unreadable" if broken else "ok", "detail": _INVALID if broken else "",
-    } | base  # fmt: skip
+        virtual_size=_size(volume.size_bytes or None) if not broken else None,
+        format="" if broken else volume.format[:20],
+        state="unreadable" if broken else "ok", detail=_INVALID if broken else "", **base,
+    )  # fmt: skip
 
 
 def _base(seen: _Seen, storage: StorageFacts, volume: VolumeFacts, place: str) -> dict[str, Any]:
@@ -210,8 +169,8 @@ def _base(seen: _Seen, storage: StorageFacts, volume: VolumeFacts, place: str) -
     if written == _UNFINISHED:
         unfinished = "A change of snapshots of the VM is not finished. Its backing file is not reported."
         return {"backing_b64": b64(b"?"), "backing_unsafe": unfinished}
-    if written and (why := backing_unsafe(_raw(written))):
-        return {"backing_b64": b64(_raw(written)), "backing_unsafe": why}
+    if written and (why := backing_unsafe(raw(written))):
+        return {"backing_b64": b64(raw(written)), "backing_unsafe": why}
     if written:
         below = posixpath.normpath(posixpath.join(posixpath.dirname(place), written))
     elif base_id := volumes.base_id(volume.volume, storage):
@@ -219,7 +178,7 @@ def _base(seen: _Seen, storage: StorageFacts, volume: VolumeFacts, place: str) -
         written = written or base_id
     if not below:
         return {}
-    told = {"backing_b64": b64(_raw(written)), "backing_path_b64": b64(_raw(below))}
+    told = {"backing_b64": b64(raw(written)), "backing_path_b64": b64(raw(below))}
     if _key(below) in seen.paths:
         return told
     return told | {"backing_unsafe": f"The backing file {below} is not among the volumes that the API lists."}
@@ -234,9 +193,5 @@ def _size(told: int | None) -> int | None:
     return None if told is None else min(told, LARGEST)
 
 
-def _raw(place: str) -> bytes:
-    return place.encode("utf-8", "surrogateescape")
-
-
 def _key(place: str) -> str:
-    return path_key(_raw(place)) if place else ""
+    return path_key(raw(place)) if place else ""

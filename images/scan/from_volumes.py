@@ -7,12 +7,9 @@ row gets what the backend says, instead of what they told. What nodes share is l
 by the API.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from hashlib import blake2b
-from typing import Any
 
 from django.db import transaction
 
@@ -20,16 +17,14 @@ from images.alert_rules.pools import NEVER_PERCENT
 from images.models import Claim, Image
 from images.orphans.host_facts import Claimed
 from images.scan import shared_storages
-from images.scan.from_proxmox import as_last_seen
+from images.scan.events import Event, as_last_seen, image_event, is_new, pool_event
 from images.scan.rows import stand_in
 from images.scan.volume_places import BACKENDS, Backend, Place, Volume
 from storage_admin.agent.protocol import b64
-from storage_admin.agent.scan.records import FINGERPRINT_SIZE
 from storage_admin.hosts import services
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.hosts.names import path_key
+from storage_admin.hosts.names import path_key, raw
 
-Event = dict[str, Any]
 #: Backends by the kinds of pools of which the agent may know better than who told of them.
 KINDS = {str(kind): name for name, backend in BACKENDS.items() for kind in backend.kinds}
 
@@ -158,41 +153,32 @@ class Told:
             image = self._image(row, volume)
             if volume.kept and is_known:
                 self.claims.append(Claimed(Claim.Kind.FILE, ":".join(_inode(volume)), volume.kept))
-            fingerprint = bytes.fromhex(image["fp"])
-            if fingerprint in known:
-                known.discard(fingerprint)
-            else:
+            if is_new(image, known):
                 yield image
         yield self._pool_event(row, place, known)
 
     def _pool_event(self, row: StoragePool, place: Place, vanished: Iterable[bytes]) -> Event:
-        return {
-            "event": "pool", "id": row.pk, "state": "ok", "detail": "", "kind": str(place.kind),
-            "filesystem": self.backend.title, "capacity_bytes": place.capacity, "available_bytes": place.available,
-            "images": len(place.volumes), "others": {"count": 0, "bytes": 0}, "undo_bytes": 0, "undo_copies": 0,
-            "leftovers": place.journals, "asides": place.asides, "vanished_b64": b64(b"".join(sorted(vanished))),
-            "owners_unknown": _owners_unknown(row, place), "fs_key": place.fs_key, "shared_key": place.key,
-            "volume_facts": place.facts, "network": row.network,
-        }  # fmt: skip
+        return pool_event(
+            row, kind=str(place.kind), filesystem=self.backend.title, capacity_bytes=place.capacity,
+            available_bytes=place.available, images=len(place.volumes), leftovers=place.journals, asides=place.asides,
+            vanished_b64=b64(b"".join(sorted(vanished))), owners_unknown=_owners_unknown(row, place),
+            fs_key=place.fs_key, shared_key=place.key, volume_facts=place.facts, network=row.network,
+        )  # fmt: skip
 
     def _image(self, row: StoragePool, volume: Volume) -> Event:
         names = (volume.path, volume.alias)
         form = next((form for name in names if (form := self._declared.get(name))), volume.format)[:20]
-        base = b64(_raw(volume.base)) if volume.base else ""
+        base = b64(raw(volume.base)) if volume.base else ""
         snapshots = {"snapshots": "y"} if volume.has_snapshots else {}
         dev, inode = _inode(volume)
-        written = json.dumps([row.pk, vars(volume) | {"open": ""}, form], sort_keys=True).encode()
-        return {
-            "event": "image", "pool": row.pk, "path_b64": b64(_raw(volume.path)),
-            "fp": blake2b(written, digest_size=FINGERPRINT_SIZE).hexdigest(), "dev": dev, "inode": inode,
-            "nlink": 1, "mtime_ns": 0, "ctime_ns": 0, "file_size": None, "allocated_size": volume.allocated,
-            "exclusive_bytes": volume.exclusive, "snapshot_bytes": volume.snapshots,
-            "reservation_bytes": volume.reserved, "virtual_size": volume.size,
-            "cluster_size": volume.block_size, "format": form, "encrypted": None,
-            "state": "unreadable" if volume.unreadable else "ok", "detail": volume.unreadable,
+        return image_event(
+            row, volume.path, [row.pk, vars(volume) | {"open": ""}, form], dev=dev, inode=inode,
+            allocated_size=volume.allocated, exclusive_bytes=volume.exclusive, snapshot_bytes=volume.snapshots,
+            reservation_bytes=volume.reserved, virtual_size=volume.size, cluster_size=volume.block_size, format=form,
+            state="unreadable" if volume.unreadable else "ok", detail=volume.unreadable,
             **({"volume": volume.ids | {"alias": volume.alias} | snapshots} if volume.ids else {}),
             **({"backing_b64": base, "backing_path_b64": base} if base else {}),
-        }  # fmt: skip
+        )  # fmt: skip
 
 
 def _has_images(row: StoragePool) -> bool:
@@ -230,9 +216,5 @@ def _as_guests_name_it(row: StoragePool, volume: Volume) -> Volume:
 def _inode(volume: Volume) -> tuple[str, str]:
     """By its device a guest is found that names the volume otherwise; of one without, by the other name."""
     if volume.inode is None:
-        return "", stand_in(_raw(volume.alias or volume.path))
+        return "", stand_in(raw(volume.alias or volume.path))
     return str(volume.dev), str(volume.inode)
-
-
-def _raw(path: str) -> bytes:
-    return path.encode("utf-8", "surrogateescape")

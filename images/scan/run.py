@@ -30,7 +30,7 @@ from storage_admin.hosts import silence, transport
 from storage_admin.hosts.libvirt import alone
 from storage_admin.hosts.libvirt.reader import LibvirtFacts
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.hosts.names import path_key
+from storage_admin.hosts.names import path_key, raw
 from storage_admin.hosts.proxmox import by_api_alone
 from storage_admin.hosts.proxmox.reader import ProxmoxFacts
 from storage_admin.jobs.models import Job
@@ -360,8 +360,8 @@ def rewritten_since(host_id: int, at: datetime, but: int = 0) -> set[str]:
     if not images:
         return set()
     moved = {path_key(path) for job in (*jobs, *undone_jobs) if job.kept for path in moving.paths_of(job)}
-    for key, raw in Image.objects.filter(pk__in=images).values_list("path_key", "path_bytes"):
-        moved |= {key, path_key(bytes(raw))}  # one that is set aside is kept under another key
+    for key, path in Image.objects.filter(pk__in=images).values_list("path_key", "path_bytes"):
+        moved |= {key, path_key(bytes(path))}  # one that is set aside is kept under another key
     return moved
 
 
@@ -396,5 +396,5 @@ def _add_proxmox_storage(host: Host, name: str, path: str) -> bool:
         return True
     if StoragePool.objects.filter(host=host, path=path).exists():
         return False
-    hosts.add_pool(host, path.encode("utf-8", "surrogateescape"), StoragePool.Source.PROXMOX, name=name)
+    hosts.add_pool(host, raw(path), StoragePool.Source.PROXMOX, name=name)
     return True

@@ -21,7 +21,7 @@ from django.db.models.functions import Cast
 from images.models import Image
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.hosts.names import display, path_key
+from storage_admin.hosts.names import display, path_key, raw
 
 #: Said of the others' pools. Not where: that node may not exist for whoever reads it.
 ELSEWHERE = "The nodes of the cluster share this storage. Its images are listed at another node."
@@ -36,7 +36,7 @@ def siblings(pool: StoragePool) -> list[StoragePool]:
     if pool.path_bytes:
         same |= Q(path=pool.path, path_bytes=b"")
     elif pool.path.startswith("/"):
-        same |= Q(path_key=path_key(pool.path.encode("utf-8", "surrogateescape")))
+        same |= Q(path_key=path_key(raw(pool.path)))
     others = StoragePool.objects.filter(
         same, host__kind=Host.Kind.PROXMOX, host__cluster=host.cluster, source=StoragePool.Source.PROXMOX
     )
@@ -94,12 +94,12 @@ def walked_from_now_on(host: Host, name: str, path: str) -> bool:
     row = told.filter(source=StoragePool.Source.PROXMOX).first()
     if row is None:
         return False
-    raw = path.encode("utf-8", "surrogateescape")
+    key = path_key(raw(path))
     with transaction.atomic():
-        walked = StoragePool.objects.filter(host=host, path_key=path_key(raw)).first()
+        walked = StoragePool.objects.filter(host=host, path_key=key).first()
         if walked is None:
             # What is told of its space stays until the agent has looked.
-            told.filter(pk=row.pk).update(path_bytes=raw, path_key=path_key(raw), shared_key="", fs_key="", state="new")
+            told.filter(pk=row.pk).update(path_bytes=raw(path), path_key=key, shared_key="", fs_key="", state="new")
         else:
             Image.every.filter(pool=row).update(pool=walked)
             row.samples.update(pool=walked)
@@ -200,7 +200,7 @@ def _pair(pool: StoragePool, other: StoragePool) -> Shared | None:
 
 
 def _inside(path: bytes, folder: str) -> bytes:
-    return path + b"/" + (folder.encode("utf-8", "surrogateescape") + b"/" if folder else b"")
+    return path + b"/" + (raw(folder) + b"/" if folder else b"")
 
 
 def is_another_mount(pool: StoragePool, other: StoragePool) -> bool:
@@ -295,7 +295,7 @@ def _needed_parts(pairs: list[Shared]) -> dict[str, str]:
     for there, name, shown, header in rows.values_list("host_id", "name", "path", "header"):
         for part in named_parts(name, shown, header):
             for pair in pairs:
-                path = pair.here(part.encode("utf-8", "surrogateescape")) if pair.other.host_id == there else None
+                path = pair.here(raw(part)) if pair.other.host_id == there else None
                 if path is not None:
                     found[display(path)] = "An image of another host keeps its data in it."
     return found

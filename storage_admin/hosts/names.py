@@ -4,7 +4,12 @@ import hashlib
 
 from storage_admin.agent.protocol import display
 
-__all__ = ["display", "path_key"]
+__all__ = ["display", "path_key", "raw"]
+
+
+def raw(path: str) -> bytes:
+    """A path as it is on its host; what is no UTF-8 there, Python's texts have as surrogates."""
+    return path.encode("utf-8", "surrogateescape")
 
 
 def path_key(raw: bytes) -> str:
