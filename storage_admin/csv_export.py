@@ -12,13 +12,14 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from itertools import islice
 from operator import attrgetter
 from typing import Any
 
 from django.db.models import Model, QuerySet
 from django.http import StreamingHttpResponse
 from django.utils import timezone
+
+from storage_admin.batches import batched
 
 #: Rows that are in memory at once.
 PART = 1000
@@ -75,20 +76,14 @@ def _written(value: object) -> str:
 
 def in_parts(rows: Iterable[Any]) -> Iterator[list[Any]]:
     """The rows, :data:`PART` at a time."""
-    if isinstance(rows, QuerySet):
-        yield from _by_id(rows)
-        return
-    waiting = iter(rows)
-    while part := list(islice(waiting, PART)):
-        yield part
+    return _by_id(rows) if isinstance(rows, QuerySet) else batched(rows, PART)
 
 
 def _by_id(rows: QuerySet[Model]) -> Iterator[list[Model]]:
     """The rows of a queryset in its order. One that is deleted meanwhile is left out."""
     ids = array("q", rows.values_list("pk", flat=True).iterator(chunk_size=PART))
     unordered = rows.order_by()
-    for start in range(0, len(ids), PART):
-        part = ids[start : start + PART]
+    for part in batched(ids, PART):
         found = {row.pk: row for row in unordered.filter(pk__in=part)}
         yield [found[pk] for pk in part if pk in found]
 

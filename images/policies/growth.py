@@ -1,12 +1,12 @@
 """Whether what a reclaim won is lost again: by what guests wrote, not by what later jobs made of the file."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from images.models import ImageSample
 from images.policies.history import Last
+from storage_admin.batches import batched
 from storage_admin.jobs.models import Job
 
 #: An image has grown back when it has taken so much of what was won again, within so long.
@@ -71,7 +71,7 @@ def _added_at(added: list[_Added], at: datetime) -> int:
 def _added_by_jobs(jobs: dict[int, Last]) -> dict[int, list[_Added]]:
     """What jobs have added to the images' files since the last reclaim of each."""
     found: dict[int, list[_Added]] = defaultdict(list)
-    for part in _parts(jobs):
+    for part in batched(sorted(jobs), _AT_ONCE):
         swapped = Job.objects.filter(
             target_kind="image",
             target_id__in=part,
@@ -112,7 +112,7 @@ def _undos(jobs: set[int]) -> dict[int, _Added]:
 def _first_back(jobs: dict[int, Last], added: dict[int, list[_Added]]) -> dict[int, tuple[int, datetime]]:
     """By how many bytes each image had grown when a scan first found it grown back, and when that was."""
     found: dict[int, tuple[int, datetime]] = {}
-    for part in _parts(jobs):
+    for part in batched(sorted(jobs), _AT_ONCE):
         oldest = min(jobs[pk].finished for pk in part)
         samples = ImageSample.objects.filter(image__in=part, at__gt=oldest, allocated_size__isnull=False)
         for pk, at, size in samples.order_by("at").values_list("image_id", "at", "allocated_size"):
@@ -121,9 +121,3 @@ def _first_back(jobs: dict[int, Last], added: dict[int, list[_Added]]) -> dict[i
             if at > job.finished and pk not in found and grown >= _needed(job):
                 found[pk] = grown, at
     return found
-
-
-def _parts(jobs: dict[int, Last]) -> Iterator[list[int]]:
-    ids = sorted(jobs)
-    for begin in range(0, len(ids), _AT_ONCE):
-        yield ids[begin : begin + _AT_ONCE]

@@ -6,10 +6,9 @@ once, and what a crash has cut off is taken up by the next step.
 
 import logging
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
@@ -20,12 +19,12 @@ from images.policies.reasons import Skip
 from images.policies.rules import Candidate, Choice
 from images.policies.shape import Rules
 from storage_admin.accounts.models import audit
+from storage_admin.batches import batched
 from storage_admin.jobs import automation
 from storage_admin.jobs import services as jobs
 from storage_admin.jobs.models import Job
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 #: With this begins what a run's detail says of its last step's failure; what stands before it stays.
 _STUCK = "The run cannot continue for now: "
@@ -118,9 +117,9 @@ def _choose(run: PolicyRun, rules: Rules, now: datetime) -> None:
 def _picks(run: PolicyRun, rules: Rules, choice: Choice) -> Iterator[list[PolicyPick]]:
     """The picks of a choice, as many at a time as one transaction takes."""
     behind = len(choice.chosen) + 1
-    for part in batched(enumerate(choice.chosen, 1)):
+    for part in batched(enumerate(choice.chosen, 1), AT_ONCE):
         yield [PolicyPick(run=run, place=place, predicted_bytes=one.gain, **_target(rules, one)) for place, one in part]
-    for skips in batched(choice.skips):
+    for skips in batched(choice.skips, AT_ONCE):
         yield [
             PolicyPick(
                 run=run, place=behind, state=PolicyPick.State.SKIPPED, code=one.code, reason=one.reason,
@@ -128,13 +127,6 @@ def _picks(run: PolicyRun, rules: Rules, choice: Choice) -> Iterator[list[Policy
             )
             for one in skips
         ]  # fmt: skip
-
-
-def batched(rows: Iterable[T]) -> Iterator[list[T]]:
-    """The rows in lists of at most so many as one transaction writes."""
-    left = iter(rows)
-    while part := list(islice(left, AT_ONCE)):
-        yield part
 
 
 def _target(rules: Rules, one: Candidate | Skip) -> dict[str, Any]:

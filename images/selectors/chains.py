@@ -7,6 +7,7 @@ from django.db.models import Prefetch, Q
 
 from images.models import Image, ImageUse
 from storage_admin.accounts.models import SYSTEM, Actor
+from storage_admin.batches import batched
 from storage_admin.hosts.selectors import hosts_for
 
 #: Ids in one query: databases bound the number of parameters.
@@ -116,15 +117,10 @@ def _members(image: Image) -> Iterable[Image]:
 
 
 def _neighbours(bases: set[int], stood_on: set[int]) -> Iterator[Image]:
-    for ids in _batches(bases):
+    for ids in batched(sorted(bases), BATCH):
         yield from _rows(Q(pk__in=ids))
-    for ids in _batches(stood_on):
+    for ids in batched(sorted(stood_on), BATCH):
         yield from _rows(Q(backing_id__in=ids))
-
-
-def _batches(ids: set[int]) -> Iterator[list[int]]:
-    listed = sorted(ids)
-    return (listed[start : start + BATCH] for start in range(0, len(listed), BATCH))
 
 
 def _rows(which: Q) -> Iterable[Image]:

@@ -9,6 +9,7 @@ from django.db.models import Q
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop, ngettext
 
+from storage_admin.batches import batched
 from storage_admin.guests.models import BackupListing, Guest, GuestBackup
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import display
@@ -39,8 +40,8 @@ def record(host: Host, facts: ProxmoxFacts, at: datetime) -> None:
     columns = ("kind", "uid", "at", "volume", "passed_over")
     known = {tuple(values): pk for pk, *values in own.values_list("pk", *columns)}
     gone = [pk for values, pk in known.items() if values not in rows]
-    for begin in range(0, len(gone), 5000):
-        own.filter(pk__in=gone[begin : begin + 5000]).delete()
+    for some in batched(gone, 5000):
+        own.filter(pk__in=some).delete()
     new = sorted(rows - known.keys())
     GuestBackup.objects.bulk_create(
         (GuestBackup(host=host, **dict(zip(columns, values, strict=True))) for values in new), batch_size=2000
