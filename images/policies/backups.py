@@ -1,6 +1,6 @@
 """What a policy asks of the last backups of what it works on, from the database alone."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 from images import backups
 from images.models import Image, ImageUse
 from images.policies.shape import Rules
+from storage_admin.batches import batched
 from storage_admin.guests.backups import of_guests
 from storage_admin.guests.models import Guest
 from storage_admin.jobs.plan_and_progress import LastBackup
@@ -26,36 +27,29 @@ class Backups:
         self._last: dict[int, list[LastBackup]] = {}
         if self._most is None:
             return
-        for some in _parts(sorted(ids)):
+        for some in batched(sorted(ids), _AT_ONCE):
             self._last |= _of_images(some) if rules.on_images else _of_guests(some)
 
     def lacking(self, target_id: int) -> tuple[Any, ...] | None:
         """The code and the facts of a skip, where one that is young enough and has the disk is not known."""
         if self._most is None:
             return None
-        last = self._last.get(target_id, [])
+        last = self._last.get(target_id)
         if not last:
-            return ("backup_too_old", self._most, _("Nothing reports backups of it."))
-        for one in last:
-            if one.at is None or one.included is not True:
-                return (
-                    "backup_too_old",
-                    self._most,
-                    one.detail or _("Whether the backup contains the disk is not known."),
-                )
-            if one.at < self._now - timedelta(days=self._most):
-                told = _("The last backup of {guest} is of {at:%Y-%m-%d %H:%M} UTC. {detail}")
-                return (
-                    "backup_too_old",
-                    self._most,
-                    told.format(guest=one.guest, at=one.at, detail=one.detail).strip(),
-                )
-        return None
+            why = _("Nothing reports backups of it.")
+        else:
+            why = next((found for one in last if (found := _lacks(one, self._now - timedelta(days=self._most)))), "")
+        return ("backup_too_old", self._most, why) if why else None
 
 
-def _parts(ids: list[int]) -> Iterator[list[int]]:
-    for begin in range(0, len(ids), _AT_ONCE):
-        yield ids[begin : begin + _AT_ONCE]
+def _lacks(last: LastBackup, since: datetime) -> str:
+    """Why a backup is not one from then on that has the disk, in a sentence; empty where it is."""
+    if last.at is None or last.included is not True:
+        return last.detail or _("Whether the backup contains the disk is not known.")
+    if last.at >= since:
+        return ""
+    told = _("The last backup of {guest} is of {at:%Y-%m-%d %H:%M} UTC. {detail}")
+    return told.format(guest=last.guest, at=last.at, detail=last.detail).strip()
 
 
 def _of_images(ids: list[int]) -> dict[int, list[LastBackup]]:

@@ -11,7 +11,7 @@ from images import selectors
 from images.models import Image
 from images.policies import guests
 from images.policies import rules as choosing
-from images.policies.reasons import Skip
+from images.policies.reasons import told
 from images.policies.rules import Candidate
 from images.policies.shape import Rules
 from images.rewrite import neighbours, planning, space
@@ -65,7 +65,7 @@ def planned(
             found.append(Planned(candidate, None, Refusal("gone", _("It no longer exists."))))
             continue
         against = (*plan.refusals, *plan.by_hand)
-        refusal = against[0] if against else _not_worth(rules, candidate, plan)
+        refusal = against[0] if against else _not_worth(rules, plan)
         refusal = refusal or speeds.too_long(candidate.host_id, plan.before_bytes, until - now)
         if refusal is None:
             _add(admitted, candidate, plan, images)
@@ -106,16 +106,12 @@ def _add(admitted: Admitted, candidate: Candidate, plan: Plan, images: dict[int,
     admitted.add(pool, host, space.planned_need(plan, host))
 
 
-def _not_worth(rules: Rules, candidate: Candidate, plan: Plan) -> Refusal | None:
+def _not_worth(rules: Rules, plan: Plan) -> Refusal | None:
     """What the plan's method would win may be less than what the best one would."""
     if rules.kind != "reclaim":
         return None
     found = choosing.gains_too_little(rules, plan.won_bytes, plan.before_bytes)
-    if found is None:
-        return None
-    code, *facts = found
-    skip = Skip(candidate.id, candidate.host_id, candidate.pool_id, candidate.label, code, tuple(facts))
-    return Refusal(code, skip.reason)
+    return Refusal(*told(*found)) if found else None
 
 
 class Speeds:

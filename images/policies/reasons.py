@@ -41,7 +41,12 @@ class Skip(NamedTuple):
     @property
     def reason(self) -> str:
         """Why, in a sentence."""
-        return str(NOT_MEANT[self.code]) if self.code in NOT_MEANT else _SENTENCES[self.code](*self.facts)
+        return str(NOT_MEANT[self.code]) if self.code in NOT_MEANT else told(self.code, *self.facts)[1]
+
+
+def told(code: str, *facts: object) -> tuple[str, str]:
+    """The code of a skip and its sentence, by what a rule has found."""
+    return code, _SENTENCES[code](*facts)
 
 
 def _too_little(gain: int, percent: float, least: int, least_percent: int) -> str:

@@ -11,12 +11,13 @@ from images.policies import guests, history, looking
 from images.policies import rules as choosing
 from images.policies.backups import Backups
 from images.policies.planned import Planned, planned
-from images.policies.reasons import Skip
+from images.policies.reasons import told
 from images.policies.rules import Candidate
 from images.policies.shape import ALONE, Rules
 from images.rewrite.space import Admitted
 from storage_admin.accounts.models import ForbiddenError
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.batches import batched
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import automation, services
@@ -35,8 +36,7 @@ HELD, _AT_ONCE = "Another job is using it. The policy waits until that job has e
 def submit(run: PolicyRun, rules: Rules, now: datetime) -> None:
     """Fills the run's free slots on every host."""
     waiting = run.picks.filter(state=PolicyPick.State.CHOSEN)
-    lost = "It no longer exists."
-    waiting.filter(host=None).update(state=PolicyPick.State.SKIPPED, code="gone", reason=lost)
+    waiting.filter(host=None).update(state=PolicyPick.State.SKIPPED, code="gone", reason="It no longer exists.")
     _note_held(waiting, rules)
     hosts = [
         host_id
@@ -58,13 +58,12 @@ def _due(run: PolicyRun, host_id: int) -> QuerySet[PolicyPick]:
 def _note_held(waiting: QuerySet[PolicyPick], rules: Rules) -> None:
     """Those that other jobs have say so, and keep nobody behind them from a slot; it ends with the job."""
     column, held = rules.target_kind, _held(rules)
-    ids = sorted(held)
     marked = waiting.filter(code="busy", reason=HELD)
     over = [pk for pk, target in marked.values_list("pk", column) if target not in held]
-    for begin in range(0, len(over), _AT_ONCE):
-        marked.filter(pk__in=over[begin : begin + _AT_ONCE]).update(code="", reason="")
-    for begin in range(0, len(ids), _AT_ONCE):
-        some = waiting.filter(**{f"{column}__in": ids[begin : begin + _AT_ONCE]})
+    for ids in batched(over, _AT_ONCE):
+        marked.filter(pk__in=ids).update(code="", reason="")
+    for ids in batched(sorted(held), _AT_ONCE):
+        some = waiting.filter(**{f"{column}__in": ids})
         some.exclude(code="busy").update(code="busy", reason=HELD)
 
 
@@ -150,8 +149,7 @@ def _left_out_by_now(run: PolicyRun, rules: Rules, ids: list[int], now: datetime
         backups = Backups(rules, now, ids)
         for target in ids:
             if lacking := backups.lacking(target):
-                code, *facts = lacking
-                found[target] = code, Skip(target, 0, 0, "", code, tuple(facts)).reason
+                found[target] = told(*lacking)
     meanwhile = _done_meanwhile(run, rules, ids)
     for target, last in history.last_jobs(rules.kind, rules.target_kind, ids).items():
         lately, done = choosing.done_lately(rules, last, now), meanwhile.get(target)
@@ -163,8 +161,7 @@ def _left_out_by_now(run: PolicyRun, rules: Rules, ids: list[int], now: datetime
                 f"Job {done.job_id} ({rules.kind}) did the same in the meantime. It ended at {ended}.",
             )
         elif lately is not None and not rules.on_images:
-            code, *facts = lately
-            found[target] = code, Skip(target, 0, 0, "", code, tuple(facts)).reason
+            found[target] = told(*lately)
     return found
 
 
