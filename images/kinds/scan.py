@@ -174,12 +174,12 @@ class Scan(HostKind):
         ids = list(jobs.exclude(Exists(at_it)).values_list("target_id", flat=True))
         pools = dict(Image.every.filter(pk__in=ids).values_list("pk", "pool_id"))
         expected = Counter(pools[image] for image in ids if image in pools)
-        found = run.undo_copies
+        found = run.counted("undo_copies")
         aside = Image.objects.filter(host=job.host_id, aside_since__lt=job.started or job.created)
         waiting = Counter(aside.exclude(Exists(_at_work_on(OuterRef("pk")))).values_list("pool_id", flat=True))
         return any(
             there[pool] < count
-            for wanted, there in ((expected, found), (waiting, run.asides))
+            for wanted, there in ((expected, found), (waiting, run.counted("asides")))
             for pool, count in wanted.items()
             if pool in there
         )

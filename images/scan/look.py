@@ -27,7 +27,7 @@ from images.rewrite import holding, refusals, space
 from images.scan import bulk_write, hypervisors, run
 from images.scan import rows as scan_rows
 from storage_admin.agent import protocol
-from storage_admin.agent.protocol import HostError, RefusedError, b64, unb64
+from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import asking, silence, transport
 from storage_admin.hosts.libvirt import control
@@ -247,11 +247,8 @@ def _write_files(host: Host, rows: QuerySet[Image], told: _Told, entered: list[d
         scan_rows.upsert(host.pk, stamp, found)
     gone = 0
     for one in entered:
-        prints = unb64(one["vanished_b64"])
-        size = run.FINGERPRINT
-        lost = [prints[i : i + size] for i in range(0, len(prints), size)]
         others = Image.every.filter(host=host).exclude(path_key__in=[row[-1] for row in found])
-        gone += run.mark_gone(rows.filter(pool=one["id"], fingerprint__in=lost), at, others)
+        gone += run.mark_gone(rows.filter(pool=one["id"], fingerprint__in=run.vanished_prints(one)), at, others)
     return bool(found or gone)
 
 

@@ -23,6 +23,7 @@ from images.scan.hypervisors import Told
 from images.scan.known import of_strangers, standing_on_others
 from images.scan.rows import inode
 from storage_admin.agent.protocol import unb64
+from storage_admin.batches import batched
 from storage_admin.guests import services as guests
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import services as hosts
@@ -35,7 +36,8 @@ from storage_admin.hosts.proxmox import by_api_alone
 from storage_admin.hosts.proxmox.reader import ProxmoxFacts
 from storage_admin.jobs.models import Job
 
-BATCH = 2000
+#: Rows that are written at once, and keys that stand in one query.
+BATCH, AT_ONCE = 2000, 500
 FINGERPRINT = 16
 #: What libvirt tells of.
 DOMAINS = (Guest.Kind.DOMAIN,)
@@ -79,15 +81,9 @@ class ScanRun:
         """Journals of jobs in the pools, whether they are at work, keep an undo copy or were interrupted."""
         return sum(facts.get("leftovers", 0) for facts in self.pool_facts)
 
-    @property
-    def asides(self) -> dict[int, int]:
-        """How many images that are set aside lie in each pool that could be walked, by the pool's id."""
-        return {facts["id"]: facts.get("asides", 0) for facts in self.pool_facts if facts["state"] == "ok"}
-
-    @property
-    def undo_copies(self) -> dict[int, int]:
-        """How many undo copies lie in each pool that could be walked, by the pool's id."""
-        return {facts["id"]: facts.get("undo_copies", 0) for facts in self.pool_facts if facts["state"] == "ok"}
+    def counted(self, what: str) -> dict[int, int]:
+        """How many ``asides`` or ``undo_copies`` lie in each pool that could be walked, by the pool's id."""
+        return {facts["id"]: facts.get(what, 0) for facts in self.pool_facts if facts["state"] == "ok"}
 
     def take(self, event: dict[str, Any]) -> None:
         """Takes one event of the scan.
@@ -207,10 +203,8 @@ class ScanRun:
     def _mark_vanished(self) -> int:
         vanished, unread = 0, Image.every.filter(host=self.job.host_id).exclude(changed_scan=self.job.pk)
         for facts in self.pool_facts:
-            gone = unb64(facts.get("vanished_b64", ""))
-            prints = [gone[i : i + FINGERPRINT] for i in range(0, len(gone), FINGERPRINT)]
-            for start in range(0, len(prints), 500):
-                rows = Image.every.filter(pool=facts["id"], fingerprint__in=prints[start : start + 500])
+            for prints in batched(vanished_prints(facts), AT_ONCE):
+                rows = Image.every.filter(pool=facts["id"], fingerprint__in=prints)
                 # A file that changed has a new fingerprint: this scan has written its row already.
                 rows = rows.exclude(changed_scan=self.job.pk)
                 rows.filter(listed=False).delete()  # it came and went between two scans, the first of which died
@@ -224,9 +218,9 @@ class ScanRun:
             for path, answer in zip(self.asked, self.seen.get("probe", []), strict=False)
             if answer is not None  # else the host could not tell, and what was known stays
         }
-        keys, moved = list(told), dict[str, str]()
-        for start in range(0, len(keys), 500):
-            rows = standing_on_others(self.job.host_id).filter(backing_key__in=keys[start : start + 500])
+        moved = dict[str, str]()
+        for keys in batched(told, AT_ONCE):
+            rows = standing_on_others(self.job.host_id).filter(backing_key__in=keys)
             known = rows.values_list("backing_key", "backing_found").distinct()
             moved |= {below: told[below] for below, found in known if told[below] != found}
         for below, found in moved.items():
@@ -235,20 +229,18 @@ class ScanRun:
 
     def _record_host(self, host: Host) -> bool:
         facts, before = self.host_facts, host.owners_unknown
+        unknown = " ".join(told.unknown for told in self.others if told.unknown)
         if transport.by_libvirt_alone(host):
             alone.answered(host, self.at, {key: value for key, value in facts.items() if key != "event"})
             return before != ""
         api = next((told.proxmox for told in self.others if told.proxmox is not None), None)
         if host.by_api_alone and api is not None:
-            unknown = " ".join(told.unknown for told in self.others if told.unknown)
             by_api_alone.answered(host, self.at, api, unknown)
             return before != unknown
         if host.transport == Host.Transport.PLAIN:
-            unknown = " ".join(told.unknown for told in self.others if told.unknown)
             tools = {name: there for told in self.others for name, there in told.tools.items()}
             silence.host_answered(host, self.at, {"plain": True, "libvirt": "absent", "tools": tools}, unknown)
             return before != unknown
-        unknown = " ".join(told.unknown for told in self.others if told.unknown)
         if facts.get("proxmox") and Guest.Kind.VM not in {kind for told in self.others for kind in told.kinds}:
             unknown = "Proxmox VE runs on this host. The next scan reads its guests."
         elif self.libvirt is None and facts.get("libvirt") == "present":
@@ -276,11 +268,10 @@ class ScanRun:
         for told in self.others:
             if told.answered:  # else what was known stays, with the time it was seen
                 changed |= guests.record_guests(host, told.kinds, told.guests, inodes, self.at, told.hidden)
-        if self.libvirt is None:
-            if self.host_facts.get("libvirt") == "present":
-                return changed
-            return guests.record_guests(host, DOMAINS, (), {}, self.at) or changed
-        return guests.record_guests(host, DOMAINS, self.libvirt.domains, inodes, self.at) or changed
+        if self.libvirt is not None or self.host_facts.get("libvirt") != "present":
+            domains = self.libvirt.domains if self.libvirt is not None else ()
+            changed |= guests.record_guests(host, DOMAINS, domains, inodes, self.at)
+        return changed
 
     def _record_pools(self, pools: dict[int, StoragePool]) -> bool:
         changed = False
@@ -326,6 +317,12 @@ class ScanRun:
         walked = [facts["id"] for facts in self.pool_facts if not was_not_entered(facts) and facts["id"] in pools]
         busy = [(str(dev), str(number), why) for dev, number, why in self.seen.get("busy", [])]
         return bulk_write.set_held(Image.every.filter(host=host, pool__in=walked), [*busy, *self.opened])
+
+
+def vanished_prints(facts: dict[str, Any]) -> list[bytes]:
+    """The fingerprints of those of a pool's images that are not there any more, as the agent tells of the pool."""
+    gone = unb64(facts.get("vanished_b64", ""))
+    return [gone[start : start + FINGERPRINT] for start in range(0, len(gone), FINGERPRINT)]
 
 
 def mark_gone(rows: QuerySet[Image], at: datetime, others: QuerySet[Image]) -> int:
