@@ -108,6 +108,10 @@ class Resolved:
     orphan: bool | None = None
     orphan_evidence: list[str] = field(default_factory=list)
 
+    def set_state(self, state: str, why: str) -> None:
+        """Its state, and why it is that."""
+        self.state, self.state_detail = state, why
+
 
 class Resolver:
     """Works on all images of a host at once."""
@@ -188,31 +192,23 @@ class Resolver:
     def _own_state(self, row: Row) -> None:
         answer = self.answers[row.id]
         if row.gone:
-            answer.state, answer.state_detail = State(row.gone), GONE[row.gone]
+            answer.set_state(State(row.gone), GONE[row.gone])
         elif row.missing:
-            answer.state, answer.state_detail = (
-                State.MISSING,
-                "The file is no longer at its path. Its facts are from when it was last seen.",
-            )
+            gone = "The file is no longer at its path. Its facts are from when it was last seen."
+            answer.set_state(State.MISSING, gone)
         elif row.merged:
-            answer.state, answer.state_detail = State.MERGED, _merged(row, answer)
+            answer.set_state(State.MERGED, _merged(row, answer))
         elif wrong := self._mismatch(row, answer):
-            answer.state, answer.state_detail = State.FORMAT_MISMATCH, wrong
+            answer.set_state(State.FORMAT_MISMATCH, wrong)
         elif row.unreadable:
-            answer.state, answer.state_detail = State.UNREADABLE, row.unreadable
+            answer.set_state(State.UNREADABLE, row.unreadable)
         elif row.backing_unsafe:
-            answer.state, answer.state_detail = State.OUTSIDE_POOL, row.backing_unsafe
+            answer.set_state(State.OUTSIDE_POOL, row.backing_unsafe)
+        elif row.backing_file and answer.backing_id is None and row.backing_found:
+            outside = f"The backing file {row.backing_file} is outside every registered pool. Register its folder."
+            answer.set_state(State.OUTSIDE_POOL, outside)
         elif row.backing_file and answer.backing_id is None:
-            if row.backing_found:
-                answer.state = State.OUTSIDE_POOL
-                answer.state_detail = (
-                    f"The backing file {row.backing_file} is outside every registered pool. Register its folder."
-                )
-            else:
-                answer.state, answer.state_detail = (
-                    State.CHAIN_BROKEN,
-                    (f"The backing file {row.backing_file} is missing."),
-                )
+            answer.set_state(State.CHAIN_BROKEN, f"The backing file {row.backing_file} is missing.")
 
     @staticmethod
     def _mismatch(row: Row, answer: Resolved) -> str:
@@ -261,8 +257,7 @@ class Resolver:
         answer = self.answers[row_id]
         answer.root_id, answer.chain_depth = root_id, depth
         if answer.state not in {State.FORMAT_MISMATCH, *Image.NOT_THERE}:
-            answer.state = State.CHAIN_CYCLE
-            answer.state_detail = "The backing chain loops back on itself; no tool can open it."
+            answer.set_state(State.CHAIN_CYCLE, "The backing chain loops back on itself; no tool can open it.")
 
     def _from_base(self, row_id: int) -> None:
         answer = self.answers[row_id]
@@ -276,15 +271,11 @@ class Resolver:
         if answer.state != State.OK or base.state == State.OK:
             return
         if base.state in {State.UNREADABLE, State.FORMAT_MISMATCH, State.MERGED}:
-            answer.state, answer.state_detail = (
-                State.CHAIN_BROKEN,
-                (f"The backing file {base_row.name} has a problem: {base.state_detail}"),
-            )
+            problem = f"The backing file {base_row.name} has a problem: {base.state_detail}"
+            answer.set_state(State.CHAIN_BROKEN, problem)
         elif base.state in {State.CHAIN_BROKEN, State.CHAIN_CYCLE, State.OUTSIDE_POOL}:
-            answer.state, answer.state_detail = (
-                base.state,
-                (f"The problem is further down the chain, at {base_row.name}: {base.state_detail}"),
-            )
+            below = f"The problem is further down the chain, at {base_row.name}: {base.state_detail}"
+            answer.set_state(base.state, below)
 
     def _used(self) -> dict[int, list[Disk]]:
         """The disks that need each image: its own and those of all its overlays, by whatever name they reach it."""
