@@ -118,9 +118,8 @@ def _some(found: list[str]) -> str:
 def _needed_paths(host: Host) -> dict[str, str]:
     """Shown paths that other images' headers, or the ids of linked clones, name."""
     found = dict(shared_storages.needed_paths(host))
-    for name, path, header in shared_storages.in_several_files(Image.every.filter(host=host)).values_list(
-        "name", "path", "header"
-    ):
+    rows = shared_storages.in_several_files(Image.every.filter(host=host))
+    for name, path, header in rows.values_list("name", "path", "header"):
         found |= dict.fromkeys(shared_storages.named_parts(name, path, header), f"{name} keeps its data in it.")
     volumes = GuestDisk.objects.filter(guest__host=host, volume__contains="/")
     return found | bases_in_ids(volumes.values_list("volume", "path", "guest__name"))
@@ -239,17 +238,9 @@ def record_claims(host: Host, told: list[Claimed]) -> bool:
     Returns:
         Whether they are others than before.
     """
-    wanted = {(one.kind, one.key): one.why for one in told}
-    known = {
-        (kind, key): (pk, why)
-        for pk, kind, key, why in Claim.objects.filter(host=host).values_list("pk", "kind", "key", "why")
-    }
-    gone = [pk for place, (pk, why) in known.items() if wanted.get(place) != why]
-    new = [
-        Claim(host=host, kind=kind, key=key, why=why)
-        for (kind, key), why in wanted.items()
-        if known.get((kind, key), (0, None))[1] != why
-    ]
-    Claim.objects.filter(pk__in=gone).delete()
-    Claim.objects.bulk_create(new)
+    wanted = set({(one.kind, one.key): one for one in told}.values())
+    known = {Claimed(one.kind, one.key, one.why): one.pk for one in Claim.objects.filter(host=host)}
+    new, gone = wanted - known.keys(), known.keys() - wanted
+    Claim.objects.filter(pk__in=[known[one] for one in gone]).delete()
+    Claim.objects.bulk_create(Claim(host=host, **one._asdict()) for one in sorted(new))
     return bool(gone or new)

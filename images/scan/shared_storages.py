@@ -262,14 +262,17 @@ def unknown(host: Host) -> dict[int, str]:
 def disks(host: Host) -> Iterator[tuple[GuestDisk, bytes]]:
     """Disks of other hosts' guests in storages that this one shares, with the paths that they have here."""
     pairs = shared(host)
-    for disk in GuestDisk.objects.filter(guest__host__in={pair.other.host_id for pair in pairs}).select_related(
-        "guest"
-    ):
-        for pair in pairs:
-            path = pair.here(bytes(disk.path_bytes)) if pair.other.host_id == disk.guest.host_id else None
-            if path is not None:
-                yield disk, path
-                break
+    rows = GuestDisk.objects.filter(guest__host__in={pair.other.host_id for pair in pairs})
+    for disk in rows.select_related("guest"):
+        path = next(_here(pairs, disk.guest.host_id, bytes(disk.path_bytes)), None)
+        if path is not None:
+            yield disk, path
+
+
+def _here(pairs: Iterable[Shared], host_id: int, path: bytes) -> Iterator[bytes]:
+    """The paths here of a file of another host, one for each pool of ours that shows it."""
+    places = (pair.here(path) for pair in pairs if pair.other.host_id == host_id)
+    return (place for place in places if place is not None)
 
 
 def needed_paths(host: Host) -> dict[str, str]:
@@ -281,10 +284,8 @@ def needed_paths(host: Host) -> dict[str, str]:
     outside = rows.filter(~Q(backing__pool=F("pool")) | Q(backing=None))
     found: dict[str, str] = {}
     for row in outside.only("host_id", "backing_path_bytes"):
-        for pair in pairs:
-            path = pair.here(bytes(row.backing_path_bytes)) if pair.other.host_id == row.host_id else None
-            if path is not None:
-                found[display(path)] = "An image of another host uses it as its backing file."
+        for path in _here(pairs, row.host_id, bytes(row.backing_path_bytes)):
+            found[display(path)] = "An image of another host uses it as its backing file."
     return found | _needed_parts(pairs)
 
 
@@ -294,10 +295,8 @@ def _needed_parts(pairs: list[Shared]) -> dict[str, str]:
     rows = in_several_files(Image.every.filter(host__in={pair.other.host_id for pair in pairs}))
     for there, name, shown, header in rows.values_list("host_id", "name", "path", "header"):
         for part in named_parts(name, shown, header):
-            for pair in pairs:
-                path = pair.here(raw(part)) if pair.other.host_id == there else None
-                if path is not None:
-                    found[display(path)] = "An image of another host keeps its data in it."
+            for path in _here(pairs, there, raw(part)):
+                found[display(path)] = "An image of another host keeps its data in it."
     return found
 
 
