@@ -16,7 +16,7 @@ from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.bench import boot as agent
 from storage_admin.agent.bench import memory
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.errors import InvalidError, of_fields
+from storage_admin.errors import of_fields
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.kinds import Lock
 from storage_admin.jobs.plan_and_progress import Affected, Refusal, StrictValidator
@@ -94,7 +94,7 @@ def clean(kind: Any, given: Any) -> dict[str, Any] | None:
     """
     if kind != KIND:
         if given is not None:
-            raise InvalidError(gettext("boot: only for the kind boot."), {"boot": gettext("only for the kind boot.")})
+            raise of_fields({"boot": gettext("only for the kind boot.")})
         return None
     fields = {}
     for error in StrictValidator(SCHEMA).iter_errors(given):
@@ -211,7 +211,7 @@ def _image(host: Host, image_id: int) -> Image:
     found = Image.objects.select_related("host", "pool").filter(pk=image_id, host=host).first()
     if found is None:
         sentence = gettext("there is no image {image} on {host}.").format(image=image_id, host=host.name)
-        raise InvalidError(f"boot.image: {sentence}", {"boot.image": sentence})
+        raise of_fields({"boot.image": sentence})
     return found
 
 

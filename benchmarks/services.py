@@ -12,7 +12,7 @@ from benchmarks.parsers.bonnie import BonnieRun
 from benchmarks.parsers.readings import UnreadableError
 from benchmarks.steps import WATCHABLE
 from storage_admin.accounts.models import Actor, Role, audit
-from storage_admin.errors import InvalidError, NotFoundError, of_fields
+from storage_admin.errors import InvalidError, NotFoundError, of_field, of_fields
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 
@@ -56,11 +56,11 @@ def paste(actor: Actor, text: str) -> Benchmark:
     """
     actor.require_everywhere(Role.OPERATOR)
     if len(text) > LONGEST_PASTE:
-        raise _unusable(_("Enter at most {longest:,} characters at once.").format(longest=LONGEST_PASTE))
+        raise of_field("text", _("Enter at most {longest:,} characters at once.").format(longest=LONGEST_PASTE))
     try:
         runs = bonnie.parse(text)
     except UnreadableError as error:
-        raise _unusable(error.detail) from None
+        raise of_field("text", error.detail) from None
     _alike(runs)
     first = runs[0]
     told = {"bonnie++": first.version, "format": first.format_version}
@@ -82,20 +82,16 @@ def paste(actor: Actor, text: str) -> Benchmark:
     return pasted
 
 
-def _unusable(sentence: str) -> InvalidError:
-    return InvalidError(sentence, {"text": sentence})
-
-
 def _alike(runs: list[BonnieRun]) -> None:
     if len(runs) > MOST_LINES:
-        raise _unusable(_("Enter at most {most} lines at once.").format(most=MOST_LINES))
+        raise of_field("text", _("Enter at most {most} lines at once.").format(most=MOST_LINES))
     if len({(run.name, run.size, run.files) for run in runs}) > 1:
         detail = _(
             "The lines are from different machines or sizes. Paste each group separately, then compare the runs."
         )
-        raise _unusable(detail)
+        raise of_field("text", detail)
     if not any(run.readings for run in runs):
-        raise _unusable(_("The text contains no results."))
+        raise of_field("text", _("The text contains no results."))
 
 
 def _setting(run: BonnieRun) -> dict[str, str | int]:

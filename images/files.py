@@ -21,7 +21,7 @@ from images.rewrite.neighbours import ancestors
 from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.agent.protocol import RESULT, HostError, RefusedError
 from storage_admin.agent.verbs.files import LIST, LOOK, READ
-from storage_admin.errors import InvalidError
+from storage_admin.errors import require_right
 from storage_admin.hosts import asking
 from storage_admin.hosts.names import display
 
@@ -90,8 +90,7 @@ def content(actor: Actor, image: Image, device: str, path: str) -> HttpResponseB
 
 def _request(actor: Actor, image: Image, do: str, where: dict[str, str]) -> dict[str, Any]:
     actor.require(Role.ADMIN, image.host.slug)
-    if wrong := {name: _("This cannot be a name.") for name, value in where.items() if "\0" in value}:
-        raise InvalidError(" ".join(wrong.values()), dict(wrong))
+    require_right({name: _("This cannot be a name.") for name, value in where.items() if "\0" in value})
     if refused := against(image):
         raise RefusedError(refused[0].code, refused[0].detail)
     own, *below = links_of([image, *ancestors(image)])

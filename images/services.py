@@ -6,7 +6,7 @@ from django.utils.translation import gettext as _
 from images.models import Image
 from images.scan import bulk_write
 from storage_admin.accounts.models import Actor, Role, audit
-from storage_admin.errors import InvalidError
+from storage_admin.errors import of_field
 
 #: Formats that an image can be declared to have.
 DECLARABLE = ("qcow2", "raw", "vmdk", "vdi", "vpc", "vhdx", "qed", "luks")
@@ -25,7 +25,7 @@ def declare_format(actor: Actor, image: Image, format: str) -> Image:  # noqa: A
     actor.require(Role.ADMIN, image.host.slug)
     if format and format not in DECLARABLE:
         sentence = _("Choose one of {declarable}.").format(declarable=", ".join(DECLARABLE))
-        raise InvalidError(sentence, {"declared_format": sentence})
+        raise of_field("declared_format", sentence)
     with transaction.atomic():
         audit(actor, "format declared", image.path, before={"format": image.admin_format}, after={"format": format})
         image.admin_format = format

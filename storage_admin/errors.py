@@ -27,6 +27,12 @@ def of_field(field: str, sentence: str) -> InvalidError:
     return InvalidError(sentence, {field: sentence})
 
 
+def require_right(wrong: dict[str, str]) -> None:
+    """Raises InvalidError where something is wrong with a field; its sentences tell which by themselves."""
+    if wrong:
+        raise InvalidError(" ".join(wrong.values()), wrong)
+
+
 class UnconfirmedError(Exception):
     """Nobody has confirmed what a host shows as its own.
 

@@ -15,7 +15,7 @@ from images.policies.validation import clean
 from images.rewrite import record
 from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.agent.protocol import RefusedError
-from storage_admin.errors import InvalidError, NotFoundError
+from storage_admin.errors import NotFoundError, of_field
 from storage_admin.jobs import automation
 
 
@@ -170,5 +170,5 @@ def _save(actor: Actor, policy: Policy, what: str, *, before: dict[str, Any] | N
             audit(actor, what, policy.name, before=before, after=shown(policy))
     except IntegrityError:
         detail = _("Another policy is already named {policy}. Choose another name.").format(policy=policy.name)
-        raise InvalidError(detail, {"name": detail}) from None
+        raise of_field("name", detail) from None
     return policy

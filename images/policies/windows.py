@@ -17,7 +17,7 @@ from cronsim import CronSim, CronSimError
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from storage_admin.errors import InvalidError
+from storage_admin.errors import InvalidError, of_fields
 from storage_admin.moments import zones
 from storage_admin.words import Translatable
 
@@ -168,7 +168,7 @@ def _unreadable(cron: str) -> str | None:
 
 
 def _wrong(field: str, detail: Translatable) -> InvalidError:
-    return InvalidError(f"{field}: {detail}", {field: str(detail)})
+    return of_fields({field: str(detail)})
 
 
 def _exists(wall: datetime, zone: ZoneInfo) -> datetime:

@@ -55,18 +55,15 @@ class ListPage:
         Raises:
             ValueError: it is too long.
         """
+        too_long = _("These filters are too long: at most {longest} characters.").format(longest=LONGEST_QUERY)
         if len(query) > 4 * LONGEST_QUERY:
-            raise ValueError(
-                _("These filters are too long: at most {longest} characters.").format(longest=LONGEST_QUERY)
-            )
+            raise ValueError(too_long)
         given = {key: value.replace("\0", "").strip() for key, value in parse_qsl(query.removeprefix("?"))}
         known = [(key, given[key]) for key in sorted(given) if key in self.keys and given[key]]
         has_dates = any(key in DATES for key, __ in known)
         cleaned = urlencode([(key, value) for key, value in known if key != "zone" or has_dates])
         if len(cleaned) > LONGEST_QUERY:
-            raise ValueError(
-                _("These filters are too long: at most {longest} characters.").format(longest=LONGEST_QUERY)
-            )
+            raise ValueError(too_long)
         return cleaned
 
 
@@ -242,7 +239,7 @@ def delete(actor: Actor, view: SavedView) -> None:
     _require_change(actor, view)
     with transaction.atomic():
         if view.shared:
-            audit(actor, "shared view deleted", _called(view), before=_facts(view))
+            audit(actor, "shared view deleted", view, before=_facts(view))
         view.delete()
 
 
@@ -299,10 +296,6 @@ def _facts(view: SavedView) -> dict[str, object]:
     return {"name": view.name, "query": view.query, "shared": view.shared}
 
 
-def _called(view: SavedView) -> str:
-    return f"{view.page}: {view.name}"
-
-
 def _audit(actor: Actor, view: SavedView, before: dict[str, object] | None) -> None:
     """What others see is recorded; what somebody keeps for themselves is their own business."""
     after = _facts(view)
@@ -310,4 +303,4 @@ def _audit(actor: Actor, view: SavedView, before: dict[str, object] | None) -> N
         return
     was = bool(before and before["shared"])
     what = "view shared" if not was else "shared view changed" if view.shared else "view not shared any more"
-    audit(actor, what, _called(view), before=before, after=after)
+    audit(actor, what, view, before=before, after=after)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from django.utils.translation import gettext as _
 
-from storage_admin.errors import InvalidError
+from storage_admin.errors import of_field
 
 #: Stands behind the slug of a host that was removed. No slug can look like that, so no host is ever meant by it.
 GONE = " (removed)"
@@ -34,10 +34,7 @@ def checked(hosts: Iterable[str], held: Iterable[str] = ()) -> list[str]:
     wanted = sorted(set(hosts))
     known = {*names(), *held}
     if unknown := [slug for slug in wanted if slug not in known]:
-        raise InvalidError(
-            _("There is no host {unknown}.").format(unknown=unknown[0]),
-            {"hosts": _("There is no host {unknown}.").format(unknown=unknown[0])},
-        )
+        raise of_field("hosts", _("There is no host {unknown}.").format(unknown=unknown[0]))
     return wanted
 
 

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 
 from storage_admin.accounts import scopes
 from storage_admin.accounts.models import SYSTEM, Actor, Role, Token, User, audit
-from storage_admin.errors import InvalidError
+from storage_admin.errors import InvalidError, require_right
 
 #: Secrets start with it, so that a scanner for leaked secrets can find them.
 TOKEN_PREFIX = "sa_"  # noqa: S105 (a prefix)
@@ -87,8 +87,7 @@ def create_token(
             wrong["name"] = _("A token named {name} already exists. Delete it first, or choose another name.").format(
                 name=name
             )
-        if wrong:
-            raise InvalidError(" ".join(wrong.values()), wrong)
+        require_right(wrong)
         token = Token.objects.create(
             name=name, digest=digest_of(secret), role=role.label, hosts=limit, expires=expires,
             created_by=actor.name,

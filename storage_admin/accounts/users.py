@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 
 from storage_admin.accounts import scopes, second_factor
 from storage_admin.accounts.models import Actor, Role, Session, User, audit
-from storage_admin.errors import InvalidError
+from storage_admin.errors import InvalidError, of_field, require_right
 from storage_admin.moments import zone_named
 
 #: Names that stand for something else in the audit trail.
@@ -46,11 +46,11 @@ def add_user(
         with transaction.atomic():
             if "username" not in wrong and User.objects.filter(username__iexact=username).exists():
                 wrong["username"] = _taken(username)
-            _refuse(wrong)
+            require_right(wrong)
             user.save()
             audit(actor, "user added", username, after=_shown(user))
     except IntegrityError:
-        raise InvalidError(_taken(username), {"username": _taken(username)}) from None
+        raise of_field("username", _taken(username)) from None
     return user, password
 
 
@@ -87,7 +87,7 @@ def change_user(actor: Actor, user: User, **wanted: Any) -> User:
             )
         for name, value in values.items():
             setattr(user, name, value)
-        _refuse(wrong | _faults(user))
+        require_right(wrong | _faults(user))
         _keep_an_admin(admins, user)
         user.save(update_fields=list(values))
         audit(actor, _what(values), user.username, before=before, after=values)
@@ -255,7 +255,7 @@ def _keep_an_admin(admins: list[User], changed: User) -> None:
 
 def check_user(user: User) -> None:
     """Raises InvalidError where a column cannot hold what is in it."""
-    _refuse(_faults(user))
+    require_right(_faults(user))
 
 
 def _faults(user: User) -> dict[str, str]:
@@ -265,12 +265,6 @@ def _faults(user: User) -> dict[str, str]:
     except ValidationError as error:
         return {name: " ".join(texts) for name, texts in error.message_dict.items()}
     return {}
-
-
-def _refuse(wrong: dict[str, str]) -> None:
-    """Raises InvalidError where something is wrong with a field."""
-    if wrong:
-        raise InvalidError(" ".join(wrong.values()), wrong)
 
 
 def _shown(user: User) -> dict[str, Any]:

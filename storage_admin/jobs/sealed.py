@@ -42,8 +42,7 @@ def check(kind: JobKind, options: dict[str, object], given: Mapping[str, str]) -
         if name in needed and text and not (text.isprintable() and len(text.encode("utf-8", "replace")) <= LONGEST)
     }
     if wrong:
-        fields = {f"secrets.{name}": text for name, text in wrong.items()}
-        raise of_fields(fields)
+        raise of_fields({f"secrets.{name}": text for name, text in wrong.items()})
 
 
 def keep(job: Job, given: Mapping[str, str]) -> None:
