@@ -68,10 +68,6 @@ class RunBenchmark(JobKind):
         "boot": boot.SCHEMA,
     }  # fmt: skip
 
-    @property
-    def options_schema(self) -> dict[str, Any]:
-        return super().options_schema | {"required": ["kind"]}
-
     def clean(self, options: Any) -> dict[str, Any]:
         given = options if isinstance(options, dict) else {}
         wanted = boot.clean(given.get("kind"), given.get("boot"))

@@ -105,10 +105,6 @@ class Create(JobKind):
         **record.SPEED_OPTIONS,
     }
 
-    @property
-    def options_schema(self) -> dict[str, Any]:
-        return super().options_schema | {"required": ["name"]}
-
     def clean(self, options: Any) -> dict[str, Any]:
         cleaned = super().clean(options)
         form, given = cleaned["format"], words(cleaned["format_options"])

@@ -50,10 +50,6 @@ class FromDevice(Create):
         **record.SPEED_OPTIONS,
     }
 
-    @property
-    def options_schema(self) -> dict[str, Any]:
-        return super().options_schema | {"required": ["device", "name"]}
-
     def clean(self, options: Any) -> dict[str, Any]:
         cleaned = JobKind.clean(self, options)
         fields = creation.wrong(cleaned["format"], words(cleaned["format_options"]))

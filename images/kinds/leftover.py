@@ -65,10 +65,6 @@ class SettleLeftover(JobKind):
         },
     }
 
-    @property
-    def options_schema(self) -> dict[str, Any]:
-        return super().options_schema | {"required": ["job", "action"]}
-
     def resolve(self, target_id: int) -> Target:
         pool = find_pool(target_id)
         return Target(kind="pool", id=pool.pk, host=pool.host, label=pool.name)

@@ -66,10 +66,6 @@ class Unpack(Create):
         **record.SPEED_OPTIONS,
     }
 
-    @property
-    def options_schema(self) -> dict[str, Any]:
-        return super().options_schema | {"required": ["source", "name"]}
-
     def clean(self, options: Any) -> dict[str, Any]:
         cleaned = super(Create, self).clean(options)
         fields = {}

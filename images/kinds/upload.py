@@ -71,10 +71,6 @@ class Upload(Create):
         **record.SPEED_OPTIONS,
     }  # fmt: skip
 
-    @property
-    def options_schema(self) -> dict[str, Any]:
-        return super().options_schema | {"required": ["name", "size"]}
-
     def clean(self, options: Any) -> dict[str, Any]:
         cleaned = JobKind.clean(self, options)
         name = cleaned["name"].encode("utf-8", "surrogatepass")

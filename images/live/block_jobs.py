@@ -65,10 +65,6 @@ class LiveKind(LiveGuestKind):
         "": Unsuccessful(gettext_noop("The guest's data is whole; after a scan, its page shows the chain of its disk."))
     }
 
-    @property
-    def options_schema(self) -> dict[str, Any]:
-        return super().options_schema | ({} if "default" in self.properties["disk"] else {"required": ["disk"]})
-
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         guest = find(target_id)
         layers, choice, against = self._chosen(guest, options)

@@ -179,10 +179,6 @@ class SwitchBack(LiveGuestKind):
         "job": {"type": "integer", "minimum": 1, "description": _("Id of the live copy that is to be undone.")}
     }
 
-    @property
-    def options_schema(self) -> dict[str, Any]:
-        return super().options_schema | {"required": ["job"]}
-
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
         found = super().locks(target, options)
         job = Job.objects.filter(pk=options["job"], kind=LiveCopy.name, target_id=target.id).first()

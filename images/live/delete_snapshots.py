@@ -338,7 +338,6 @@ class DeleteOldSnapshots(DeleteSnapshot):
         "Deletes the snapshots of a guest that are older than some days, the oldest first; its present data stays. Of "
         "a guest that runs, libvirt writes what the overlays hold into the images below."
     )
-    needs = ()
     properties = {
         "older_than_days": {
             "type": "integer",

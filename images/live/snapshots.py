@@ -66,12 +66,6 @@ class SnapshotKind(LiveGuestKind):
 
     #: What it does with VMs of Proxmox VE.
     of_vms: ClassVar[type[VmSnapshotKind]]
-    #: What has to be given: options without a default.
-    needs: ClassVar[tuple[str, ...]] = ("name",)
-
-    @property
-    def options_schema(self) -> dict[str, Any]:
-        return super().options_schema | {"required": list(self.needs)}
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         guest = find(target_id)

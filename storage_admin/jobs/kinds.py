@@ -138,8 +138,10 @@ class JobKind(ABC):
 
     @property
     def options_schema(self) -> dict[str, Any]:
-        """JSON Schema of the options."""
-        return {"type": "object", "properties": deepcopy(self.properties), "additionalProperties": False}
+        """JSON Schema of the options: those without a default have to be given."""
+        schema = {"type": "object", "properties": deepcopy(self.properties), "additionalProperties": False}
+        required = [name for name, option in self.properties.items() if "default" not in option]
+        return schema | ({"required": required} if required else {})
 
     def titled(self, options: dict[str, Any]) -> str:  # noqa: ARG002 (for those where it depends)
         """Its title in a list of policies, with what these options make of it."""

@@ -79,10 +79,6 @@ class SetDisk(JobKind):
         },
     }
 
-    @property
-    def options_schema(self) -> dict[str, Any]:
-        return super().options_schema | {"required": ["disk"]}
-
     def resolve(self, target_id: int) -> Target:
         guest = find(target_id)
         return Target(kind="guest", id=guest.pk, host=guest.host, label=guest.name)

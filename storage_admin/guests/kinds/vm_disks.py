@@ -7,7 +7,7 @@ import shlex
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
@@ -49,16 +49,10 @@ class VmKind(JobKind):
     unsuccessful = {
         "": Unsuccessful(gettext_noop("A task started in Proxmox VE continues there. See the log, then scan the host."))
     }
-    #: What has to be given: options without a default.
-    needs: ClassVar[tuple[str, ...]] = ()
     #: Whether Proxmox VE writes the VM's configuration for it.
     writes = True
     #: Whether it can be done with its containers as well.
     containers = False
-
-    @property
-    def options_schema(self) -> dict[str, Any]:
-        return super().options_schema | ({"required": list(self.needs)} if self.needs else {})
 
     def resolve(self, target_id: int) -> Target:
         guest = find(target_id)
@@ -134,7 +128,6 @@ class MoveDisk(VmKind):
     name = "move_disk"
     title = _("Move a disk")
     description = _("Copies a VM's disk to another storage or format, and uses the copy from then on.")
-    needs = ("disk", "storage")
     properties = {
         "disk": _DISK,
         "storage": {"type": "string", "minLength": 1, "maxLength": 100, "description": _("The target storage.")},
@@ -239,7 +232,6 @@ class Resize(VmKind):
     description = _(
         "Enlarges a disk of a VM with Proxmox VE. Enlarge the partitions and filesystems in the guest afterwards."
     )
-    needs = ("disk", "size_bytes")
     properties = {
         "disk": _DISK,
         "size_bytes": {
