@@ -214,9 +214,6 @@ class SwitchBack(LiveGuestKind):
         recorder.log(words)
         return {"disk": edit.target, "image": image.pk, "changed": len(changed), "words": words}
 
-    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 (the scan writes the rows)
-        return result
-
     @staticmethod
     def _edit(guest: Guest, options: dict[str, Any]) -> tuple[Edit, Image]:
         """What is changed in the definition, and the image before; raises RefusedError or HostError."""

@@ -6,43 +6,32 @@ from django.utils.translation import gettext
 
 from images.rewrite import neighbours
 from storage_admin.agent.protocol import INVALID, RefusedError
-from storage_admin.guests.kinds.vm_disks import find
+from storage_admin.guests.kinds.vm_disks import GuestKind, find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.libvirt import running
 from storage_admin.hosts.libvirt.block_jobs import Program
 from storage_admin.hosts.libvirt.relay import refuse_to_write
 from storage_admin.hosts.live_facts import GuestNow
-from storage_admin.jobs import services
-from storage_admin.jobs.kinds import JobKind, Lock, Target
-from storage_admin.jobs.models import Job
+from storage_admin.jobs.kinds import Lock, Target
 from storage_admin.jobs.plan_and_progress import Refusal
 
 #: The state of a guest that is off, in libvirt's words.
 OFF = "shut off"
 
 
-class LiveGuestKind(JobKind):
+class LiveGuestKind(GuestKind):
     """A kind that has libvirt change the disks of a running guest."""
-
-    target = "guest"
-
-    def resolve(self, target_id: int) -> Target:
-        guest = find(target_id)
-        return Target(kind="guest", id=guest.pk, host=guest.host, label=guest.name)
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
         """The guest, and the chain of its disk: of all its disks where the options name none."""
-        found = [Lock(f"guest:{target.id}", exclusive=True)]
+        found = super().locks(target, options)
         disks = find(target.id).disks.filter(only_in="", device="disk").select_related("use__image")
         for disk in disks.filter(target=options["disk"]) if options.get("disk") else disks:
             if (use := getattr(disk, "use", None)) is not None:
                 for image in (use.image, *neighbours.ancestors(use.image)):
                     found += neighbours.locks_on(image, exclusive=True)
         return list({lock.key: lock for lock in found}.values())
-
-    def ended(self, job: Job) -> None:
-        services.rescan(job)
 
 
 def bugs(guest: Guest, kind: str) -> list[Refusal]:

@@ -8,12 +8,11 @@ from django.utils.translation import gettext_lazy as _
 
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
-from storage_admin.guests.kinds.vm_disks import find
+from storage_admin.guests.kinds.vm_disks import GuestKind, find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import control
 from storage_admin.hosts.libvirt.control import DiskSettings
-from storage_admin.jobs import services
-from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
+from storage_admin.jobs.kinds import Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
 
@@ -53,7 +52,7 @@ VALUES: dict[str, dict[str, Any]] = {
 _DIRECT = frozenset({"none", "directsync"})
 
 
-class SetDisk(JobKind):
+class SetDisk(GuestKind):
     """Changes how a disk is driven, in its guest's definition."""
 
     name = "set_disk"
@@ -62,7 +61,6 @@ class SetDisk(JobKind):
         "Sets cache, io, discard, detect_zeroes and I/O thread of a libvirt guest's disk in its definition. A guest "
         "that runs has them from its next start on. The job keeps what was there before."
     )
-    target = "guest"
     unsuccessful = {
         "": Unsuccessful(gettext_noop("The guest's definition has either the old settings or the new ones."))
     }
@@ -78,13 +76,6 @@ class SetDisk(JobKind):
             for name, values in VALUES.items()
         },
     }
-
-    def resolve(self, target_id: int) -> Target:
-        guest = find(target_id)
-        return Target(kind="guest", id=guest.pk, host=guest.host, label=guest.name)
-
-    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
-        return [Lock(f"guest:{target.id}", exclusive=True)]
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         guest = find(target_id)
@@ -128,12 +119,6 @@ class SetDisk(JobKind):
             "disk": told.disk, "before": told.before, "now": told.after, "pending": told.live is not None,
             "words": words,
         }  # fmt: skip
-
-    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 (the scan writes the rows)
-        return result
-
-    def ended(self, job: Job) -> None:
-        services.rescan(job)
 
     def _asked(self, guest: Guest, options: dict[str, Any], *, write: bool) -> DiskSettings:
         if guest.kind != Guest.Kind.DOMAIN:

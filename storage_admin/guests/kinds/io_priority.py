@@ -12,18 +12,18 @@ from django.utils.translation import gettext_lazy as _
 
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import HostError
-from storage_admin.errors import InvalidError, NotFoundError
+from storage_admin.errors import InvalidError
 from storage_admin.guests import io_settings, proxmox_vms
 from storage_admin.guests.io_settings import Setting
+from storage_admin.guests.kinds.vm_disks import GuestKind, find
 from storage_admin.guests.models import Guest
-from storage_admin.jobs.kinds import JobKind, Lock, Target
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
 
 LIMITS = ("read_bytes_sec", "write_bytes_sec", "read_iops_sec", "write_iops_sec")
 
 
-class SetIoPriority(JobKind):
+class SetIoPriority(GuestKind):
     """Sets what a guest may take of the disks."""
 
     name = "set_io_priority"
@@ -32,7 +32,6 @@ class SetIoPriority(JobKind):
         "Sets the I/O priority of a container, or the I/O weight and limits of a VM. Then reads back "
         "what the host accepted."
     )
-    target = "guest"
     properties = {
         "priority": {
             "type": ["integer", "null"],
@@ -69,10 +68,6 @@ class SetIoPriority(JobKind):
         **proxmox_vms.ACCEPT,
     }
 
-    def resolve(self, target_id: int) -> Target:
-        guest = _find(target_id)
-        return Target(kind="guest", id=guest.pk, host=guest.host, label=guest.name)
-
     def clean(self, options: Any) -> dict[str, Any]:
         cleaned = super().clean(options)
         if all(cleaned[name] is None for name in ("priority", "weight", "limits")):
@@ -81,11 +76,8 @@ class SetIoPriority(JobKind):
             )
         return cleaned
 
-    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
-        return [Lock(f"guest:{target.id}", exclusive=True)]
-
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
-        guest = _find(target_id)
+        guest = find(target_id)
         proxmox_vms.accepted_by(actor, guest, options)
         setting = _setting(options)
         return Plan(
@@ -100,7 +92,7 @@ class SetIoPriority(JobKind):
         )
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
-        guest = _find(job.target_id)
+        guest = find(job.target_id)
         setting = _setting(job.options)
         for code, sentence in io_settings.refusals(guest, setting):
             raise io_settings.refused(code, sentence)
@@ -114,12 +106,8 @@ class SetIoPriority(JobKind):
         Guest.objects.filter(pk=job.target_id).update(**values)
         return result
 
-
-def _find(guest_id: int) -> Guest:
-    guest = Guest.objects.select_related("host").prefetch_related("disks").filter(pk=guest_id).first()
-    if guest is None:
-        raise NotFoundError(gettext("There is no guest {guest}.").format(guest=guest_id))
-    return guest
+    def ended(self, job: Job) -> None:
+        """Nothing: the result has told the rows all that a scan would read."""
 
 
 def _setting(options: dict[str, Any]) -> Setting:

@@ -42,10 +42,28 @@ class Draft:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-class VmKind(JobKind):
-    """A kind that has Proxmox VE do something with a VM. Its plan asks the node: what a scan knows may be old."""
+class GuestKind(JobKind):
+    """A kind whose target is a guest: it is alone on it, and a scan writes the rows of what it has changed."""
 
     target = "guest"
+
+    def resolve(self, target_id: int) -> Target:
+        guest = find(target_id)
+        return Target(kind="guest", id=guest.pk, host=guest.host, label=guest.name)
+
+    def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (for those that need more)
+        return [Lock(f"guest:{target.id}", exclusive=True)]
+
+    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 (a scan writes the rows)
+        return result
+
+    def ended(self, job: Job) -> None:
+        services.rescan(job)
+
+
+class VmKind(GuestKind):
+    """A kind that has Proxmox VE do something with a VM. Its plan asks the node: what a scan knows may be old."""
+
     unsuccessful = {
         "": Unsuccessful(gettext_noop("A task started in Proxmox VE continues there. See the log, then scan the host."))
     }
@@ -53,10 +71,6 @@ class VmKind(JobKind):
     writes = True
     #: Whether it can be done with its containers as well.
     containers = False
-
-    def resolve(self, target_id: int) -> Target:
-        guest = find(target_id)
-        return Target(kind="guest", id=guest.pk, host=guest.host, label=guest.name)
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
         keys = [f"guest:{target.id}"]
@@ -114,12 +128,6 @@ class VmKind(JobKind):
             result = self.do(vm, job.options, recorder)
         recorder.log(result["words"])
         return result
-
-    def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002 (a scan writes the rows)
-        return result
-
-    def ended(self, job: Job) -> None:
-        services.rescan(job)
 
 
 class MoveDisk(VmKind):
