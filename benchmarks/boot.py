@@ -19,7 +19,7 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import of_fields
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.kinds import Lock
-from storage_admin.jobs.plan_and_progress import Affected, Refusal, StrictValidator
+from storage_admin.jobs.plan_and_progress import Affected, Refusal, StrictValidator, refuse
 from storage_admin.words import size
 
 KIND = "boot"
@@ -269,8 +269,7 @@ def told(host: Host, steps: Sequence[dict[str, Any]], options: dict[str, Any]) -
         RefusedError: it cannot be booted by now.
     """
     boots = of(host, options)
-    if stands := against(boots):
-        raise RefusedError(stands[0].code, stands[0].detail)
+    refuse(against(boots))
     image: dict[str, Any] = {}
     if boots.image is not None:
         chain = [

@@ -11,12 +11,12 @@ from benchmarks.profiles import Profile
 from images.rewrite import refusals, space
 from images.rewrite.space import Admitted, Need
 from storage_admin.accounts.models import Actor
-from storage_admin.agent.protocol import RefusedError, b64
+from storage_admin.agent.protocol import b64
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.selectors import find_pool
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal, refuse
 from storage_admin.words import seconds, size
 
 MOST_REPETITIONS = 20
@@ -117,8 +117,7 @@ class RunBenchmark(JobKind):
         )
 
     def admit(self, target: Target, plan: Plan) -> None:
-        if full := _no_room(find_pool(target.id), plan.scratch_bytes or 0):
-            raise RefusedError(full[0].code, full[0].detail)
+        refuse(_no_room(find_pool(target.id), plan.scratch_bytes or 0))
 
     def submitted(self, job: Job) -> None:
         pool = find_pool(job.target_id)

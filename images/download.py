@@ -18,7 +18,7 @@ from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts import asking
-from storage_admin.jobs.plan_and_progress import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal, refuse
 
 #: Downloads and uploads of a web process at once: each takes one of its threads for as long as it lasts.
 AT_ONCE = 2
@@ -43,8 +43,7 @@ def answer(
             many downloads run (``busy``).
     """
     actor.require(Role.ADMIN, image.host.slug)
-    if against := _against(image):
-        raise RefusedError(against[0].code, against[0].detail)
+    refuse(_against(image))
     size, tag = image.file_size or 0, f'"{bytes(image.fingerprint).hex()}"'
     span = _span(wanted, size) if unless_changed in {"", tag} else None
     headers = {

@@ -24,6 +24,7 @@ from storage_admin.agent.verbs.files import LIST, LOOK, READ
 from storage_admin.errors import require_right
 from storage_admin.hosts import asking
 from storage_admin.hosts.names import display
+from storage_admin.jobs.plan_and_progress import refuse
 
 #: How a file's kind is called, by the bits of its mode.
 _KINDS: Mapping[int, str] = {
@@ -91,22 +92,4 @@ def content(actor: Actor, image: Image, device: str, path: str) -> HttpResponseB
 def _request(actor: Actor, image: Image, do: str, where: dict[str, str]) -> dict[str, Any]:
     actor.require(Role.ADMIN, image.host.slug)
     require_right({name: _("This cannot be a name.") for name, value in where.items() if "\0" in value})
-    if refused := against(image):
-        raise RefusedError(refused[0].code, refused[0].detail)
-    own, *below = links_of([image, *ancestors(image)])
-    audit(actor, "files of a guest looked at", image.name, after={"image": image.pk, "do": do, **where})
-    return own | {"virtual_size": image.virtual_size, "chain": below, "children_known": True, "do": do, **where}
-
-
-def _asked(actor: Actor, image: Image, do: str, where: dict[str, str]) -> dict[str, Any]:
-    args = _request(actor, image, do, where)
-    download.take_place()
-    try:
-        for event in asking.told(image.host, "files", args, seconds=asking.APPLIANCE_TIMEOUT):
-            if event["event"] == RESULT:
-                return dict(event["data"])
-    except HostError as error:
-        raise RefusedError("host_unreachable", error.detail) from error
-    finally:
-        download.give_place()
-    raise RefusedError("host_unreachable", _("The agent ended without an answer."))
+    refuse(against(image))

@@ -22,7 +22,7 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Plan, refuse
 
 
 class AsideKind(ImageKind):
@@ -53,12 +53,6 @@ class AsideKind(ImageKind):
 
     def waits_for_storage(self, job: Job) -> str:
         return silent_storage(job.target_id)
-
-    @staticmethod
-    def refuse(found: list[Refusal]) -> None:
-        """Refuses what a plan would refuse by now."""
-        if found:
-            raise RefusedError(found[0].code, found[0].detail)
 
     def ended(self, job: Job) -> None:
         services.rescan(job)
@@ -115,7 +109,7 @@ class SetAside(AsideKind):
 
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
-        self.refuse(against.setting_aside(image))
+        refuse(against.setting_aside(image))
         if image.volume:
             return image.volume_place
         asked = facts(image)
@@ -155,7 +149,7 @@ class RestoreAside(AsideKind):
 
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
-        self.refuse(against.restoring(image))
+        refuse(against.restoring(image))
         return where(image)
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
@@ -227,7 +221,7 @@ class DeleteAside(AsideKind):
 
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
-        self.refuse(against.deleting(image))
+        refuse(against.deleting(image))
         if image.volume:
             return where(image)
         return where(image) | {"inode": int(image.inode), "pools": needed_as_it_is.looked_through(image.host)}

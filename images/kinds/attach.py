@@ -18,7 +18,7 @@ from storage_admin.errors import InvalidError
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal, refuse
 
 _UNSUCCESSFUL = gettext_noop("The data of the image is unchanged. The list of attached images says whether it is one.")
 
@@ -138,8 +138,7 @@ class Attach(_DeviceKind):
 
     def request(self, job: Job) -> dict[str, Any]:
         image, writable = find(job.target_id), job.options["writable"]
-        if refused := self.against(image, writable=writable):
-            raise RefusedError(refused[0].code, refused[0].detail)
+        refuse(self.against(image, writable=writable))
         own, *below = links_of([image, *ancestors(image)])
         looked_through = needed_as_it_is.pools(image) if writable else {}
         wanted = {"writable": writable, "by": job.created_by, "children_known": True}

@@ -18,7 +18,7 @@ from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Plan, Refusal, refuse
 
 #: Formats of backing files that can be written to.
 BASES = ("qcow2", "raw")
@@ -112,8 +112,7 @@ class Commit(Rewriting):
         super().prepare(job)
         image = neighbours.find(job.target_id)
         base = neighbours.ancestors(image)[0]
-        if against := _needs(image):
-            raise RefusedError(against[0].code, against[0].detail)
+        refuse(_needs(image))
         in_use.check_guests_off(base)
         in_use.refuse_used_elsewhere(base)
 

@@ -28,7 +28,7 @@ from storage_admin.hosts.selectors import find_pool
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal, refuse
 
 #: Formats whose images can stand on a base here.
 OVERLAYS = ("qcow2",)
@@ -173,8 +173,7 @@ class Create(JobKind):
         )
 
     def admit(self, target: Target, plan: Plan) -> None:
-        if full := space.Admitted().against(find_pool(target.id), target.host, space.planned_need(plan, target.host)):
-            raise RefusedError(full[0].code, full[0].detail)
+        refuse(space.Admitted().against(find_pool(target.id), target.host, space.planned_need(plan, target.host)))
 
     def waits_for_storage(self, job: Job) -> str:
         pool = StoragePool.objects.filter(pk=job.target_id, state=StoragePool.SILENT).first()
@@ -184,8 +183,8 @@ class Create(JobKind):
         pool, options = find_pool(job.target_id), job.options
         base = _base(pool.host_id, options)
         below = _chain(base)
-        if base is not None and (against := [*refusals.for_base(base), *refusals.for_bases(base, below[1:])]):
-            raise RefusedError(against[0].code, against[0].detail)
+        if base is not None:
+            refuse([*refusals.for_base(base), *refusals.for_bases(base, below[1:])])
         links = links_of(below)
         return {
             "target": place(pool, options) | {"format": options["format"], "options": words(options["format_options"])},

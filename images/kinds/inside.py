@@ -11,10 +11,9 @@ from images.rewrite import refusals
 from images.rewrite.kind import ImageKind
 from images.rewrite.neighbours import ancestors, find
 from storage_admin.accounts.models import Actor
-from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.verbs.inside import HARMLESS
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Plan, Refusal, refuse
 
 
 class Inside(ImageKind):
@@ -40,8 +39,7 @@ class Inside(ImageKind):
 
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
-        if refused := against(image):
-            raise RefusedError(refused[0].code, refused[0].detail)
+        refuse(against(image))
         own, *below = links_of([image, *ancestors(image)])
         job.ours().update(kept={"fingerprint": bytes(image.fingerprint).hex()})
         return own | {"virtual_size": image.virtual_size, "chain": below, "children_known": True}

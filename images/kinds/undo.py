@@ -24,7 +24,7 @@ from storage_admin.hosts.names import display
 from storage_admin.jobs import claims, kinds, services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plan_and_progress import Affected, LastBackup, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, LastBackup, Plan, Refusal, refuse
 
 PUT_BACK = Unsuccessful(
     gettext_noop("The image is either the original, or what it was before this job, never a mixture."),
@@ -181,8 +181,7 @@ class Undo(OfJob):
     def request(self, job: Job) -> dict[str, Any]:
         undone = self._job(job.target_id)
         image = self._image(undone)
-        if against := _against_what_goes(undone, image, job.options):
-            raise RefusedError(against[0].code, against[0].detail)
+        refuse(_against_what_goes(undone, image, job.options))
         asked = super().request(job) | {"force": job.options["force"]}
         asked |= guest_locks.asked(image) | in_use.asked_elsewhere(image)
         return asked | (needed_as_it_is.pools(image) if _takes_away(undone, job.options) else {})
@@ -262,8 +261,8 @@ class DiscardUndo(OfJob):
             name = f".sa-{image.aside_job.uid}.aside".encode()
         # What was deleted by its name, on purpose, is missed by nobody.
         force = job.options.get("force", False) or image.state == Image.State.DELETED
-        if not force and (against := _needed(undone, image)):
-            raise RefusedError(against[0].code, against[0].detail)
+        if not force:
+            refuse(_needed(undone, image))
         return super().request(job) | {
             "path_b64": b64(left_at),
             "now_b64": b64(name),

@@ -30,7 +30,7 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.kinds import BEGUN, Unsuccessful, in_doubt
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal, refuse
 
 DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": _("The disk (its target), such as vda.")}
 PATH: dict[str, Any] = {"type": ["string", "null"], "maxLength": 4096, "default": None}
@@ -170,8 +170,7 @@ class LiveKind(LiveGuestKind):
         by.ask(guest.uid)
         ahead = self.look_ahead(guest, job.options)
         layers, choice, against = self._chosen(guest, job.options, by)
-        for refusal in against:
-            raise RefusedError(refusal.code, refusal.detail)
+        refuse(against)
         chain = [] if layers is None else layers.chain
         speed = self.at_most(job) or 0
         disk = job.options["disk"] if layers is None else layers.disk

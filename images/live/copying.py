@@ -33,7 +33,7 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display, path_key
 from storage_admin.jobs.kinds import BEGUN, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal, refuse
 
 #: Formats of what a copy is written to, which QEMU can mirror into.
 FORMATS = ("qcow2", "raw")
@@ -237,8 +237,7 @@ class SwitchBack(LiveGuestKind):
         if left != result["left"]:
             sentence = gettext("{image} was changed since the copy: it is not what the guest had any more.")
             raise RefusedError("stale_plan", sentence.format(image=image.name))
-        for refusal in needed_by_others(Layers(guest.pk, result["disk"], [before], {0: image}, "", None, ()), 0, 0):
-            raise RefusedError(refusal.code, refusal.detail)
+        refuse(needed_by_others(Layers(guest.pk, result["disk"], [before], {0: image}, "", None, ()), 0, 0))
         # Once no guest names it, only its name, which may have no extension, would tell a scan its format.
         form = result["before"].get("format") or image.declared_format
         return Edit(result["disk"], result["now"]["chain"][0], before, form), image

@@ -32,7 +32,7 @@ from storage_admin.hosts.live_facts import GuestNow, Snapshot
 from storage_admin.jobs import runner
 from storage_admin.jobs.kinds import BEGUN, OVER, GoesOnError, Target, Unsuccessful, pairs_of
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import LastBackup, Plan, Recorder, Refusal
+from storage_admin.jobs.plan_and_progress import LastBackup, Plan, Recorder, Refusal, refuse
 
 #: What libvirt says while it is at work on the domain.
 _BUSY = ("state change lock", "block job", "did not answer")
@@ -190,8 +190,7 @@ class DeleteSnapshot(SnapshotKind):
         Raises:
             RefusedError, HostError: something does, or may.
         """
-        for refusal in self.against(guest, now, known, chosen):
-            raise RefusedError(refusal.code, refusal.detail)
+        refuse(self.against(guest, now, known, chosen))
         _refuse_needed(guest, now, chosen)
 
     def _delete(

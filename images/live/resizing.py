@@ -15,7 +15,7 @@ from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import running
 from storage_admin.hosts.live_facts import DiskNow, GuestNow
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Plan, Recorder, Refusal
+from storage_admin.jobs.plan_and_progress import Plan, Recorder, Refusal, refuse
 
 
 class Resize(vm_disks.Resize):
@@ -42,8 +42,7 @@ class Resize(vm_disks.Resize):
         if guest.kind != Guest.Kind.DOMAIN:
             return super().work(job, recorder)
         now, target, wanted = running_guest(guest), job.options["disk"], job.options["size_bytes"]
-        for refusal in _draft(guest, now, job.options).refusals:
-            raise RefusedError(refusal.code, refusal.detail)
+        refuse(_draft(guest, now, job.options).refusals)
         before = _disk(guest, now, target).virtual_bytes
         recorder.progress({"stage": "enlarging"})
         after = running.grow(guest.host, guest.uid, target, wanted)

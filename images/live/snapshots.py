@@ -50,7 +50,7 @@ from storage_admin.hosts.libvirt.snapshots import Snapshots
 from storage_admin.hosts.live_facts import GuestNow, Snapshot
 from storage_admin.jobs.kinds import OVER, Target, Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Affected, LastBackup, Plan, Recorder, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, LastBackup, Plan, Recorder, Refusal, refuse
 
 #: The agent's command that holds filesystems still.
 _FREEZE = "guest-fsfreeze-freeze"
@@ -117,8 +117,7 @@ class SnapshotKind(LiveGuestKind):
     def check(self, guest: Guest, options: dict[str, Any]) -> GuestNow:
         """The guest as it is now, provided that it can be done; raises RefusedError or HostError."""
         now, known = asked(guest, options)
-        for refusal in self.choose(guest, now, known, options)[2]:
-            raise RefusedError(refusal.code, refusal.detail)
+        refuse(self.choose(guest, now, known, options)[2])
         return now
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from storage_admin.hosts.proxmox import actions, drives, guests, node_trim
 from storage_admin.hosts.proxmox.drives import Drive
 from storage_admin.jobs import runner
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plan_and_progress import Plan, Recorder, Refusal
+from storage_admin.jobs.plan_and_progress import Plan, Recorder, Refusal, refuse
 
 #: A drive's discard mode in libvirt's words.
 _MODES = {"on": "unmap", "unmap": "unmap"}
@@ -76,8 +76,7 @@ class Trim(VmKind):
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest = find(job.target_id)
         if _by_node(guest):
-            for refusal in _draft_by_node(guest).refusals:
-                raise RefusedError(refusal.code, refusal.detail)
+            refuse(_draft_by_node(guest).refusals)
             shell, ref = transport.shell(guest.host), proxmox_vms.ref_of(guest)
             trim = partial(node_trim.trim, shell, ref)
             result = _done(guest, seen(guest), partial(seen, guest), trim, recorder)
@@ -85,11 +84,9 @@ class Trim(VmKind):
             return result
         if guest.kind != Guest.Kind.DOMAIN:
             return super().work(job, recorder)
-        for refusal in _offline(guest):
-            raise RefusedError(refusal.code, refusal.detail)
+        refuse(_offline(guest))
         now = running.look(guest.host, guest.uid, agent=True)
-        for refusal in _draft(guest, now, []).refusals:
-            raise RefusedError(refusal.code, refusal.detail)
+        refuse(_draft(guest, now, []).refusals)
 
         def sizes() -> dict[str, int | None]:
             return occupied(guest, running.look(guest.host, guest.uid))

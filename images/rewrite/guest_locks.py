@@ -33,7 +33,7 @@ from storage_admin.hosts.proxmox.errors import NotThereError, guest_locked
 from storage_admin.hosts.proxmox.pvesh import Pvesh
 from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plan_and_progress import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal, refuse
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,7 @@ def take(job: Job, image: Image) -> None:
     if not are_needed(image):
         return
     uids = {guest.uid: guest.name for guest in _guests(image)}
-    if against := refusals(image, 1):
-        raise RefusedError(against[0].code, against[0].detail)
+    refuse(refusals(image, 1))
     api = _api(job.host)
     nodes = _all_off(api, uids)
     refs = {uid: GuestRef(nodes[uid], int(uid)) for uid in uids}

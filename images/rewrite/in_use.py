@@ -25,6 +25,7 @@ from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import refuse
 
 
 def check_guests_off(image: Image) -> None:
@@ -232,8 +233,7 @@ def others(image: Image) -> Iterator[tuple[shared_storages.Shared, bytes]]:
 def _ask(pair: shared_storages.Shared, path: bytes, image: Image, inodes: list[int]) -> dict[str, Any]:
     pool = pair.other
     try:
-        if without := refusals.without_agent(pool.host):
-            raise RefusedError(without[0].code, without[0].detail)
+        refuse(refusals.without_agent(pool.host))
         args = {"path_b64": b64(path), "pool_path_b64": b64(bytes(pool.path_bytes)), "inodes": inodes}
         return asking.ask(pool.host, "users", args)
     except (HostError, RefusedError) as error:

@@ -23,7 +23,7 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Affected, LastBackup, Plan, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, LastBackup, Plan, Refusal, refuse
 from storage_admin.words import Translatable
 
 #: Options that every rewriting kind takes.
@@ -246,8 +246,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
             raise RefusedError(
                 "stale_plan", gettext("The pool of the image is no longer registered. Scan the host, then try again.")
             )
-        for refusal in space.Admitted().against(pool, target.host, space.planned_need(plan, target.host)):
-            raise RefusedError(refusal.code, refusal.detail)
+        refuse(space.Admitted().against(pool, target.host, space.planned_need(plan, target.host)))
 
     def prepare(self, job: Job) -> None:
         image = find(job.target_id)
@@ -265,8 +264,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
         image = find(job.target_id)
         below = ancestors(image)
         against = [*self.against(image, job.options), *refusals.for_bases(image, below)]
-        if against := [*against, *self.choose(image, below, job.options).refusals]:
-            raise RefusedError(against[0].code, against[0].detail)
+        refuse([*against, *self.choose(image, below, job.options).refusals])
         return facts(image) | {
             "virtual_size": image.virtual_size,
             "chain": [

@@ -14,7 +14,7 @@ from images.scan import known
 from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.hosts import asking
 from storage_admin.hosts.models import Host
-from storage_admin.jobs.plan_and_progress import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal, refuse
 
 #: What becomes of those who need an image whose content a job changes.
 CONTENT = gettext_lazy("They depend on the current content of the image. Flatten the overlays first.")
@@ -94,8 +94,7 @@ def refuse_elsewhere(chain: Sequence[Image], first: int = 0) -> None:
 
 def _ask(host: Host, asked: dict[str, Any], name: str) -> None:
     try:
-        if without := without_agent(host):
-            raise RefusedError(without[0].code, without[0].detail)
+        refuse(without_agent(host))
         asking.ask(host, "needed", asked | {"pools": looked_through(host)})
     except (HostError, RefusedError) as error:
         if error.code == "has_overlays":

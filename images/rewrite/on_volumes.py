@@ -10,11 +10,11 @@ from images.rewrite import in_use, volume_refusals
 from images.rewrite.kind import Rewriting
 from images.rewrite.neighbours import ancestors, find
 from images.rewrite.record import speed_for
-from storage_admin.agent.protocol import RefusedError, b64
+from storage_admin.agent.protocol import b64
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.kinds import Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Refusal
+from storage_admin.jobs.plan_and_progress import Refusal, refuse
 from storage_admin.words import Translatable
 
 
@@ -78,8 +78,7 @@ class OnVolumes(Rewriting):
         if not image.is_volume:
             return super().request(job)
         choice = self.choose(image, ancestors(image), job.options)
-        if against := [*self.against(image, job.options), *choice.refusals]:
-            raise RefusedError(against[0].code, against[0].detail)
+        refuse([*self.against(image, job.options), *choice.refusals])
         return self.place_of(image) | (asdict(speed_for(job)) if image.pool.kind == StoragePool.Kind.LVMTHIN else {})
 
     @staticmethod

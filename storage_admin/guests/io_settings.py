@@ -19,7 +19,7 @@ from storage_admin.hosts.proxmox import limits as proxmox_limits
 from storage_admin.hosts.proxmox.errors import RIGHT_MISSING
 from storage_admin.hosts.proxmox.guests import limits_of
 from storage_admin.jobs.models import JobLog
-from storage_admin.jobs.plan_and_progress import Recorder, Refusal
+from storage_admin.jobs.plan_and_progress import Recorder, Refusal, refuse
 
 
 @dataclass(frozen=True)
@@ -301,8 +301,7 @@ def _domain(guest: Guest, setting: Setting, recorder: Recorder) -> Outcome:
 
 def _vm(vm: Vm, setting: Setting, recorder: Recorder) -> Outcome:
     """A VM of Proxmox VE: one drive after the other, each by compare-and-set."""
-    for refusal in proxmox_vms.lacking(vm, "limits"):
-        raise RefusedError(refusal.code, refusal.detail)
+    refuse(proxmox_vms.lacking(vm, "limits"))
     proxmox_vms.check_writing(vm, setting.accepted)
     proxmox_vms.accept(vm.guest, vm.config.digest)
     before, waiting, done = limits_of(vm.config.next), [], list[str]()

@@ -27,7 +27,7 @@ from storage_admin.hosts.proxmox.errors import RIGHT_MISSING, NotThereError
 from storage_admin.hosts.proxmox.permissions import FEATURES, MissingRight, Permissions
 from storage_admin.hosts.proxmox.tasks import Outcome
 from storage_admin.jobs.models import JobLog
-from storage_admin.jobs.plan_and_progress import Recorder, Refusal
+from storage_admin.jobs.plan_and_progress import Recorder, Refusal, refuse
 
 #: Seconds that an answer may take while somebody waits for a plan.
 PLAN_SECONDS = 8.0
@@ -195,8 +195,7 @@ def check_writing(vm: Vm, accepted: str | None) -> list[str]:
         RefusedError: ``hidden_lines``; ``stale_plan``: the file changes just now.
         HostError: the file cannot be read.
     """
-    for refusal in unchecked(vm.guest, vm.config.digest, accepted):
-        raise RefusedError(refusal.code, refusal.detail)
+    refuse(unchecked(vm.guest, vm.config.digest, accepted))
     hidden_lines.refuse_dropping(vm.guest.host, vm.client, vm.config, vm.guest.name)
     return [str(UNCHECKED)] if vm.guest.host.by_api_alone else []
 

@@ -6,7 +6,7 @@ The latter is written to the job's row at most twice a second.
 import logging
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -17,7 +17,7 @@ from django.db import InterfaceError, OperationalError, connection, transaction
 from django.utils import timezone
 from django.utils.translation import gettext
 
-from storage_admin.agent.protocol import display
+from storage_admin.agent.protocol import RefusedError, display
 from storage_admin.errors import of_fields
 from storage_admin.jobs.models import Job, JobLog
 
@@ -28,6 +28,16 @@ class Refusal:
 
     code: str
     detail: str
+
+
+def refuse(found: Iterable[Refusal]) -> None:
+    """Refuses what a plan would refuse by now.
+
+    Raises:
+        RefusedError: the first of these, if there is any.
+    """
+    for refusal in found:
+        raise RefusedError(refusal.code, refusal.detail)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from storage_admin.hosts.libvirt import control
 from storage_admin.hosts.libvirt.control import DiskSettings
 from storage_admin.jobs.kinds import Unsuccessful
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal, refuse
 
 #: The word for "the definition does not say it", which leaves it to the hypervisor.
 UNSET = "default"
@@ -109,8 +109,7 @@ class SetDisk(GuestKind):
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest, options = find(job.target_id), job.options
-        for refusal in _against(self._asked(guest, options, write=False), options):
-            raise RefusedError(refusal.code, refusal.detail)
+        refuse(_against(self._asked(guest, options, write=False), options))
         told = self._asked(guest, options, write=True)
         words = f"{options['disk']} of {guest.name}: {', '.join(_changes(told)) or 'nothing changed'}"
         words += "; from its next start on." if told.live is not None else "."

@@ -24,7 +24,7 @@ from storage_admin.hosts.proxmox.storages import StorageFacts
 from storage_admin.jobs import runner, services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plan_and_progress import Affected, Cause, LastBackup, Plan, Recorder, Refusal
+from storage_admin.jobs.plan_and_progress import Affected, Cause, LastBackup, Plan, Recorder, Refusal, refuse
 
 _DISK = {"type": "string", "minLength": 1, "maxLength": 40, "description": _("Target name of the disk, such as scsi0.")}
 
@@ -120,8 +120,7 @@ class VmKind(GuestKind):
         for against in proxmox_vms.offline(guest, containers=self.containers):
             raise RefusedError(*against)
         with proxmox_vms.opened(guest) as vm:
-            for refusal in self.draft(vm, job.options).refusals:
-                raise RefusedError(refusal.code, refusal.detail)
+            refuse(self.draft(vm, job.options).refusals)
             if self.writes:
                 proxmox_vms.check_writing(vm, job.options["accept_hidden_lines"])
                 proxmox_vms.accept(guest, vm.config.digest)
