@@ -17,7 +17,7 @@ from images import download
 from images.kinds.create import links_of
 from images.kinds.inside import against
 from images.models import Image
-from images.rewrite.neighbours import ancestors
+from images.rewrite.neighbours import chain_of
 from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.agent.protocol import RESULT, HostError, RefusedError
 from storage_admin.agent.verbs.files import LIST, LOOK, READ
@@ -93,3 +93,20 @@ def _request(actor: Actor, image: Image, do: str, where: dict[str, str]) -> dict
     actor.require(Role.ADMIN, image.host.slug)
     require_right({name: _("This cannot be a name.") for name, value in where.items() if "\0" in value})
     refuse(against(image))
+    own, *below = links_of(chain_of(image))
+    audit(actor, "files of a guest looked at", image.name, after={"image": image.pk, "do": do, **where})
+    return own | {"virtual_size": image.virtual_size, "chain": below, "children_known": True, "do": do, **where}
+
+
+def _asked(actor: Actor, image: Image, do: str, where: dict[str, str]) -> dict[str, Any]:
+    args = _request(actor, image, do, where)
+    download.take_place()
+    try:
+        for event in asking.told(image.host, "files", args, seconds=asking.APPLIANCE_TIMEOUT):
+            if event["event"] == RESULT:
+                return dict(event["data"])
+    except HostError as error:
+        raise RefusedError("host_unreachable", error.detail) from error
+    finally:
+        download.give_place()
+    raise RefusedError("host_unreachable", _("The agent ended without an answer."))

@@ -10,7 +10,7 @@ from images.kinds.create import links_of
 from images.models import Image
 from images.rewrite import attached, in_use, needed_as_it_is, neighbours, refusals
 from images.rewrite.kind import RewriteKind
-from images.rewrite.neighbours import ancestors, find
+from images.rewrite.neighbours import chain_of, find
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.verbs.inside import HARMLESS
@@ -139,7 +139,7 @@ class Attach(_DeviceKind):
     def request(self, job: Job) -> dict[str, Any]:
         image, writable = find(job.target_id), job.options["writable"]
         refuse(self.against(image, writable=writable))
-        own, *below = links_of([image, *ancestors(image)])
+        own, *below = links_of(chain_of(image))
         looked_through = needed_as_it_is.pools(image) if writable else {}
         wanted = {"writable": writable, "by": job.created_by, "children_known": True}
         return own | {"virtual_size": image.virtual_size, "chain": below} | wanted | looked_through

@@ -22,7 +22,7 @@ from images.rewrite import (
     repointing,
 )
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside
-from images.rewrite.neighbours import ancestors, find, locks_on
+from images.rewrite.neighbours import find, locks_on_chain
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.folders.pools import ENDINGS, wrong_name, wrong_name_for
 from storage_admin.agent.protocol import b64
@@ -124,10 +124,9 @@ class Convert(Rewriting):
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
         image = find(target.id)
-        read = [lock for base in ancestors(image) for lock in locks_on(base, exclusive=False)]
         __, path = self.place(image, options)
-        itself = locks_on(image, exclusive=self.replaces("", options))
-        return [*itself, *read, Lock(f"path:{image.host_id}:{path_key(path)}", exclusive=True)]
+        chain = locks_on_chain(image, exclusive=self.replaces("", options))
+        return [*chain, Lock(f"path:{image.host_id}:{path_key(path)}", exclusive=True)]
 
     def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
         found = refusals.for_rewrite(image)

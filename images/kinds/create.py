@@ -15,7 +15,7 @@ from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import mount, passphrases, record, refusals, space
 from images.rewrite.kind import format_below
-from images.rewrite.neighbours import ancestors, facts, find_there, locks_on
+from images.rewrite.neighbours import base_of, chain_of, facts, locks_on_chain
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.measure.new_image import ON, room
 from storage_admin.agent.protocol import SPACE, RefusedError, b64
@@ -133,17 +133,16 @@ class Create(JobKind):
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
         found = [Lock(f"path:{target.host.pk}:{path_key(path_in(find_pool(target.id), options))}", exclusive=True)]
-        for image in _chain(_base(target.host.pk, options)):
-            found += locks_on(image, exclusive=False)
-        return found
+        base = base_of(target.host.pk, options)
+        return found if base is None else [*found, *locks_on_chain(base, exclusive=False)]
 
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         pool = find_pool(target_id)
-        base = _base(pool.host_id, options)
+        base = base_of(pool.host_id, options)
         size, path = _size(base, options), path_in(pool, options)
         against, below = [*refusals.for_host(pool.host), *refusals.for_new_file(pool, path)], list[Image]()
         try:
-            below = _chain(base)
+            below = chain_of(base)
         except RefusedError as error:
             against.append(Refusal(error.code, error.detail))
         if base is not None:
@@ -181,8 +180,8 @@ class Create(JobKind):
 
     def request(self, job: Job) -> dict[str, Any]:
         pool, options = find_pool(job.target_id), job.options
-        base = _base(pool.host_id, options)
-        below = _chain(base)
+        base = base_of(pool.host_id, options)
+        below = chain_of(base)
         if base is not None:
             refuse([*refusals.for_base(base), *refusals.for_bases(base, below[1:])])
         links = links_of(below)
@@ -228,16 +227,6 @@ class Create(JobKind):
 def succeeded(job: Job) -> bool:
     """Whether a job that was worked on here has ended well, as its row says."""
     return Job.objects.filter(pk=job.pk, state=Job.State.SUCCEEDED).exists()
-
-
-def _base(host_id: int, options: dict[str, Any]) -> Image | None:
-    """The base that the options name; raises InvalidError where that is not on the host."""
-    return None if options["base"] is None else find_there(host_id, options["base"])
-
-
-def _chain(base: Image | None) -> list[Image]:
-    """The base and what that stands on, from above; raises RefusedError where that is broken."""
-    return [base, *ancestors(base)] if base is not None else []
 
 
 def links_of(chain: list[Image]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from images.kinds.create import links_of
 from images.models import Image
 from images.rewrite import refusals
 from images.rewrite.kind import ImageKind
-from images.rewrite.neighbours import ancestors, find
+from images.rewrite.neighbours import chain_of, find
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.verbs.inside import HARMLESS
 from storage_admin.jobs.models import Job
@@ -40,7 +40,7 @@ class Inside(ImageKind):
     def request(self, job: Job) -> dict[str, Any]:
         image = find(job.target_id)
         refuse(against(image))
-        own, *below = links_of([image, *ancestors(image)])
+        own, *below = links_of(chain_of(image))
         job.ours().update(kept={"fingerprint": bytes(image.fingerprint).hex()})
         return own | {"virtual_size": image.virtual_size, "chain": below, "children_known": True}
 

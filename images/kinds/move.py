@@ -13,7 +13,7 @@ from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import forecasts, guest_locks, readers, record, refusals, repointing, volume_refusals
 from images.rewrite.kind import REWRITE_OPTIONS, Choice
-from images.rewrite.neighbours import ancestors, find, locks_on
+from images.rewrite.neighbours import find, locks_on_chain
 from images.rewrite.on_volumes import OnVolumes, dataset
 from images.scan.volume_places import group_id, lvm_name
 from storage_admin.agent.host import lvm, zfs
@@ -116,10 +116,9 @@ class Move(OnVolumes):
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
         image = find(target.id)
-        read = [lock for base in ancestors(image) for lock in locks_on(base, exclusive=False)]
         __, path = place(image, options)
-        itself = locks_on(image, exclusive=image.is_volume or options["repoint_guest"])
-        return [*itself, *read, Lock(f"path:{image.host_id}:{path_key(path)}", exclusive=True)]
+        chain = locks_on_chain(image, exclusive=image.is_volume or options["repoint_guest"])
+        return [*chain, Lock(f"path:{image.host_id}:{path_key(path)}", exclusive=True)]
 
     def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
         # What is only read keeps what a copy does not carry.

@@ -12,6 +12,7 @@ from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import forecasts, linked_clones, neighbours, readers, refusals
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, swap_commands, verify_commands
+from images.rewrite.neighbours import base_of, chain_of
 from storage_admin.agent.protocol import INVALID, RefusedError
 from storage_admin.jobs.kinds import Lock, Target
 from storage_admin.jobs.models import Job
@@ -40,11 +41,10 @@ class Rebase(Rewriting):
     methods = {"rebase": _("Change backing file")}
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
-        chain = chain_of(base_of(neighbours.find(target.id), options))
-        return lock_also(super().locks(target, options), chain)
+        return lock_base(super().locks(target, options), base_of(target.host.pk, options))
 
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
-        against, base = not_qcow2(image), base_of(image, options)
+        against, base = not_qcow2(image), base_of(image.host_id, options)
         if base is None:
             against.append(Refusal(INVALID, gettext("Enter the new backing file.")))
             return Choice("rebase", str(self.description), refusals=against)
@@ -81,23 +81,12 @@ class Rebase(Rewriting):
         )  # fmt: skip
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
-        return {"method": "rebase", "onto": links_of(chain_of(base_of(image, job.options)))}
+        return {"method": "rebase", "onto": links_of(chain_of(base_of(image.host_id, job.options)))}
 
 
-def base_of(image: Image, options: dict[str, Any]) -> Image | None:
-    """The image that the option ``base`` names by id or path; raises InvalidError where its host has none such."""
-    named = options["base"]
-    return None if named in {None, ""} else neighbours.find_there(image.host_id, named)
-
-
-def chain_of(base: Image | None) -> list[Image]:
-    """The base and what that stands on, from above; raises RefusedError where that is broken."""
-    return [] if base is None else [base, *neighbours.ancestors(base)]
-
-
-def lock_also(own: list[Lock], chain: list[Image]) -> list[Lock]:
-    """Those locks, and one with others on each image of a chain that is not locked by them."""
-    new = [lock for one in chain for lock in neighbours.locks_on(one, exclusive=False)]
+def lock_base(own: list[Lock], base: Image | None) -> list[Lock]:
+    """Those locks, and one with others on each image of a new base's chain that is not locked by them."""
+    new = [] if base is None else neighbours.locks_on_chain(base, exclusive=False)
     return [*own, *(lock for lock in new if lock.key not in {one.key for one in own})]
 
 

@@ -11,12 +11,12 @@ from django.utils.translation import gettext_lazy as _
 from images.kinds import inside
 from images.kinds.create import links_of
 from images.kinds.flatten import contradicted
-from images.kinds.rebase import base_of, chain_of, lock_also, on_another_base
+from images.kinds.rebase import lock_base, on_another_base
 from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import neighbours, refusals
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, of_a_copy
-from images.rewrite.neighbours import find
+from images.rewrite.neighbours import base_of, chain_of, find
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.protocol import FILESYSTEMS, INVALID
 from storage_admin.jobs.kinds import Lock, Target
@@ -111,7 +111,7 @@ class Relink(Rewriting):
     methods = {"relink": _("Repair chain")}
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
-        return lock_also(super().locks(target, options), chain_of(base_of(find(target.id), options)))
+        return lock_base(super().locks(target, options), base_of(target.host.pk, options))
 
     def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:  # noqa: ARG002 (the same for all)
         found = [one for one in refusals.for_rewrite(image) if one.code != "chain_broken"]
@@ -136,7 +136,7 @@ class Relink(Rewriting):
         )
 
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:  # noqa: ARG002
-        base = base_of(image, options)
+        base = base_of(image.host_id, options)
         if base is None:
             asked = Refusal(INVALID, gettext("Choose the file that was the backing file."))
             return Choice("relink", str(self.description), refusals=[asked])
@@ -168,7 +168,7 @@ class Relink(Rewriting):
         )
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
-        base = base_of(image, job.options)
+        base = base_of(image.host_id, job.options)
         one = judged(image, base, last_seen(image), earlier(image)) if base is not None else None
         proven, same = (one.proven, one.same) if one is not None else (False, False)
         return {"onto": links_of(chain_of(base)), "force": same, "prove": not proven}
@@ -178,7 +178,7 @@ class Relink(Rewriting):
             super().on_event(job, event)
             return
         image = find(job.target_id)
-        if (base := base_of(image, job.options)) is not None:
+        if (base := base_of(image.host_id, job.options)) is not None:
             # It stays also where the job is refused: the page shows it beside the file.
             found = {"base": base.pk, "seen": _seen(image, base), "filesystems": event["filesystems"]}
             job.ours().update(result=found)

@@ -12,7 +12,7 @@ from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import forecasts, readers, refusals
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting
-from images.rewrite.neighbours import ancestors, find, locks_on
+from images.rewrite.neighbours import find, locks_on_chain
 from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import INVALID, b64
 from storage_admin.errors import of_fields
@@ -78,8 +78,10 @@ class ToDevice(Rewriting):
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
         image = find(target.id)
-        read = [lock for one in (image, *ancestors(image)) for lock in locks_on(one, exclusive=False)]
-        return [*read, Lock(f"path:{image.host_id}:{path_key(os.fsencode(options['device']))}", exclusive=True)]
+        return [
+            *locks_on_chain(image, exclusive=False),
+            Lock(f"path:{image.host_id}:{path_key(os.fsencode(options['device']))}", exclusive=True),
+        ]
 
     def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:
         # It is only read, and what a copy does not carry stays in it.

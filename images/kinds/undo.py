@@ -14,7 +14,7 @@ from images.rewrite import (
     record as rewriting,
 )
 from images.rewrite.kind import Rewriting
-from images.rewrite.neighbours import ancestors, facts, find, locks_on, silent_storage
+from images.rewrite.neighbours import facts, find, locks_on_chain, silent_storage
 from images.scan import look
 from storage_admin.accounts.models import SYSTEM, Actor, Role
 from storage_admin.agent import protocol
@@ -93,9 +93,7 @@ class OfJob(JobKind):
         return [Refusal("busy", sentence)]
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
-        image = self._image(self._job(target.id))
-        shared = [lock for base in ancestors(image) for lock in locks_on(base, exclusive=False)]
-        return [*locks_on(image, exclusive=True), *shared]
+        return locks_on_chain(self._image(self._job(target.id)), exclusive=True)
 
     def waits_for_storage(self, job: Job) -> str:
         return silent_storage(self._job(job.target_id).target_id)

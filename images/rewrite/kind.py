@@ -15,7 +15,7 @@ from images.models import Image
 from images.orphans.evidence import READS_ON
 from images.rewrite import forecasts, guest_locks, in_use, mount, moving, neighbours, refusals, space, wait_for_guests
 from images.rewrite import record as rewriting
-from images.rewrite.neighbours import ancestors, facts, find, locks_on, silent_storage
+from images.rewrite.neighbours import ancestors, facts, find, locks_on_chain, silent_storage
 from images.scan import look
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import OCCUPIED, SPACE, RefusedError, unb64
@@ -87,9 +87,7 @@ class RewriteKind(ImageKind):
     }
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:  # noqa: ARG002 (the same for all)
-        image = find(target.id)
-        shared = [lock for base in ancestors(image) for lock in locks_on(base, exclusive=False)]
-        return [*locks_on(image, exclusive=True), *shared]
+        return locks_on_chain(find(target.id), exclusive=True)
 
     def waits_for_storage(self, job: Job) -> str:
         return silent_storage(job.target_id)

@@ -270,12 +270,15 @@ def find(image_id: int) -> Image:
     return image
 
 
-def find_there(host_id: int, named: int | str) -> Image:
-    """An image of a host by its id or its path, with host and pool.
+def base_of(host_id: int, options: dict[str, Any]) -> Image | None:
+    """The image of a host that the option ``base`` names by id or path, with host and pool; ``None`` if it names none.
 
     Raises:
-        InvalidError: there is none.
+        InvalidError: there is none such.
     """
+    named = options["base"]
+    if named in {None, ""}:
+        return None
     rows = Image.objects.select_related("host", "pool").filter(host=host_id)
     found = rows.filter(pk=named) if isinstance(named, int) else rows.filter(path_key=path_key(os.fsencode(named)))
     if (image := found.first()) is None:
@@ -293,6 +296,11 @@ def ancestors(image: Image) -> list[Image]:
     return fresh(image).below
 
 
+def chain_of(image: Image | None) -> list[Image]:
+    """An image, and what it stands on now, from above; raises as :func:`ancestors`."""
+    return [] if image is None else [image, *ancestors(image)]
+
+
 def descendants(image: Image) -> list[Image]:
     """Every image that needs this one now, however far above; without the large columns."""
     return fresh(image).above
@@ -305,6 +313,11 @@ def locks_on(image: Image, *, exclusive: bool) -> list[Lock]:
     rows = [image.pk, *shared_storages.rows_elsewhere(image)]
     keys = [f"inode:{image.host_id}:{image.dev}:{image.inode}", *(f"image:{row}" for row in rows)]
     return [Lock(key, exclusive=exclusive) for key in keys]
+
+
+def locks_on_chain(image: Image, *, exclusive: bool) -> list[Lock]:
+    """The same of an image, and of all that it stands on, which others may read as well."""
+    return [lock for one in chain_of(image) for lock in locks_on(one, exclusive=exclusive and one is image)]
 
 
 def facts(image: Image) -> dict[str, Any]:
