@@ -8,7 +8,7 @@ from django.utils.translation import gettext_lazy as _
 from images import backups
 from images.kinds.undo import PUT_BACK, REMOVED
 from images.models import Image
-from images.rewrite import guest_locks, holding, in_use, moving, needed_as_it_is, refusals
+from images.rewrite import guest_locks, holding, in_use, needed_as_it_is, refusals
 from images.rewrite import record as rewriting
 from images.rewrite.neighbours import locks_on
 from images.scan import known
@@ -192,7 +192,7 @@ class SettleLeftover(JobKind):
             )
             return told | {"freed_bytes": int(result["freed_bytes"])}
         if image is not None:
-            rewriting.image_replaced(image, result, moving.sibling(image, unb64(result["name_b64"])))
+            rewriting.image_replaced(image, result, rewriting.sibling(image, unb64(result["name_b64"])))
         rewriting.write_line(job, pool, result["before_bytes"], result["after_bytes"], freed=int(result["freed_bytes"]))
         return told | {"before_bytes": result["before_bytes"], "after_bytes": result["after_bytes"]}
 

@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 from images.kinds.create import Create
 from images.kinds.move import made as to_make
 from images.models import Image
-from images.rewrite import moving, record
+from images.rewrite import record
 from images.rewrite.kind import Rewriting
 from storage_admin.agent.protocol import b64
 from storage_admin.hosts.models import StoragePool
@@ -47,7 +47,7 @@ def where_undone(host_id: int) -> list[dict[str, str]]:
     for undo in _cut_off_at(host_id, "job").filter(kind="undo"):
         undone = Job.objects.filter(pk=undo.target_id).first()
         image = Image.every.select_related("pool").filter(pk=undone.target_id).first() if undone is not None else None
-        paths = moving.paths_of(undone) if undone is not None else []
+        paths = record.paths_of(undone) if undone is not None else []
         if image is not None and len(set(paths)) > 1:
             pool = bytes(image.pool.path_bytes)
             found.append({"job": undo.uid, "path_b64": b64(paths[0]), "pool_path_b64": b64(pool)})
@@ -65,7 +65,7 @@ def undone(undo: Job, lost: Job, seen: dict[str, Any] | None) -> dict[str, Any]:
     ready = undo.kept.get("ready")
     if seen is None or ready is None or seen["inode"] != ready["made_inode"]:
         return {}
-    path = b64(moving.paths_of(lost)[0])
+    path = b64(record.paths_of(lost)[0])
     return {"path_b64": path, "dev": seen["dev"], "inode": seen["inode"], "after_bytes": seen["bytes"]}
 
 

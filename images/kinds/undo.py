@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from images import backups
 from images.models import Image
-from images.rewrite import guest_locks, holding, in_use, mount, moving, needed_as_it_is, refusals, repointing
+from images.rewrite import guest_locks, holding, in_use, mount, needed_as_it_is, refusals, repointing
 from images.rewrite import (
     record as rewriting,
 )
@@ -187,7 +187,7 @@ class Undo(OfJob):
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         undone = self._job(job.target_id)
         image = self._image(undone)
-        rewriting.image_replaced(image, result, moving.sibling(image, unb64(result["name_b64"])))
+        rewriting.image_replaced(image, result, rewriting.sibling(image, unb64(result["name_b64"])))
         repointing.restore_declaration(image, undone)
         undone_for_good(job, undone, image, result["before_bytes"], result["freed_bytes"], result["after_bytes"])
         return {
@@ -253,7 +253,7 @@ class DiscardUndo(OfJob):
     def request(self, job: Job) -> dict[str, Any]:
         undone = self._job(job.target_id)
         image = self._image(undone)
-        left_at = moving.path_left_by(undone, image)
+        left_at = rewriting.path_left_by(undone, image)
         name = bytes(image.path_bytes).rpartition(b"/")[2]
         if image.state == Image.State.SET_ASIDE and image.aside_job is not None:
             name = f".sa-{image.aside_job.uid}.aside".encode()
@@ -296,7 +296,7 @@ class DiscardUndo(OfJob):
 
 def _takes_away(undone: Job, options: dict[str, Any]) -> str:
     """What an undo takes from those who need the image as it is now, in a sentence; empty where they lose nothing."""
-    if len(set(moving.paths_of(undone))) > 1:
+    if len(set(rewriting.paths_of(undone))) > 1:
         return gettext(
             "They use the image under its current name and could no longer find it. Flatten the overlays first."
         )
@@ -312,7 +312,7 @@ def _against_what_goes(undone: Job, image: Image, options: dict[str, Any]) -> li
 
 
 def _needed(job: Job, image: Image) -> list[Refusal]:
-    return holding.needed_by(image.host_id, moving.sibling(image, f".sa-{job.uid}.orig".encode()))
+    return holding.needed_by(image.host_id, rewriting.sibling(image, f".sa-{job.uid}.orig".encode()))
 
 
 def undone_for_good(undo: Job, undone: Job, image: Image | None, gone: int, freed: int, back: int | None) -> None:
@@ -333,7 +333,7 @@ def undone_for_good(undo: Job, undone: Job, image: Image | None, gone: int, free
 
 def _warnings(job: Job, options: dict[str, Any]) -> tuple[str, ...]:
     warnings = [gettext("Data written to the new image since the job is lost.")] if options["force"] else []
-    paths = moving.paths_of(job)
+    paths = rewriting.paths_of(job)
     if len(set(paths)) > 1:
         warnings.append(gettext("The image gets its original name again: {paths}.").format(paths=display(paths[0])))
     if guests := [guest["name"] for guest in job.kept.get("guests", [])]:

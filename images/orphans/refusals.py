@@ -6,7 +6,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from images.models import Image
-from images.rewrite import mount, moving, neighbours, refusals, volume_refusals
+from images.rewrite import mount, neighbours, record, refusals, volume_refusals
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.models import Elapsed
@@ -160,7 +160,7 @@ def _grace(image: Image) -> list[Refusal]:
 def _missed(image: Image) -> list[Refusal]:
     """Who has named it, by the name that it had or the one that it has, since it was set aside."""
     aside = f".sa-{image.aside_job.uid}.aside".encode() if image.aside_job is not None else b""
-    keys = [path_key(bytes(image.path_bytes)), path_key(moving.sibling(image, aside))]
+    keys = [path_key(bytes(image.path_bytes)), path_key(record.sibling(image, aside))]
     named = Image.objects.filter(host=image.host_id, backing_key__in=keys)
     overlay = named.exclude(state__in=Image.NOT_THERE).first()
     if overlay is not None:

@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 from images import backups
 from images.models import Image
 from images.orphans.evidence import READS_ON
-from images.rewrite import forecasts, guest_locks, in_use, mount, moving, neighbours, refusals, space, wait_for_guests
+from images.rewrite import forecasts, guest_locks, in_use, mount, neighbours, refusals, space, wait_for_guests
 from images.rewrite import record as rewriting
 from images.rewrite.neighbours import ancestors, facts, find, locks_on_chain, silent_storage
 from images.scan import look
@@ -308,7 +308,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
         held = result["swapped"] and result["undo"] is not None
         if result["swapped"]:
             name = result.get("name_b64")
-            rewriting.image_replaced(image, result, moving.sibling(image, unb64(name)) if name else None)
+            rewriting.image_replaced(image, result, rewriting.sibling(image, unb64(name)) if name else None)
         if held:
             rewriting.keep_undo(job, result["held_bytes"], timedelta(hours=job.options["undo_hours"]))
             rewriting.write_held_line(job, image.pool, before, after, result.get("made_bytes"))

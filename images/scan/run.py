@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from images.models import Image
 from images.orphans import host_facts as world
-from images.rewrite import attached, holding, moving, space
+from images.rewrite import attached, holding, record, space
 from images.scan import bulk_write, from_volumes, hypervisors, same_storages, shared_storages
 from images.scan import rows as scan_rows
 from images.scan.hypervisors import Told
@@ -356,7 +356,7 @@ def rewritten_since(host_id: int, at: datetime, but: int = 0) -> set[str]:
     images |= set(undone_jobs.values_list("target_id", flat=True))
     if not images:
         return set()
-    moved = {path_key(path) for job in (*jobs, *undone_jobs) if job.kept for path in moving.paths_of(job)}
+    moved = {path_key(path) for job in (*jobs, *undone_jobs) if job.kept for path in record.paths_of(job)}
     for key, path in Image.objects.filter(pk__in=images).values_list("path_key", "path_bytes"):
         moved |= {key, path_key(bytes(path))}  # one that is set aside is kept under another key
     return moved
