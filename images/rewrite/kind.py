@@ -3,10 +3,8 @@
 import shlex
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, ClassVar
 
-from django.utils import timezone
 from django.utils.translation import gettext, gettext_noop, ngettext
 from django.utils.translation import gettext_lazy as _
 
@@ -18,7 +16,7 @@ from images.rewrite import record as rewriting
 from images.rewrite.neighbours import ancestors, facts, find, locks_on_chain, silent_storage
 from images.scan import look
 from storage_admin.accounts.models import Actor
-from storage_admin.agent.protocol import OCCUPIED, SPACE, RefusedError, unb64
+from storage_admin.agent.protocol import OCCUPIED, SPACE, RefusedError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
@@ -303,29 +301,7 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
             job.ours().update(plan=job.plan)
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
-        image = find(job.target_id)
-        before, after = result["before_bytes"], result["after_bytes"]
-        held = result["swapped"] and result["undo"] is not None
-        if result["swapped"]:
-            name = result.get("name_b64")
-            rewriting.image_replaced(image, result, rewriting.sibling(image, unb64(name)) if name else None)
-        if held:
-            rewriting.keep_undo(job, result["held_bytes"], timedelta(hours=job.options["undo_hours"]))
-            rewriting.write_held_line(job, image.pool, before, after, result.get("made_bytes"))
-        elif result["swapped"] or before != after:
-            rewriting.write_line(job, image.pool, before, after, freed=result["freed_bytes"])
-        shown = {
-            "before_bytes": before,
-            "predicted_after_bytes": job.plan.get("predicted_after_bytes"),
-            "after_bytes": after,
-            "held_bytes": result["held_bytes"],
-            "freed_bytes": result["freed_bytes"],
-            "freed_at": timezone.now().isoformat() if result["swapped"] and not held else None,
-            "method": result["method"],
-            "seconds": result["seconds"],
-            "swapped": result["swapped"],
-        }
-        return shown | {name: result[name] for name in ("compression", "found") if name in result}
+        return rewriting.replaced(job, find(job.target_id), result)
 
     def ended(self, job: Job) -> None:
         guest_locks.give_back(job)

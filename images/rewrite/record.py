@@ -77,6 +77,32 @@ def limits(job: Job) -> dict[str, Any]:
     return asdict(speed_for(job)) | space.limits(job)
 
 
+def replaced(job: Job, image: Image, result: Mapping[str, Any]) -> dict[str, Any]:
+    """A rewrite has ended well, and the agent tells so; what the job shows as its result."""
+    before, after = result["before_bytes"], result["after_bytes"]
+    held = result["swapped"] and result["undo"] is not None
+    if result["swapped"]:
+        name = result.get("name_b64")
+        image_replaced(image, result, sibling(image, unb64(name)) if name else None)
+    if held:
+        keep_undo(job, result["held_bytes"], timedelta(hours=job.options["undo_hours"]))
+        write_held_line(job, image.pool, before, after, result.get("made_bytes"))
+    elif result["swapped"] or before != after:
+        write_line(job, image.pool, before, after, freed=result["freed_bytes"])
+    shown = {
+        "before_bytes": before,
+        "predicted_after_bytes": job.plan.get("predicted_after_bytes"),
+        "after_bytes": after,
+        "held_bytes": result["held_bytes"],
+        "freed_bytes": result["freed_bytes"],
+        "freed_at": timezone.now().isoformat() if result["swapped"] and not held else None,
+        "method": result["method"],
+        "seconds": result["seconds"],
+        "swapped": result["swapped"],
+    }
+    return shown | {name: result[name] for name in ("compression", "found") if name in result}
+
+
 def image_replaced(image: Image, result: Mapping[str, Any], path: bytes | None = None) -> None:
     """The file under the image's name is another one now. The scan that follows reads the rest of its facts.
 
