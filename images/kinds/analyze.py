@@ -7,7 +7,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.models import Image
-from images.rewrite import on_volumes, record, refusals, space, volume_refusals
+from images.rewrite import record, refusals, space, volumes
 from images.rewrite.kind import ImageKind
 from images.rewrite.neighbours import facts, find
 from storage_admin.accounts.models import SYSTEM, Actor
@@ -84,7 +84,7 @@ class Analyze(ImageKind):
     @staticmethod
     def _refusals(image: Image) -> list[Refusal]:
         if image.is_volume and image.pool.kind in Analyze.volumes:
-            return volume_refusals.for_look(image)
+            return volumes.for_look(image)
         host = refusals.without_agent(image.host)
         if against := [*host, *refusals.not_a_file(image), *refusals.silent(image.pool)]:
             return against
@@ -124,7 +124,7 @@ class Analyze(ImageKind):
         image = find(job.target_id)
         self._asked[job.pk] = bytes(image.fingerprint)
         if image.is_volume:
-            return on_volumes.place(image)
+            return volumes.place(image)
         return sampled(image) | {name: job.options[name] for name in ("mode", "compression")}
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:

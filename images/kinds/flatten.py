@@ -13,20 +13,20 @@ from images.rewrite import forecasts, guest_locks, linked_clones, neighbours, re
 from images.rewrite.kind import (
     REWRITE_OPTIONS,
     Choice,
+    Rewriting,
     beside,
     format_below,
     swap_commands,
     verify_commands,
 )
 from images.rewrite.neighbours import find
-from images.rewrite.on_volumes import OnVolumes
 from storage_admin.guests.models import GuestDisk
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Refusal
 from storage_admin.words import plural
 
 
-class Flatten(OnVolumes):
+class Flatten(Rewriting):
     """Makes an overlay stand on a lower image, or on none."""
 
     name = "flatten"
@@ -39,6 +39,7 @@ class Flatten(OnVolumes):
     volumes = frozenset({"rbd", "zfs"})
     volume_verbs = {"rbd": "flatten_rbd", "zfs": "promote"}
     volume_promises = volumes_.FLATTENS
+    unsuccessful = Rewriting.unsuccessful | volumes_.UNSUCCESSFUL
     no_undo = _("the image's content stays the same")
     stages = {"checking": (0, 2), "copying": (2, 40), "flattening": (40, 70)} | WRITTEN
     properties = {

@@ -11,10 +11,9 @@ from images import raidz
 from images.kinds.convert import Convert, stem_of, target_of, wrong_target
 from images.kinds.stages import WRITTEN
 from images.models import Image
-from images.rewrite import forecasts, guest_locks, readers, record, refusals, repointing, volume_refusals
-from images.rewrite.kind import REWRITE_OPTIONS, Choice
+from images.rewrite import forecasts, guest_locks, readers, record, refusals, repointing, volumes
+from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting
 from images.rewrite.neighbours import find, locks_on_chain
-from images.rewrite.on_volumes import OnVolumes, dataset
 from images.scan.volume_places import group_id, lvm_name
 from storage_admin.agent.host import lvm, zfs
 from storage_admin.agent.protocol import INVALID, b64
@@ -37,7 +36,7 @@ _PROXMOX = _(
 )
 
 
-class Move(OnVolumes):
+class Move(Rewriting):
     """Copies a disk to where it is to be, and has its guests use the copy; the original stays, and is used no more."""
 
     name = "move"
@@ -131,13 +130,13 @@ class Move(OnVolumes):
             told = gettext("{image} is a filesystem of a container, and no disk. Only disks are moved.")
             found.append(Refusal("unsupported_pool", told.format(image=image.name)))
         if image.volume.get("snapshots"):
-            found += volume_refusals.has_snapshots(image)
+            found += volumes.has_snapshots(image)
         try:
             pool, path = place(image, options)
         except NotFoundError as error:
             return [*found, Refusal(INVALID, error.detail)]
         if pool.is_of_volumes:
-            found += [*refusals.for_pool(pool, VOLUMES), *volume_refusals.elsewhere(pool, pool.name)]
+            found += [*refusals.for_pool(pool, VOLUMES), *volumes.elsewhere(pool, pool.name)]
             if why := _wrong_name(pool, os.fsdecode(path).rpartition("/")[2]):
                 found.append(Refusal(INVALID, why))
             if Image.objects.filter(host=image.host_id, path_key=path_key(path), missing_since=None).exists():
@@ -182,7 +181,7 @@ class Move(OnVolumes):
                 "Nothing is reserved for the new volume: if its ZFS pool fills up, its guests cannot write. To reserve "
                 "its size: zfs set refreservation=auto {dataset}"
             )
-            warnings.append(told_sparse.format(dataset=dataset(display(path))))
+            warnings.append(told_sparse.format(dataset=volumes.dataset(display(path))))
         if image.is_volume:
             warnings.append(gettext("While it is copied, the volume has another name, so that no guest can start."))
         if guests:
@@ -216,14 +215,8 @@ class Move(OnVolumes):
         if move.repoint:
             repointing.lead_to_the_new_one(job, image, move)
 
-    def request(self, job: Job) -> dict[str, Any]:
-        image = find(job.target_id)
-        asked = super().request(job)
-        return asked | self.asked(image, [], job) | record.limits(job) if image.is_volume else asked
-
-    @staticmethod
-    def place_of(image: Image) -> dict[str, Any]:
-        return image.volume_place
+    def asked_of_volume(self, image: Image, job: Job) -> dict[str, Any]:
+        return image.volume_place | self.asked(image, [], job) | record.limits(job)
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
         pool, path = place(image, job.options)

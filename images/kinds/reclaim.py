@@ -12,12 +12,12 @@ from images.rewrite import neighbours, refusals, space
 from images.rewrite.kind import (
     REWRITE_OPTIONS,
     Choice,
+    Rewriting,
     beside,
     format_below,
     swap_commands,
     verify_commands,
 )
-from images.rewrite.on_volumes import OnVolumes
 from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.measure import prediction
 from storage_admin.agent.rewrite.copying import creation_options
@@ -26,7 +26,7 @@ from storage_admin.jobs.plan_and_progress import Refusal
 from storage_admin.words import words
 
 
-class Reclaim(OnVolumes):
+class Reclaim(Rewriting):
     """Makes an image smaller: by a verified copy that takes its place, or by digging holes where it holds zeros."""
 
     name = "reclaim"
@@ -67,6 +67,7 @@ class Reclaim(OnVolumes):
     policy_switches = {"include_decayed": _("Grown back"), "include_preallocated": _("Preallocated")}
     frees_space = True
     wants_zeros = True
+    unsuccessful = Rewriting.unsuccessful | volumes_.UNSUCCESSFUL
     no_undo = _("the image's content stays the same")
     guarantee = _(
         "The file itself is changed: blocks of zeros become holes. What is read from it stays the same at all "

@@ -2,14 +2,16 @@
 
 from typing import Any
 
-from django.utils.translation import gettext
+from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images.models import Image
 from images.orphans.evidence import number_of
-from images.rewrite import guest_locks, on_volumes, space
+from images.rewrite import guest_locks, space
 from images.rewrite.kind import Choice
+from images.rewrite.volumes import dataset
 from storage_admin.hosts.models import StoragePool
+from storage_admin.jobs.kinds import Unsuccessful
 from storage_admin.jobs.plan_and_progress import Refusal
 from storage_admin.words import Translatable
 
@@ -32,6 +34,23 @@ FLATTENS: dict[str, Translatable] = {
         "Refused while any host has it open."
     ),
     PROMOTE: _("ZFS does it in one step. What is read from either volume stays the same at all times."),
+}
+#: What is said of jobs that did not succeed.
+_ZEROS_GONE = Unsuccessful(
+    gettext_noop("The volume's contents are unchanged. Some of its zeros may have been discarded."),
+    gettext_noop("This job did not change what is read from the volume."),
+)
+UNSUCCESSFUL = {
+    DISCARD: _ZEROS_GONE,
+    SPARSIFY: _ZEROS_GONE,
+    FLATTEN: Unsuccessful(
+        gettext_noop("The volume's contents are unchanged. It may have a copy of some of its parent's data."),
+        gettext_noop("This job did not change what is read from the volume."),
+    ),
+    PROMOTE: Unsuccessful(
+        gettext_noop("The contents of both volumes are unchanged. They may have exchanged their parts."),
+        gettext_noop("This job did not exchange anything."),
+    ),
 }
 
 
@@ -97,8 +116,8 @@ def flatten(image: Image, below: list[Image]) -> Choice:
 
 def _promoted(image: Image, below: list[Image]) -> Choice:
     """A clone of ZFS and what it is a clone of exchange their parts."""
-    base, clone = below[0] if below else None, on_volumes.dataset(image.path)
-    origin = on_volumes.dataset(base.path) if base is not None else ""
+    base, clone = below[0] if below else None, dataset(image.path)
+    origin = dataset(base.path) if base is not None else ""
     against = []
     if base is None or not clone or not origin:
         told = gettext("{image} is no clone of a volume in this inventory, so there is nothing to exchange.")

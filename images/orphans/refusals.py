@@ -6,7 +6,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from images.models import Image
-from images.rewrite import mount, neighbours, record, refusals, volume_refusals
+from images.rewrite import mount, neighbours, record, refusals, volumes
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.models import Elapsed
@@ -35,7 +35,7 @@ def _host(image: Image) -> list[Refusal]:
     kinds = {*refusals.FOLDERS, image.pool.kind if image.volume else ""}
     return [
         *refusals.reachable(image.host), *refusals.for_pool(image.pool, kinds), *mount.against_replacing(image.pool),
-        *volume_refusals.seen_elsewhere(image),
+        *volumes.seen_elsewhere(image),
     ]  # fmt: skip
 
 

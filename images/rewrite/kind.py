@@ -2,7 +2,7 @@
 
 import shlex
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from django.utils.translation import gettext, gettext_noop, ngettext
@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from images import backups
 from images.models import Image
 from images.orphans.evidence import READS_ON
-from images.rewrite import forecasts, guest_locks, in_use, mount, neighbours, refusals, space, wait_for_guests
+from images.rewrite import forecasts, guest_locks, in_use, mount, neighbours, refusals, space, volumes, wait_for_guests
 from images.rewrite import record as rewriting
 from images.rewrite.neighbours import ancestors, facts, find, locks_on_chain, silent_storage
 from images.scan import look
@@ -44,7 +44,8 @@ class ImageKind(JobKind):
     target = "image"
     #: Whether space is what it is for: an image's page offers it first, its plan says what is freed, known or not.
     frees_space: ClassVar[bool] = False
-    volumes: ClassVar[frozenset[str]] = frozenset()  #: kinds of pools with volumes that it works on
+    #: Kinds of pools with volumes that it works on.
+    volumes: ClassVar[frozenset[str]] = frozenset()
     #: Whether it frees more where the guest has filled its free space with zeros.
     wants_zeros: ClassVar[bool] = False
 
@@ -141,10 +142,17 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
     no_undo: ClassVar[Translatable] = ""
     guarantee: ClassVar[Translatable] = ""
     unchanged: ClassVar[Translatable] = ""
+    #: Of volumes, which :meth:`against` and :meth:`choose` tell from files: what the agent is asked, by the kinds of
+    #: pools of :attr:`volumes`; why it does not work on those of others, by their kinds, where there is more to say;
+    #: the options that there are for them, too; and what holds while it works on one, by the method of its plan.
+    volume_verbs: ClassVar[dict[str, str]] = {}
+    no_volumes: ClassVar[dict[str, Translatable]] = {}
+    volume_options: ClassVar[frozenset[str]] = frozenset()
+    volume_promises: ClassVar[dict[str, Translatable]] = {}
 
     def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (for those where it depends)
         """Whether another file takes the image's place, so that its original would be gone without an undo copy."""
-        return True
+        return method not in self.volume_promises
 
     def changes_content(self, options: dict[str, Any]) -> bool:  # noqa: ARG002 (for those where it depends)
         """Whether overlays on the image may read other bytes afterwards."""
@@ -152,7 +160,8 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
 
     def promise(self, method: str, options: dict[str, Any]) -> str:
         """What holds while it works."""
-        return str(IDENTICAL if self.replaces(method, options) else self.guarantee)
+        own = IDENTICAL if self.replaces(method, options) else self.guarantee
+        return str(self.volume_promises.get(method) or own)
 
     @abstractmethod
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
@@ -166,9 +175,25 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:
         """The verb's own arguments."""
 
+    def asked_of_volume(self, image: Image, job: Job) -> dict[str, Any]:
+        """All arguments of a verb for volumes."""
+        is_thin = image.pool.kind == StoragePool.Kind.LVMTHIN
+        return volumes.place(image) | (asdict(rewriting.speed_for(job)) if is_thin else {})
+
+    def verb_for(self, job: Job) -> str:
+        return self.volume_verbs.get(find(job.target_id).pool.kind, self.verb) if self.volume_verbs else self.verb
+
     def against(self, image: Image, options: dict[str, Any]) -> list[Refusal]:  # noqa: ARG002 (for those that need it)
         """What stands against it whatever is chosen."""
         return refusals.for_rewrite(image)
+
+    def against_volume(self, image: Image) -> list[Refusal]:
+        """What stands against work on a volume."""
+        if image.pool.kind in self.volume_verbs:
+            return volumes.for_change(image)
+        told = gettext("{image} is a volume of a {kind} pool. This job does not work on such volumes.")
+        told = str(self.no_volumes.get(image.pool.kind, told))
+        return [Refusal("unsupported_pool", told.format(kind=image.pool.kind, image=image.name))]
 
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:  # noqa: ARG002 (the same for all)
         near = neighbours.of(image)
@@ -247,7 +272,8 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
     def prepare(self, job: Job) -> None:
         image = find(job.target_id)
         in_use.check_guests_off(image)
-        in_use.refuse_used_elsewhere(image)
+        if not image.is_volume:
+            in_use.refuse_used_elsewhere(image)
 
     def before_swap(self, job: Job) -> None:
         guest_locks.take(job, find(job.target_id))
@@ -261,6 +287,8 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
         below = ancestors(image)
         against = [*self.against(image, job.options), *refusals.for_bases(image, below)]
         refuse([*against, *self.choose(image, below, job.options).refusals])
+        if image.is_volume:
+            return self.asked_of_volume(image, job)
         return facts(image) | {
             "virtual_size": image.virtual_size,
             "chain": [
@@ -275,7 +303,8 @@ class Rewriting(wait_for_guests.WaitsForGuests, RewriteKind):
         }
 
     def note_ready(self, job: Job, ready: dict[str, Any]) -> None:
-        rewriting.note_ready(job, ready)
+        if "made_inode" in ready:  # nothing takes a volume's place
+            rewriting.note_ready(job, ready)
 
     def written(self, job: Job) -> Image | None:
         """The image whose file the job replaces or changes; ``None`` where it is not known any more."""

@@ -6,7 +6,7 @@ import pytest
 from django.urls import reverse
 
 from images.models import Image
-from images.rewrite import guest_locks, on_volumes, volume_refusals
+from images.rewrite import guest_locks, volumes
 from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import b64
 from storage_admin.guests.models import Guest
@@ -108,7 +108,7 @@ def test_a_group_that_another_host_sees_is_left_alone_whatever_it_knows_of_it(
     image = volume(ours[0])
     StoragePool.objects.update(shared_key=ours[1])
     StoragePoolFactory.create(host=HostFactory.create(slug="other"), shared_key=theirs)
-    assert [one.code for one in volume_refusals.seen_elsewhere(Image.objects.get(pk=image.pk))] == refused
+    assert [one.code for one in volumes.seen_elsewhere(Image.objects.get(pk=image.pk))] == refused
 
 
 def test_a_plan_never_promises_what_snapshots_hold() -> None:
@@ -182,11 +182,11 @@ def test_the_page_of_a_volumes_job_asks_for_nothing_that_only_files_have(kind: s
 def test_an_image_of_ceph_is_told_by_its_id_where_a_scan_has_told_that() -> None:
     ids = {"backend": "rbd", "group": "vms", "group_id": "f", "name": "vm-100-disk-0", "id": "1a"}
     one = volume("rbd", header={"volume": ids})
-    assert on_volumes.place(one) == {
+    assert volumes.place(one) == {
         "pool": "vms", "name_b64": b64(b"vm-100-disk-0"), "size": 64 * MIB, "id": "1a"
     }  # fmt: skip
     one.header = {}
-    assert on_volumes.place(one)["id"] == ""
+    assert volumes.place(one)["id"] == ""
 
 
 def test_a_thin_volume_that_reads_from_a_volume_outside_of_its_pool_gives_no_zeros_back() -> None:

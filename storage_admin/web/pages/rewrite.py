@@ -21,7 +21,6 @@ from images.models import Image
 from images.rewrite import planning
 from images.rewrite.kind import Rewriting
 from images.rewrite.neighbours import ancestors
-from images.rewrite.on_volumes import OnVolumes
 from images.rewrite.refusals import RESERVE_BYTES, RESERVE_PERCENT
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
@@ -186,9 +185,7 @@ def _fields(kind: Rewriting, image: Image, options: dict[str, Any]) -> list[Fiel
     fields = []
     properties = kind.properties
     if image.is_volume:
-        properties = (
-            {name: kind.properties[name] for name in kind.volume_options} if isinstance(kind, OnVolumes) else {}
-        )
+        properties = {name: kind.properties[name] for name in kind.volume_options}
     for name, (word, words) in CHOICES.items():
         if name in properties:
             values = properties[name]["enum"]

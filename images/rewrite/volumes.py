@@ -1,10 +1,16 @@
-"""Why a volume may not be changed by its backend, as far as the database knows. The agent looks again, on the spot."""
+"""What a volume's backend knows it by, and why it may not be changed by that, as far as the database knows.
+
+The agent looks again, on the spot.
+"""
+
+from typing import Any
 
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 
 from images.models import Image
 from images.rewrite import neighbours, refusals
+from storage_admin.agent.protocol import b64
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.plan_and_progress import Refusal
 
@@ -79,3 +85,20 @@ def _others_with(pool: StoragePool) -> QuerySet[StoragePool]:
     if pool.kind == StoragePool.Kind.RBD and pool.host.cluster:
         others = others.exclude(host__cluster=pool.host.cluster)  # its guests are known on each of its nodes
     return others
+
+
+def place(image: Image) -> dict[str, Any]:
+    """What a volume's own backend knows it by."""
+    if image.pool.kind == StoragePool.Kind.RBD:
+        pool = image.pool.path.partition(" ")[2]
+        name = bytes(image.path_bytes).removeprefix(f"rbd:{pool}/".encode())
+        return {"pool": pool, "name_b64": b64(name), "size": image.virtual_size, "id": image.volume.get("id", "")}
+    if image.pool.kind == StoragePool.Kind.ZFS:
+        return {"dataset": dataset(image.path), "origin": dataset(image.backing_path)}
+    return image.volume_place
+
+
+def dataset(path: str) -> str:
+    """The volume of ZFS that a device is, as ZFS calls it; of what is no such device, nothing."""
+    prefix = "/dev/zvol/"
+    return path.removeprefix(prefix).replace("+", " ") if path.startswith(prefix) else ""
