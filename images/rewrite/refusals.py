@@ -5,6 +5,7 @@ from collections.abc import Collection
 from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from images.models import Image
 from images.rewrite import mount
@@ -15,6 +16,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import display, path_key
 from storage_admin.hosts.proxmox import by_api_alone
 from storage_admin.jobs.plan_and_progress import Refusal
+from storage_admin.words import Translatable
 
 #: Chains deeper than that are refused: walking them costs more than they are worth, and they hint at a mistake.
 DEEPEST_CHAIN = 64
@@ -297,62 +299,48 @@ def _use(image: Image) -> list[Refusal]:
     ]
 
 
+#: What stands against a rewrite in what an image holds, by its code.
+_CONTENT: dict[str, Translatable] = {
+    "immutable": gettext_lazy(
+        "{image} is protected (chattr +i or +a), or is the disk of a Proxmox VE template that linked clones use. It "
+        "cannot be changed. Reclaim the clones instead."
+    ),
+    "encrypted": gettext_lazy("The image is encrypted. Without its key, zeros and unused data cannot be recognised."),
+    "has_internal_snapshots": gettext_lazy(
+        "The image has {snapshots} internal snapshots, which a rewrite would drop. Delete those that you do not need "
+        "(qemu-img snapshot -d)."
+    ),
+    "external_data_file": gettext_lazy(
+        "The data of the image is in a separate data file, which a rewrite would not copy."
+    ),
+    "unsupported_subformat": gettext_lazy(
+        "The size of the image is ambiguous: {size:,} bytes by its geometry, {other_size:,} by its footer. A rewrite "
+        "could truncate it. Convert it with the program that created it."
+    ),
+    "dirty_or_corrupt": gettext_lazy(
+        "The image was not closed cleanly, or is marked corrupt. Check it first (qemu-img check)."
+    ),
+    "hard_linked": gettext_lazy(
+        "The file has {names} names (hard links). A rewrite would separate them and free nothing."
+    ),
+}
+
+
 def _content(image: Image) -> list[Refusal]:
-    refusals = []
-    templates = image.pool.source == StoragePool.Source.PROXMOX and image.name.startswith(_BASE)
-    if image.from_header("immutable") is True or templates:
-        refusals.append(
-            Refusal(
-                "immutable",
-                _(
-                    "{image} is protected (chattr +i or +a), or is the disk of a Proxmox VE template that linked "
-                    "clones use. It cannot be changed. Reclaim the clones instead."
-                ).format(image=image.name),
-            )
-        )
-    if image.encrypted:
-        refusals.append(
-            Refusal(
-                "encrypted", _("The image is encrypted. Without its key, zeros and unused data cannot be recognised.")
-            )
-        )
-    if image.snapshots:
-        refusals.append(
-            Refusal(
-                "has_internal_snapshots",
-                _(
-                    "The image has {count} internal snapshots, which a rewrite would drop. Delete those that you "
-                    "do not need (qemu-img snapshot -d)."
-                ).format(count=len(image.snapshots)),
-            )
-        )
-    if image.from_header("data_file"):
-        told = _("The data of the image is in a separate data file, which a rewrite would not copy.")
-        refusals.append(Refusal("external_data_file", told))
-    other_size = image.from_header("other_size")
-    if other_size is not None:
-        refusals.append(
-            Refusal(
-                "unsupported_subformat",
-                _(
-                    "The size of the image is ambiguous: {virtual:,} bytes by its geometry, {other_size:,} by its "
-                    "footer. A rewrite could truncate it. Convert it with the program that created it."
-                ).format(virtual=image.virtual_size or 0, other_size=other_size),
-            )
-        )
-    if image.from_header("dirty") or image.from_header("corrupt"):
-        told = _("The image was not closed cleanly, or is marked corrupt. Check it first (qemu-img check).")
-        refusals.append(Refusal("dirty_or_corrupt", told))
-    if image.nlink > 1:
-        refusals.append(
-            Refusal(
-                "hard_linked",
-                _("The file has {nlink} names (hard links). A rewrite would separate them and free nothing.").format(
-                    nlink=image.nlink
-                ),
-            )
-        )
-    return refusals
+    header, other_size = image.from_header, image.from_header("other_size")
+    is_template = image.pool.source == StoragePool.Source.PROXMOX and image.name.startswith(_BASE)
+    stands = {
+        "immutable": header("immutable") is True or is_template,
+        "encrypted": image.encrypted,
+        "has_internal_snapshots": image.snapshots,
+        "external_data_file": header("data_file"),
+        "unsupported_subformat": other_size is not None,
+        "dirty_or_corrupt": header("dirty") or header("corrupt"),
+        "hard_linked": image.nlink > 1,
+    }
+    sizes = {"size": image.virtual_size or 0, "other_size": other_size or 0}
+    values = {"image": image.name, "snapshots": len(image.snapshots), "names": image.nlink} | sizes
+    return [Refusal(code, str(_CONTENT[code]).format(**values)) for code, is_so in stands.items() if is_so]
 
 
 def for_space(pool: StoragePool, scratch_bytes: int | None, others_bytes: int = 0) -> list[Refusal]:
