@@ -68,58 +68,45 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
     """
     found = []
     for disk in _linked(image):
-        guest, name = disk.guest, disk.guest.name_for(image.host_id)
+        guest, code = disk.guest, ""
         if guest.kind != Guest.Kind.VM or disk.only_in:
-            where = f"Section {disk.only_in} of " if disk.only_in else ""
-            found.append(
-                _recorded(
-                    _(
-                        "{where}{guest} uses it as a linked clone ({volume}). Delete that snapshot or revert that "
-                        "change first, or move the disk to another storage, which makes a full copy."
-                    ).format(where=where, guest=name, volume=disk.volume)
-                )
+            told = _(
+                "{where}{guest} uses it as a linked clone ({volume}). Delete that snapshot or revert that change "
+                "first, or move the disk to another storage, which makes a full copy."
             )
         elif disk.target.startswith("unused"):
-            found.append(
-                _recorded(
-                    _(
-                        "{guest} has the image as {target}, not as a drive. Attach it to a bus (qm set {uid} "
-                        "--scsi1 {volume}), then flatten it. Or remove it from the VM."
-                    ).format(guest=name, target=disk.target, uid=guest.uid, volume=disk.volume)
-                )
+            told = _(
+                "{guest} has the image as {target}, not as a drive. Attach it to a bus (qm set {uid} --scsi1 "
+                "{volume}), then flatten it. Or remove it from the VM."
             )
         elif disk.target in guest.waiting:
-            found.append(
-                Refusal(
-                    "stale_plan",
-                    _(
-                        "A pending change of {target} of {guest} takes effect at the next start. Start the guest "
-                        "or revert the change, then scan the host."
-                    ).format(target=disk.target, guest=name),
-                )
+            code = "stale_plan"
+            told = _(
+                "A pending change of {target} of {guest} takes effect at the next start. Start the guest or revert the "
+                "change, then scan the host."
             )
         elif disk.volume.rpartition("/")[2].startswith("base-"):
-            found.append(
-                Refusal("immutable", _("{guest} is a template. Proxmox VE protects its disks.").format(guest=name))
-            )
+            code, told = "immutable", _("{guest} is a template. Proxmox VE protects its disks.")
         elif down_to_base:
-            found.append(
-                _recorded(
-                    _(
-                        "{guest} uses the image as a linked clone. It can only be flattened completely: leave "
-                        "down_to out."
-                    ).format(guest=name)
-                )
+            told = _(
+                "{guest} uses the image as a linked clone. It can only be flattened completely: leave down_to out."
             )
         elif not _has_a_way(image.host):
-            found.append(
-                _recorded(
-                    _(
-                        "{guest} uses the image as a linked clone ({volume}), and its configuration cannot be "
-                        "changed from here. Give {host} an API token, or an SSH account that is root."
-                    ).format(guest=name, volume=disk.volume, host=image.host.name)
-                )
+            told = _(
+                "{guest} uses the image as a linked clone ({volume}), and its configuration cannot be changed from "
+                "here. Give {host} an API token, or an SSH account that is root."
             )
+        else:
+            continue
+        sentence = told.format(
+            where=f"Section {disk.only_in} of " if disk.only_in else "",
+            guest=guest.name_for(image.host_id),
+            target=disk.target,
+            volume=disk.volume,
+            uid=guest.uid,
+            host=image.host.name,
+        )
+        found.append(Refusal(code, sentence) if code else _recorded(sentence))
     return found
 
 
