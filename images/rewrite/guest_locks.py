@@ -75,53 +75,26 @@ def refusals(image: Image, undo_hours: float) -> list[Refusal]:
     if image.is_volume:
         why = _("The guests that use {image} must be locked while it has another name").format(image=image.name)
     guests = _guests(image)
-    if not guests:
-        return [
-            _unknown(_("{why}, but no such guest is known. Move the image to local storage first.").format(why=why))
-        ]
     others = [guest for guest in guests if guest.kind != Guest.Kind.VM]
-    if others and image.is_volume:
+    if not guests:
+        told = _("{why}, but no such guest is known. Move the image to local storage first.")
+    elif others and image.is_volume:
         told = _("{name} is a container, which cannot be locked. Have it trimmed instead (pct fstrim), also running.")
-        return [_unknown(told.format(name=others[0].name_for(image.host_id)))]
-    if others:
-        return [
-            _unknown(
-                _("{why}, but {name} is not a VM and cannot be locked. Move its disk to local storage first.").format(
-                    why=why, name=others[0].name_for(image.host_id)
-                )
-            )
-        ]
-    if _is_also_elsewhere(image, {(guest.uid, guest.name) for guest in guests}):
-        return [
-            _unknown(
-                _(
-                    "{why}, but a guest of another cluster also uses the image and cannot be locked from "
-                    "here. Move the image to local storage first."
-                ).format(why=why)
-            )
-        ]
-    if not (transport.is_here(image.host) or image.host.transport in (Host.Transport.SSH, Host.Transport.API_SSH)):
-        return [
-            _unknown(
-                _("{why}, which only root on the node can do. Give {host} an SSH account that is root.").format(
-                    why=why, host=image.host.name
-                )
-            )
-        ]
-    if not undo_hours:
-        return [
-            _unknown(
-                _(
-                    "{why}. If one of them starts anyway, the original is needed. Keep an undo copy (undo_hours "
-                    "above 0)."
-                ).format(why=why)
-            )
-        ]
-    return []
-
-
-def _unknown(sentence: str) -> Refusal:
-    return Refusal("guests_unknown", sentence)
+    elif others:
+        told = _("{why}, but {name} is not a VM and cannot be locked. Move its disk to local storage first.")
+    elif _is_also_elsewhere(image, {(guest.uid, guest.name) for guest in guests}):
+        told = _(
+            "{why}, but a guest of another cluster also uses the image and cannot be locked from here. Move the image "
+            "to local storage first."
+        )
+    elif not (transport.is_here(image.host) or image.host.transport in (Host.Transport.SSH, Host.Transport.API_SSH)):
+        told = _("{why}, which only root on the node can do. Give {host} an SSH account that is root.")
+    elif not undo_hours:
+        told = _("{why}. If one of them starts anyway, the original is needed. Keep an undo copy (undo_hours above 0).")
+    else:
+        return []
+    name = others[0].name_for(image.host_id) if others else ""
+    return [Refusal("guests_unknown", told.format(why=why, name=name, host=image.host.name))]
 
 
 def warnings(image: Image) -> list[str]:
@@ -129,17 +102,16 @@ def warnings(image: Image) -> list[str]:
     if not are_needed(image):
         return []
     names = ", ".join(guest.name_for(image.host_id) for guest in _guests(image))
-    sentence = _(
+    told = _(
         "Proxmox VE keeps {names} locked ({lock}) for a minute or two while the files are swapped. During that "
         "time it refuses to start them, back them up or take snapshots of them."
     )
     if image.is_volume:
-        sentence = _(
+        told = _(
             "Proxmox VE keeps {names} locked ({lock}) while zeros are discarded. During that time it refuses to start "
             "them, back them up or take snapshots of them."
         )
-    sentence = sentence.format(names=names, lock=HELD_LOCK)
-    return [sentence]
+    return [told.format(names=names, lock=HELD_LOCK)]
 
 
 def asked(image: Image) -> dict[str, Any]:
@@ -261,31 +233,22 @@ def _all_off(api: Api, uids: Mapping[str, str], lock: str = "", nodes: Collectio
     """Makes sure that guests are off, as these nodes tell, or every one of the cluster; the node of each, by number."""
     listed = _listed(api, nodes)
     if listed.why_not_all is not None:
-        raise RefusedError(
-            "guests_unknown", _("{detail} Try again when the node answers.").format(detail=listed.why_not_all.detail)
-        )
+        told = _("{detail} Try again when the node answers.")
+        raise RefusedError("guests_unknown", told.format(detail=listed.why_not_all.detail))
     for uid, name in uids.items():
         rows = listed.rows.get(uid, [])
         if len(rows) != 1:
-            raise RefusedError(
-                "guests_unknown",
-                _("{name} is on {count} nodes of the cluster instead of one. Scan the host, then try again.").format(
-                    name=name, count=len(rows)
-                ),
-            )
+            told = _("{name} is on {count} nodes of the cluster instead of one. Scan the host, then try again.")
+            raise RefusedError("guests_unknown", told.format(name=name, count=len(rows)))
         if rows[0].get("status") not in OFF_STATES:
-            raise RefusedError(
-                "guest_running",
-                _("{name} is running on {node}. Shut it down first.").format(name=name, node=rows[0]["node"]),
-            )
+            told = _("{name} is running on {node}. Shut it down first.")
+            raise RefusedError("guest_running", told.format(name=name, node=rows[0]["node"]))
         if lock and rows[0].get("lock") != lock:
-            raise RefusedError(
-                "guests_unknown",
-                _(
-                    "{name} was unlocked by someone else and may have been started. Make sure that it is off, then "
-                    "try again."
-                ).format(name=name),
+            told = _(
+                "{name} was unlocked by someone else and may have been started. Make sure that it is off, then try "
+                "again."
             )
+            raise RefusedError("guests_unknown", told.format(name=name))
     return {uid: str(listed.rows[uid][0]["node"]) for uid in uids}
 
 
