@@ -10,10 +10,11 @@ lock that is somebody else's is neither taken over nor taken away. :func:`give_b
 import contextlib
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from images.models import Image
@@ -316,19 +317,25 @@ def _unlock(job: Job, api: Api, guest: GuestRef, one: Kept) -> None:
 
 
 def _say_once(job: Job, text: str) -> None:
-    if not job.log_lines.filter(text=text).exists():
-        claims.log(job, text, JobLog.Level.WARNING)
-        audit(SYSTEM, "guest left locked", job.target_label, after={"job": job.pk, "why": text})
+    say_once(job, "guest left locked", text)
+
+
+def say_once(job: Job, what: str, why: str) -> None:
+    """Warns in a job's log and in the audit trail of what is still owed to guests, unless it has been said already."""
+    if not job.log_lines.filter(text=why).exists():
+        claims.log(job, why, JobLog.Level.WARNING)
+        audit(SYSTEM, what, job.target_label, after={"job": job.pk, "why": why})
 
 
 def settle(host_id: int | None = None, *, but_not: Collection[int] = ()) -> None:
     """Tries again what :func:`give_back` could not do; arguments: see :func:`images.rewrite.wait_for_guests.look`."""
-    for job in _due(host_id, but_not):
+    for job in owing(host_id, but_not).filter(unlock_due=True):
         give_back(job)
 
 
-def _due(host_id: int | None, but_not: Collection[int]) -> Iterator[Job]:
+def owing(host_id: int | None, but_not: Collection[int]) -> QuerySet[Job]:
+    """Jobs that have ended and may owe something to guests, on one host, or on all but some."""
     chosen = Job.objects.exclude(host__in=but_not) if host_id is None else Job.objects.filter(host=host_id)
-    due = chosen.filter(unlock_due=True, needs_recovery=False).exclude(state__in=Job.ACTIVE)
+    ended = chosen.filter(needs_recovery=False).exclude(state__in=Job.ACTIVE)
     # Each would cost its timeout, again and again, while others wait: the scan that reaches it again says so.
-    yield from due.exclude(host__status=Host.Status.UNREACHABLE).select_related("host")
+    return ended.exclude(host__status=Host.Status.UNREACHABLE).select_related("host")

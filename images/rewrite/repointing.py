@@ -26,11 +26,10 @@ from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.libvirt import control
 from storage_admin.hosts.libvirt.disks import Edit
 from storage_admin.hosts.libvirt.relay import why_read_only
-from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import display
 from storage_admin.jobs import claims
-from storage_admin.jobs.models import Job, JobLog
-from storage_admin.jobs.plan_and_progress import Refusal
+from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import Refusal, refuse
 
 #: What libvirt calls the formats that it knows.
 DRIVERS = {"qcow2": "qcow2", "raw": "raw", "vmdk": "vmdk", "vdi": "vdi", "vpc": "vpc"}
@@ -57,48 +56,37 @@ def refusals(image: Image, move: Move) -> list[Refusal]:
         return []
     disks = image.disks
     if disks and not move.repoint:
-        guest = image.guest_names[0]
-        return [
-            _named(
-                _(
-                    "Guest {guest} uses {image} and would not find the new file. Have the job update the definition "
-                    "of the guest (repoint_guest)."
-                ).format(guest=guest, image=image.name)
-            )
-        ]
+        return [_left_behind(image.guest_names[0], image)]
     if disks and (why := why_read_only(image.host)):
         return [Refusal("tool_missing", why)]
     found = []
     for disk in disks:
         if disk.guest.kind != Guest.Kind.DOMAIN or disk.guest.host_id != image.host_id:
-            found.append(
-                _named(
-                    _("{guest} is not a libvirt guest of this host, so its definition cannot be changed.").format(
-                        guest=disk.guest.name_for(image.host_id)
-                    )
-                )
-            )
+            told = _("{guest} is not a libvirt guest of this host, so its definition cannot be changed.")
+            found.append(_named(told.format(guest=disk.guest.name_for(image.host_id))))
         elif disk.only_in not in {"", "pending"}:
-            found.append(
-                _named(
-                    _("Guest {guest} uses the image in {only_in}. Delete that first.").format(
-                        guest=disk.guest.name, only_in=disk.only_in
-                    )
-                )
-            )
+            told = _("Guest {guest} uses the image in {only_in}. Delete that first.")
+            found.append(_named(told.format(guest=disk.guest.name, only_in=disk.only_in)))
         elif _new_path(bytes(disk.path_bytes), move) is None:
-            found.append(
-                _named(
-                    _(
-                        "The definition of guest {guest} names the image as {path}. Change that path by hand first."
-                    ).format(guest=disk.guest.name, path=disk.path)
-                )
-            )
+            found.append(_otherwise_named(disk.guest.name, disk.path))
     return found
 
 
 def _named(sentence: str) -> Refusal:
     return Refusal("guest_names_image", sentence)
+
+
+def _left_behind(guest: str, image: Image) -> Refusal:
+    told = _(
+        "Guest {guest} uses {image} and would not find the new file. Have the job update the definition of the guest "
+        "(repoint_guest)."
+    )
+    return _named(told.format(guest=guest, image=image.name))
+
+
+def _otherwise_named(guest: str, path: str) -> Refusal:
+    told = _("The definition of guest {guest} names the image as {path}. Change that path by hand first.")
+    return _named(told.format(guest=guest, path=path))
 
 
 def _new_path(named: bytes, move: Move) -> bytes | None:
@@ -131,13 +119,7 @@ def look(image: Image, move: Move) -> list[dict[str, Any]]:
     guests = []
     for domain, disks in in_use.domains_that_name(image):
         if not move.repoint:
-            raise RefusedError(
-                "guest_names_image",
-                _(
-                    "Guest {domain} uses {image} and would not find the new file. Have the job update the definition "
-                    "of the guest (repoint_guest)."
-                ).format(domain=domain.name, image=image.name),
-            )
+            refuse([_left_behind(domain.name, image)])
         edits = [_edit(domain, target, path, move) for target, path in disks]
         changed = {disk.target: disk for disk in control.repoint(image.host, domain.uid, edits, write=False)}
         guests.append(
@@ -159,12 +141,8 @@ def look(image: Image, move: Move) -> list[dict[str, Any]]:
 def _edit(domain: GuestFacts, target: str, path: str, move: Move) -> Edit:
     new = _new_path(os.fsencode(path), move)
     if new is None:
-        raise RefusedError(
-            "guest_names_image",
-            _("The definition of guest {domain} names the image as {path}. Change that path by hand first.").format(
-                domain=domain.name, path=path
-            ),
-        )
+        told = _otherwise_named(domain.name, path)
+        raise RefusedError(told.code, told.detail)
     return Edit(target.removesuffix(NEXT_START), path, os.fsdecode(new), DRIVERS[move.format])
 
 
@@ -303,20 +281,14 @@ def _agree_by_id(job: Job) -> None:
 
 
 def _say_once(job: Job, text: str) -> None:
-    if not job.log_lines.filter(text=text).exists():
-        claims.log(job, text, JobLog.Level.WARNING)
-        audit(SYSTEM, "guest not repointed to its image", job.target_label, after={"job": job.pk, "why": text})
+    guest_locks.say_once(job, "guest not repointed to its image", text)
 
 
 def settle(host_id: int | None = None, *, but_not: Collection[int] = ()) -> None:
     """Tries again what :func:`agree` could not do; arguments: see :func:`images.rewrite.wait_for_guests.look`."""
     guest_locks.settle(host_id, but_not=but_not)  # a guest that is locked takes no change
-    chosen = Job.objects.exclude(host__in=but_not) if host_id is None else Job.objects.filter(host=host_id)
-    due = chosen.filter(repoint_due=True, needs_recovery=False).exclude(state__in=Job.ACTIVE)
-    # Each would cost its timeout, again and again, while others wait: the scan that reaches it again says so.
-    due = due.exclude(host__status=Host.Status.UNREACHABLE).select_related("host")
     undoing = Job.objects.filter(Q(state__in=Job.ACTIVE) | Q(needs_recovery=True), kind="undo").values("target_id")
-    for job in due.exclude(pk__in=undoing):
+    for job in guest_locks.owing(host_id, but_not).filter(repoint_due=True).exclude(pk__in=undoing):
         agree(job)
 
 
