@@ -158,49 +158,28 @@ class Flatten(Rewriting):
 
 def _keep(image: Image, below: list[Image], options: dict[str, Any]) -> tuple[int | None, list[Refusal]]:
     """Number of the link that stays the base (the immediate base is 1), and what stands against flattening so."""
+    wanted, ids, code = options["down_to"], [base.pk for base in below], "stale_plan"
     if image.declared_format not in {"", "qcow2"}:
-        return None, [
-            Refusal(
-                "unsupported_subformat",
-                gettext("Only chains of qcow2 images can be flattened. This image is {format}.").format(
-                    format=image.declared_format
-                ),
-            )
-        ]
-    if not below and image.backing_file:
+        code = "unsupported_subformat"
+        told = gettext("Only chains of qcow2 images can be flattened. This image is {format}.")
+    elif not below and image.backing_file:
+        code = "chain_broken"
         told = gettext("The backing file of {image} is missing. Repair the chain first.")
-        return None, [Refusal("chain_broken", told.format(image=image.name))]
-    if not below:
+    elif not below:
         told = gettext("{image} has no backing file, so there is nothing to flatten.")
-        return None, [Refusal("stale_plan", told.format(image=image.name))]
-    wanted = options["down_to"]
-    if wanted is None:
+    elif wanted is None:
         return None, []
-    if options["method"] == "convert":
-        return None, [
-            Refusal("stale_plan", gettext("convert leaves no backing file. Leave down_to out, or use rebase."))
-        ]
-    ids = [base.pk for base in below]
-    if wanted not in ids:
-        return None, [
-            Refusal(
-                "stale_plan",
-                gettext("Image {wanted} is not in the backing chain of {image}.").format(
-                    wanted=wanted, image=image.name
-                ),
-            )
-        ]
-    keep = ids.index(wanted) + 1
-    if keep == 1:
-        return None, [
-            Refusal(
-                "stale_plan",
-                gettext(
-                    "{name} is already the direct backing file of {image}. Choose an image further down, or none."
-                ).format(image=image.name, name=below[0].name),
-            )
-        ]
-    return keep, []
+    elif options["method"] == "convert":
+        told = gettext("convert leaves no backing file. Leave down_to out, or use rebase.")
+    elif wanted not in ids:
+        told = gettext("Image {wanted} is not in the backing chain of {image}.")
+    elif wanted == ids[0]:
+        told = gettext("{base} is already the direct backing file of {image}. Choose an image further down, or none.")
+    else:
+        return ids.index(wanted) + 1, []
+    base = below[0].name if below else ""
+    sentence = told.format(format=image.declared_format, image=image.name, wanted=wanted, base=base)
+    return None, [Refusal(code, sentence)]
 
 
 def _recorded(image: Image, options: dict[str, Any]) -> list[Refusal]:
