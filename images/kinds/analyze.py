@@ -93,24 +93,12 @@ class Analyze(ImageKind):
             code = own.get(Image.State(image.state), "stale_plan")
             return [Refusal(code, image.state_detail)]
         if not image.declared_format:
-            return [
-                Refusal(
-                    "format_undeclared",
-                    gettext("{image} cannot be analyzed, because its format is not declared. Declare it first.").format(
-                        image=image.name
-                    ),
-                )
-            ]
+            told = gettext("{image} cannot be analyzed, because its format is not declared. Declare it first.")
+            return [Refusal("format_undeclared", told.format(image=image.name))]
         if image.declared_format not in space.SAMPLED_FORMATS:
             known = ", ".join(space.SAMPLED_FORMATS)
-            return [
-                Refusal(
-                    "unsupported_subformat",
-                    gettext("{format} images cannot be analyzed. Supported formats: {known}.").format(
-                        format=image.declared_format, known=known
-                    ),
-                )
-            ]
+            told = gettext("{format} images cannot be analyzed. Supported formats: {known}.")
+            return [Refusal("unsupported_subformat", told.format(format=image.declared_format, known=known))]
         return []
 
     def __init__(self) -> None:

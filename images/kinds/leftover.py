@@ -122,12 +122,8 @@ class SettleLeftover(JobKind):
             )
         image, against = known.image_of(pool, left), refusals.without_agent(pool.host)
         if options["action"] == "restore":
-            gone = Refusal(
-                "stale_plan",
-                gettext("{shown} is not in the list of images. Scan the host, then try again.").format(
-                    shown=left.shown
-                ),
-            )
+            told = gettext("{shown} is not in the list of images. Scan the host, then try again.")
+            gone = Refusal("stale_plan", told.format(shown=left.shown))
             against += [gone] if image is None else [*refusals.for_undo(image), *guest_locks.refusals(image, 1)]
         if options["action"] == "restore" or not options["force"]:
             against += holding.needed_by(pool.host_id, left.folder.rstrip(b"/") + f"/.sa-{left.job}.orig".encode())

@@ -222,12 +222,8 @@ class LiveFlatten(LiveKind):
     def choose(self, guest: Guest, layers: Layers, options: dict[str, Any]) -> Choice:
         base, against = None, list[Refusal]()
         if len(layers.chain) < 2:
-            against.append(
-                Refusal(
-                    "stale_plan",
-                    gettext("{disk} has no backing file: there is nothing to flatten.").format(disk=layers.disk),
-                )
-            )
+            told = gettext("{disk} has no backing file: there is nothing to flatten.")
+            against.append(Refusal("stale_plan", told.format(disk=layers.disk)))
         elif options["down_to"] is not None:
             if options["down_to"] not in layers.chain[2:]:
                 sentence = gettext("{path} is not an image below the direct backing file of {disk}.")

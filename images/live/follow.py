@@ -291,20 +291,19 @@ def settled(guest: Guest, wanted: Wanted, ended: Ended, *, cancelled: bool) -> d
     """
     told = {"disk": wanted.disk, "before": {"chain": wanted.chain}, "now": {"chain": ended.chain}, "chain": ended.chain}
     if not ended.active:
-        raise HostError(
-            gettext(
-                "{guest} has ended, and nobody saw the end of the block job. No data of the guest is lost: its disk "
-                "has the chain that the headers name."
-            ).format(guest=guest.name),
-            GUEST_ENDED,
+        sentence = gettext(
+            "{guest} has ended, and nobody saw the end of the block job. No data of the guest is lost: its disk "
+            "has the chain that the headers name."
         )
+        raise HostError(sentence.format(guest=guest.name), GUEST_ENDED)
     if ended.chain == wanted.result:
         if ended.later is not None and ended.later != ended.chain[0]:
+            sentence = gettext(
+                "{disk} of {guest} runs on {now} now, and its definition names {later} for the next start: mend "
+                "that with virsh edit before the guest is shut down."
+            )
             raise HostError(
-                gettext(
-                    "{disk} of {guest} runs on {now} now, and its definition names {later} for the next start: mend "
-                    "that with virsh edit before the guest is shut down."
-                ).format(
+                sentence.format(
                     disk=wanted.disk, guest=guest.name, now=ended.chain[0], later=ended.later or gettext("nothing")
                 )
             )
@@ -327,8 +326,7 @@ def settled(guest: Guest, wanted: Wanted, ended: Ended, *, cancelled: bool) -> d
                 "(see the guest's log on its host). The disk has the same chain as before."
             )
         )
+    sentence = gettext("{disk} of {guest} has another chain than planned: {chain}. Scan the host and look.")
     raise HostError(
-        gettext("{disk} of {guest} has another chain than planned: {chain}. Scan the host and look.").format(
-            disk=wanted.disk, guest=guest.name, chain=", ".join(ended.chain) or gettext("none")
-        )
+        sentence.format(disk=wanted.disk, guest=guest.name, chain=", ".join(ended.chain) or gettext("none"))
     )

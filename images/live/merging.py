@@ -192,14 +192,8 @@ def needed_by_others(layers: Layers, top: int, base: int) -> list[Refusal]:
     """Who else needs what a merge changes or leaves behind: the images between, and the one that is written to."""
     found: list[Refusal] = []
     if len(layers.images_at(range(top, base + 1))) != base - top + 1:
-        found.append(
-            Refusal(
-                "outside_pool",
-                gettext("Not all images of {disk} are known: scan the host, or register their folders.").format(
-                    disk=layers.disk
-                ),
-            )
-        )
+        told = gettext("Not all images of {disk} are known: scan the host, or register their folders.")
+        found.append(Refusal("outside_pool", told.format(disk=layers.disk)))
     for place, image in layers.found(range(top, base + 1)):
         near = neighbours.of(image)
         # One overlay is the layer above, one guest's disk the disk itself.
@@ -217,10 +211,7 @@ def needed_by_others(layers: Layers, top: int, base: int) -> list[Refusal]:
             )
             found.append(Refusal("shared_base", sentence))
         if why := near.needs_unknown or image.pool.owners_unknown or image.host.owners_unknown:
-            found.append(
-                Refusal(
-                    "guests_unknown", gettext("{why} Nobody knows who needs {image}.").format(why=why, image=image.name)
-                )
-            )
+            told = gettext("{why} Nobody knows who needs {image}.")
+            found.append(Refusal("guests_unknown", told.format(why=why, image=image.name)))
         found += refusals.for_pool(image.pool)
     return found

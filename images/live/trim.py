@@ -176,14 +176,8 @@ def _draft(guest: Guest, now: GuestNow, command: list[str]) -> Draft:
     ]
     stopped = {cause.disk for cause in causes if cause.stops and cause.disk}
     if now.disks and stopped.issuperset(disk.target for disk in now.disks):
-        draft.refusals.append(
-            Refusal(
-                "nothing_to_free",
-                gettext("No disk of {guest} frees what the guest trims: the causes are listed with the plan.").format(
-                    guest=guest.name
-                ),
-            )
-        )
+        told = gettext("No disk of {guest} frees what the guest trims: the causes are listed with the plan.")
+        draft.refusals.append(Refusal("nothing_to_free", told.format(guest=guest.name)))
     draft.warnings.append(gettext("A trim cannot be stopped once it runs: cancelling only ends the waiting for it."))
     return draft
 
@@ -236,11 +230,8 @@ def _done(
             told = "trimmed" if one.trimmed_bytes is None else f"{one.trimmed_bytes:,} bytes trimmed"
             recorder.log(f"{one.path}: {told}")
     if trimmed and all(one.error for one in trimmed):
-        raise HostError(
-            gettext("The guest agent of {guest} could trim nothing: {error}").format(
-                guest=guest.name, error=trimmed[0].error
-            )
-        )
+        sentence = gettext("The guest agent of {guest} could trim nothing: {error}")
+        raise HostError(sentence.format(guest=guest.name, error=trimmed[0].error))
     known = [one.trimmed_bytes for one in trimmed if one.trimmed_bytes is not None]
     disks = _compared(before, sizes())
     result: dict[str, Any] = {

@@ -221,12 +221,8 @@ def _listed(api: Api, nodes: Collection[str] = ()) -> _Listed:
             for row in api.rows("nodes", name, PATHS[VM]):
                 found.setdefault(str(row.get("vmid")), []).append(row | {"node": name})
         except HostError as error:
-            failed = HostError(
-                _("Node {name} does not report which of its guests are running: {detail}").format(
-                    name=name, detail=error.detail
-                ),
-                error.code,
-            )
+            told = _("Node {name} does not report which of its guests are running: {detail}")
+            failed = HostError(told.format(name=name, detail=error.detail), error.code)
     return _Listed(found, failed)
 
 
@@ -259,13 +255,11 @@ def _free(host: Host, api: Api, guest: GuestRef, name: str) -> Config:
     if config.now.get("lock"):
         raise guest_locked(name, config.now["lock"])
     if config.now != config.next:
-        raise RefusedError(
-            "stale_plan",
-            _(
-                "A pending change of {name} takes effect at its next start. Start the guest or revert the change, "
-                "then try again."
-            ).format(name=name),
+        told = _(
+            "A pending change of {name} takes effect at its next start. Start the guest or revert the change, "
+            "then try again."
         )
+        raise RefusedError("stale_plan", told.format(name=name))
     hidden_lines.refuse_dropping(host, api, config, name)
     return config
 

@@ -37,12 +37,8 @@ def check_guests_off(image: Image) -> None:
     if image.host.has_proxmox:
         _check_proxmox(image)
     for domain in running_domains(image):
-        raise RefusedError(
-            "guest_running",
-            _("Guest {domain} is {state} and uses {image}. Shut it down first.").format(
-                domain=domain.name, state=domain.state, image=image.name
-            ),
-        )
+        told = _("Guest {domain} is {state} and uses {image}. Shut it down first.")
+        raise RefusedError("guest_running", told.format(domain=domain.name, state=domain.state, image=image.name))
 
 
 def _check_proxmox(image: Image) -> None:
@@ -57,18 +53,12 @@ def _check_proxmox(image: Image) -> None:
             if not needed & _paths(guest):
                 continue
             if guest.lock:
-                raise RefusedError(
-                    "guest_locked",
-                    _("Guest {guest} is locked ({lock}). Wait until the lock is released.").format(
-                        guest=guest.name, lock=guest.lock
-                    ),
-                )
+                sentence = _("Guest {guest} is locked ({lock}). Wait until the lock is released.")
+                raise RefusedError("guest_locked", sentence.format(guest=guest.name, lock=guest.lock))
             if guest.state not in OFF_STATES:
+                sentence = _("Guest {guest} is {state} and uses {image}. Shut it down first.")
                 raise RefusedError(
-                    "guest_running",
-                    _("Guest {guest} is {state} and uses {image}. Shut it down first.").format(
-                        guest=guest.name, state=guest.state, image=image.name
-                    ),
+                    "guest_running", sentence.format(guest=guest.name, state=guest.state, image=image.name)
                 )
 
 
@@ -99,12 +89,8 @@ def _domains(host: Host) -> tuple[GuestFacts, ...]:
     except HostError as error:
         if not known_to_have_guests:
             return ()  # a socket that nobody listens at, on a host without any guest's definition
-        raise RefusedError(
-            "guests_unknown",
-            _("{detail} No image is changed until libvirt reports which guests are running.").format(
-                detail=error.detail
-            ),
-        ) from error
+        told = _("{detail} No image is changed until libvirt reports which guests are running.")
+        raise RefusedError("guests_unknown", told.format(detail=error.detail)) from error
 
 
 def domains_that_name(image: Image) -> list[tuple[GuestFacts, list[tuple[str, str]]]]:
@@ -179,13 +165,11 @@ def refuse_used_elsewhere(image: Image, *, named: bool = True) -> None:
         if told["used"]:
             raise _used(image, _("Stop the program that uses it there, then try again."))
         if named and told["inode"] != int(image.inode):
-            raise RefusedError(
-                "stale_plan",
-                _(
-                    "Another host that shares the storage of {image} has a different file under this name. Scan "
-                    "both hosts, then try again."
-                ).format(image=image.name),
+            sentence = _(
+                "Another host that shares the storage of {image} has a different file under this name. Scan "
+                "both hosts, then try again."
             )
+            raise RefusedError("stale_plan", sentence.format(image=image.name))
 
 
 def look_again_elsewhere(job: Job, image: Image) -> None:
@@ -203,19 +187,11 @@ def look_again_elsewhere(job: Job, image: Image) -> None:
             continue
         used.update(told["used"])
         if told["inode"] == went:
-            raise RefusedError(
-                "guests_unknown",
-                _("Another host that shares the storage still has the old file of {image} under this name.").format(
-                    image=image.name
-                ),
-            )
+            sentence = _("Another host that shares the storage still has the old file of {image} under this name.")
+            raise RefusedError("guests_unknown", sentence.format(image=image.name))
     if used >= {went, came}:
-        raise RefusedError(
-            "guests_unknown",
-            _("Hosts that share the storage of {image} have both the old and the new file open.").format(
-                image=image.name
-            ),
-        )
+        sentence = _("Hosts that share the storage of {image} have both the old and the new file open.")
+        raise RefusedError("guests_unknown", sentence.format(image=image.name))
     if went in used:
         raise _used(image, _("It was opened during the swap."))
 
@@ -239,13 +215,11 @@ def _ask(pair: shared_storages.Shared, path: bytes, image: Image, inodes: list[i
     except (HostError, RefusedError) as error:
         if not pair.is_proven and error.code == "stale_plan":
             return {"used": [], "inode": None}  # there is no such folder
-        raise RefusedError(
-            "guests_unknown",
-            _(
-                "Another registered host shares the storage of {image} and did not report who uses the image ({code}). "
-                "Scan that host and try again."
-            ).format(image=image.name, code=error.code),
-        ) from error
+        told = _(
+            "Another registered host shares the storage of {image} and did not report who uses the image ({code}). "
+            "Scan that host and try again."
+        )
+        raise RefusedError("guests_unknown", told.format(image=image.name, code=error.code)) from error
 
 
 def _used(image: Image, what: str) -> RefusedError:

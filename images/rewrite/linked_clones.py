@@ -195,11 +195,9 @@ def _looked_at(api: Api, node: str, disk: GuestDisk, begun: dict[str, Any] | Non
     try:
         config = read_config(api, _ref(naming))
     except NotThereError as error:
+        told = _("{guest} is not on {node}. Flatten its disk on the node where the guest is. {detail}")
         raise RefusedError(
-            "guest_records_chain",
-            _("{guest} is not on {node}. Flatten its disk on the node where the guest is. {detail}").format(
-                guest=guest.name, node=node, detail=error.detail
-            ),
+            "guest_records_chain", told.format(guest=guest.name, node=node, detail=error.detail)
         ) from error
     config.check_free(begun["digest"] if begun else "")
     hidden_lines.refuse_dropping(guest.host, api, config, guest.name)
@@ -214,12 +212,8 @@ def _looked_at(api: Api, node: str, disk: GuestDisk, begun: dict[str, Any] | Non
     _check_off(api, naming)
     for name, values in read_snapshots(api, config):
         if any(_volume(text) in (naming.old, naming.new) for text in values.values()):
-            raise RefusedError(
-                "has_internal_snapshots",
-                _("The snapshot {name} of {guest} uses {old}. Delete the snapshot first.").format(
-                    name=name, guest=guest.name, old=naming.old
-                ),
-            )
+            told = _("The snapshot {name} of {guest} uses {old}. Delete the snapshot first.")
+            raise RefusedError("has_internal_snapshots", told.format(name=name, guest=guest.name, old=naming.old))
     return Naming(**(asdict(naming) | {"digest": config.digest}))
 
 
@@ -241,12 +235,8 @@ def _volume(text: str) -> str:
 def _check_off(api: Api, naming: Naming) -> None:
     for row in api.rows("nodes", naming.node, PATHS[VM]):
         if str(row.get("vmid")) == naming.uid and row.get("status") != "stopped":
-            raise RefusedError(
-                "guest_running",
-                _("{naming} is running. Shut it down first: its configuration is changed only while it is off.").format(
-                    naming=naming.name
-                ),
-            )
+            told = _("{naming} is running. Shut it down first: its configuration is changed only while it is off.")
+            raise RefusedError("guest_running", told.format(naming=naming.name))
 
 
 def lead_to_the_flat_one(job: Job) -> None:
@@ -299,23 +289,16 @@ def _put(job: Job, api: Api, naming: Naming, volume: str, *, digest: str = "") -
     config = read_config(api, _ref(naming))
     if other not in _named(config):
         if digest and digest != config.digest:
-            raise RefusedError(
-                "stale_plan",
-                _("The configuration of {naming} was changed while the job ran. Scan the host, then try again.").format(
-                    naming=naming.name
-                ),
-            )
+            told = _("The configuration of {naming} was changed while the job ran. Scan the host, then try again.")
+            raise RefusedError("stale_plan", told.format(naming=naming.name))
         return
     _check_off(api, naming)
     if not digest:  # else it is the configuration that was looked at
         hidden_lines.refuse_dropping(job.host, api, config, naming.name)
     done = changes.repoint(api, _ref(naming), other, volume, digest=digest or config.digest)
     if done.left:
-        raise HostError(
-            _("{left} of {naming} still uses {other}, the other id of the same file.").format(
-                left=", ".join(done.left), naming=naming.name, other=other
-            )
-        )
+        told = _("{left} of {naming} still uses {other}, the other id of the same file.")
+        raise HostError(told.format(left=", ".join(done.left), naming=naming.name, other=other))
     what = f"{naming.name} names {volume} now"
     claims.log(job, f"Proxmox VE: {what}")
     audit(SYSTEM, "volume renamed", naming.name, after={"job": job.pk, "before": other, "now": volume})

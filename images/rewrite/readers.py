@@ -27,14 +27,8 @@ def for_taken(image: Image, taken: list[Image]) -> tuple[list[Refusal], list[Ref
             uid=uid, owns=owns, base=base.name
         )
         if base.pool.share_bases:
-            allowed.append(
-                Refusal(
-                    "foreign_base",
-                    _(
-                        "{sentence} Pool {pool} allows this for jobs that a user starts; policies always refuse it."
-                    ).format(sentence=sentence, pool=base.pool.name),
-                )
-            )
+            told = _("{sentence} Pool {pool} allows this for jobs that a user starts; policies always refuse it.")
+            allowed.append(Refusal("foreign_base", told.format(sentence=sentence, pool=base.pool.name)))
         else:
             what_to_do = _("Give the user read access, or have an admin allow this in the settings of {pool}.").format(
                 pool=base.pool.name

@@ -100,12 +100,8 @@ def reachable(host: Host) -> list[Refusal]:
     """What stands against all that an agent does on a host."""
     refusals = without_agent(host)
     if host.status == Host.Status.UNREACHABLE:
-        refusals.append(
-            Refusal(
-                "host_unreachable",
-                _("{host} does not answer: {why} Scan the host first.").format(host=host.name, why=host.status_detail),
-            )
-        )
+        told = _("{host} does not answer: {why} Scan the host first.")
+        refusals.append(Refusal("host_unreachable", told.format(host=host.name, why=host.status_detail)))
     return refusals
 
 
@@ -113,14 +109,8 @@ def for_host(host: Host) -> list[Refusal]:
     """What stands against all that an agent does with qemu-img on a host."""
     refusals = reachable(host)
     if not refusals and host.capabilities and not host.capabilities.get("qemu_img"):
-        refusals.append(
-            Refusal(
-                "tool_missing",
-                _("qemu-img is not installed on {host}. Install qemu-utils there, then scan the host.").format(
-                    host=host.name
-                ),
-            )
-        )
+        told = _("qemu-img is not installed on {host}. Install qemu-utils there, then scan the host.")
+        refusals.append(Refusal("tool_missing", told.format(host=host.name)))
     return refusals
 
 
@@ -156,12 +146,8 @@ def for_pool(pool: StoragePool, kinds: Collection[str] = FOLDERS) -> list[Refusa
     if code := NOT_ENTERED.get(pool.state):
         refusals.append(Refusal(code, f"{pool.name}: {pool.state_detail}"))
     if pool.kind not in kinds:
-        refusals.append(
-            Refusal(
-                "unsupported_pool",
-                _("Images in {kind} pools are not files and cannot be rewritten.").format(kind=pool.kind),
-            )
-        )
+        told = _("Images in {kind} pools are not files and cannot be rewritten.")
+        refusals.append(Refusal("unsupported_pool", told.format(kind=pool.kind)))
     if pool.network and not pool.all_hosts_registered:
         where = _("{pool} is exported by NFS.") if pool.is_exported else _("{pool} is on a network filesystem.")
         confirm = _("An admin must first confirm that every host that uses this storage is registered here.")
@@ -184,29 +170,19 @@ def silent(pool: StoragePool) -> list[Refusal]:
     """Whether a pool answers at all: whoever touched it would wait until it does."""
     if pool.state != StoragePool.SILENT:
         return []
-    return [
-        Refusal(
-            "pool_silent",
-            _(
-                "The storage pool {pool} does not answer, so no job can start there. {why} Check its server and "
-                "the network, then scan the host."
-            ).format(pool=pool.name, why=pool.state_detail),
-        )
-    ]
+    told = _(
+        "The storage pool {pool} does not answer, so no job can start there. {why} Check its server and "
+        "the network, then scan the host."
+    )
+    return [Refusal("pool_silent", told.format(pool=pool.name, why=pool.state_detail))]
 
 
 def not_a_file(image: Image) -> list[Refusal]:
     """What stands against reading an image's data."""
     if image.pool.kind in FOLDERS:
         return []
-    return [
-        Refusal(
-            "unsupported_pool",
-            _("{image} is a volume of a {kind} pool, not a file, and cannot be read.").format(
-                image=image.name, kind=image.pool.kind
-            ),
-        )
-    ]
+    told = _("{image} is a volume of a {kind} pool, not a file, and cannot be read.")
+    return [Refusal("unsupported_pool", told.format(image=image.name, kind=image.pool.kind))]
 
 
 def _state(image: Image) -> list[Refusal]:
@@ -230,23 +206,11 @@ def _state(image: Image) -> list[Refusal]:
         looks = _("its content looks like {format}, but anyone who can write to the file could have faked that").format(
             format=image.format
         )
-        refusals.append(
-            Refusal(
-                "format_undeclared",
-                _("The format of {image} is not declared: {looks}. Declare it first.").format(
-                    image=image.name, looks=looks
-                ),
-            )
-        )
+        told = _("The format of {image} is not declared: {looks}. Declare it first.")
+        refusals.append(Refusal("format_undeclared", told.format(image=image.name, looks=looks)))
     if image.chain_depth > DEEPEST_CHAIN:
-        refusals.append(
-            Refusal(
-                "chain_too_deep",
-                _("The backing chain of the image has {depth} images; the limit is {deepest}.").format(
-                    depth=image.chain_depth, deepest=DEEPEST_CHAIN
-                ),
-            )
-        )
+        told = _("The backing chain of the image has {depth} images; the limit is {deepest}.")
+        refusals.append(Refusal("chain_too_deep", told.format(depth=image.chain_depth, deepest=DEEPEST_CHAIN)))
     return refusals
 
 
@@ -289,14 +253,8 @@ def _use(image: Image) -> list[Refusal]:
     running = [disk.guest for disk in image.disks if not disk.guest.off]
     if running:
         return [Refusal("guest_running", _running(running[0], image))]
-    return [
-        Refusal(
-            "image_in_use",
-            _(
-                "The image is in use ({why}). Shut down the guest or stop the program that uses it, then try again."
-            ).format(why=image.in_use_detail),
-        )
-    ]
+    told = _("The image is in use ({why}). Shut down the guest or stop the program that uses it, then try again.")
+    return [Refusal("image_in_use", told.format(why=image.in_use_detail))]
 
 
 #: What stands against a rewrite in what an image holds, by its code.
