@@ -258,11 +258,7 @@ def where(image: Image) -> dict[str, Any]:
         raise RefusedError("aside_missing", gettext("{image} is no longer set aside.").format(image=image.name))
     if image.volume:
         return image.volume_place | {"aside_job": image.aside_job.uid}
-    return {
-        "path_b64": b64(bytes(image.path_bytes)),
-        "pool_path_b64": b64(bytes(image.pool.path_bytes)),
-        "aside_job": image.aside_job.uid,
-    }
+    return image.place | {"aside_job": image.aside_job.uid}
 
 
 def where_volume(image: Image) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside
 from images.rewrite.neighbours import find, locks_on_chain
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.folders.pools import ENDINGS, wrong_name, wrong_name_for
-from storage_admin.agent.protocol import b64
 from storage_admin.agent.rewrite.conversion import OPTIONS
 from storage_admin.errors import InvalidError, of_fields
 from storage_admin.errors import NotFoundError as HostsNotFoundError
@@ -232,11 +231,15 @@ class Convert(Rewriting):
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
         pool, path = self.place(image, job.options)
-        target: dict[str, Any] = {"pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(path)}
-        target = {**target, "format": job.options["format"], "options": words(job.options["format_options"])}
+        form, options = job.options["format"], words(job.options["format_options"])
         goes = job.options["replace"] and _goes(image, _move(image, job.options))
         return {
-            "target": {**target, "replaces": job.options["replace"]},
+            "target": {
+                **pool.place_of(path),
+                "format": form,
+                "options": options,
+                "replaces": job.options["replace"],
+            },
             **(needed_as_it_is.pools(image) if goes else {}),
         }
 

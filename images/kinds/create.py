@@ -18,7 +18,7 @@ from images.rewrite.kind import format_below
 from images.rewrite.neighbours import base_of, chain_of, facts, locks_on_chain
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.measure.new_image import ON, room
-from storage_admin.agent.protocol import SPACE, RefusedError, b64
+from storage_admin.agent.protocol import SPACE, RefusedError
 from storage_admin.agent.rewrite.conversion import OPTIONS
 from storage_admin.agent.rewrite.creation import LOCKABLE
 from storage_admin.errors import of_fields
@@ -237,7 +237,7 @@ def links_of(chain: list[Image]) -> list[dict[str, Any]]:
 
 def place(pool: StoragePool, options: dict[str, Any]) -> dict[str, str]:
     """The path of the new file, as the agent is told of it."""
-    return {"pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(path_in(pool, options))}
+    return pool.place_of(path_in(pool, options))
 
 
 def path_in(pool: StoragePool, options: dict[str, Any]) -> bytes:

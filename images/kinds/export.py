@@ -12,7 +12,6 @@ from images.models import Image
 from images.rewrite import forecasts, readers, record
 from images.rewrite.kind import REWRITE_OPTIONS, Choice
 from images.rewrite.neighbours import find
-from storage_admin.agent.protocol import b64
 from storage_admin.agent.rewrite.exporting import room
 from storage_admin.agent.rewrite.packed import MOST_PARTS
 from storage_admin.errors import of_fields
@@ -159,7 +158,7 @@ class Export(convert.Convert):
         pool, path = self.place(image, job.options)
         guest = next(iter(image.guest_names), image.name.rpartition(".")[0] or image.name)
         return {
-            "target": {"pool_path_b64": b64(bytes(pool.path_bytes)), "path_b64": b64(path)},
+            "target": pool.place_of(path),
             "packing": job.options["packing"],
             "part_bytes": job.options["part_bytes"],
             "guest": {"name": guest} | {name: job.options[name] for name in _GUEST},

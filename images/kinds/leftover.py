@@ -15,7 +15,7 @@ from images.scan import known
 from images.scan.known import Leftover
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent import protocol
-from storage_admin.agent.protocol import RefusedError, b64, unb64
+from storage_admin.agent.protocol import RefusedError, unb64
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import find_pool
 from storage_admin.jobs import services
@@ -163,8 +163,7 @@ class SettleLeftover(JobKind):
         against, left, image = self._found(pool, job.options)
         if against or left is None or left.path is None:
             raise RefusedError(against[0].code, against[0].detail)
-        asked = {"path_b64": b64(left.path), "pool_path_b64": b64(bytes(pool.path_bytes)), "undo_job": left.job}
-        asked |= {"force": job.options["force"]}
+        asked = pool.place_of(left.path) | {"undo_job": left.job, "force": job.options["force"]}
         if job.options["action"] == "remove":
             return asked | {"format": image.declared_format or image.format if image is not None else ""}
         if image is None:

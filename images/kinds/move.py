@@ -16,7 +16,7 @@ from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting
 from images.rewrite.neighbours import find, locks_on_chain
 from images.scan.volume_places import group_id, lvm_name
 from storage_admin.agent.host import lvm, zfs
-from storage_admin.agent.protocol import INVALID, b64
+from storage_admin.agent.protocol import INVALID
 from storage_admin.agent.rewrite.conversion import OPTIONS
 from storage_admin.errors import NotFoundError, of_fields
 from storage_admin.hosts.models import StoragePool
@@ -222,9 +222,7 @@ class Move(Rewriting):
         pool, path = place(image, job.options)
         if pool.is_of_volumes:
             return {"volume": made(pool, path)}
-        pool_path = b64(bytes(pool.path_bytes))
-        target = {"pool_path_b64": pool_path, "path_b64": b64(path), "format": job.options["format"]}
-        return {"target": target | {"options": {}}}
+        return {"target": {**pool.place_of(path), "format": job.options["format"], "options": {}}}
 
     def made_at(self, job: Job) -> tuple[StoragePool, bytes] | None:
         image = self.written(job)

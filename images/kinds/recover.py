@@ -204,25 +204,13 @@ def _where(kept: QuerySet[Job]) -> list[dict[str, str]]:
     """Where these jobs' undo copies should wait: beside their images."""
     jobs = list(kept.filter(target_kind="image").values_list("uid", "target_id"))
     images = Image.every.select_related("pool").in_bulk({image for __, image in jobs})
-    return [
-        {
-            "job": uid,
-            "path_b64": b64(bytes(images[image].path_bytes)),
-            "pool_path_b64": b64(bytes(images[image].pool.path_bytes)),
-        }
-        for uid, image in jobs
-        if image in images
-    ]
+    return [{"job": uid, **images[image].place} for uid, image in jobs if image in images]
 
 
 def _where_aside(host_id: int) -> list[dict[str, str]]:
     """Images that are set aside, in the same shape: the jobs that did it, and where each image has its place."""
     return [
-        {
-            "job": image.aside_job.uid,
-            "path_b64": b64(bytes(image.path_bytes)),
-            "pool_path_b64": b64(bytes(image.pool.path_bytes)),
-        }
+        {"job": image.aside_job.uid, **image.place}
         for image in _aside(host_id)
         if not image.volume and image.aside_job is not None
     ]

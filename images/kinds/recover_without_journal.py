@@ -27,7 +27,7 @@ def where(host_id: int) -> list[dict[str, str]]:
         made = made_at(job)
         if made is not None and not made[0].is_of_volumes and ("ready" in job.kept or job.before_bytes is not None):
             pool, path = made
-            found.append({"job": job.uid, "path_b64": b64(path), "pool_path_b64": b64(bytes(pool.path_bytes))})
+            found.append({"job": job.uid, **pool.place_of(path)})
     return found
 
 
@@ -49,8 +49,7 @@ def where_undone(host_id: int) -> list[dict[str, str]]:
         image = Image.every.select_related("pool").filter(pk=undone.target_id).first() if undone is not None else None
         paths = record.paths_of(undone) if undone is not None else []
         if image is not None and len(set(paths)) > 1:
-            pool = bytes(image.pool.path_bytes)
-            found.append({"job": undo.uid, "path_b64": b64(paths[0]), "pool_path_b64": b64(pool)})
+            found.append({"job": undo.uid, **image.pool.place_of(paths[0])})
     return found
 
 

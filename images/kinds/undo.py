@@ -14,7 +14,7 @@ from images.rewrite import (
     record as rewriting,
 )
 from images.rewrite.kind import Rewriting
-from images.rewrite.neighbours import facts, find, locks_on_chain, silent_storage
+from images.rewrite.neighbours import find, locks_on_chain, silent_storage
 from images.scan import look
 from storage_admin.accounts.models import SYSTEM, Actor, Role
 from storage_admin.agent import protocol
@@ -103,8 +103,7 @@ class OfJob(JobKind):
 
     def request(self, job: Job) -> dict[str, Any]:
         undone = self._job(job.target_id)
-        image = facts(self._image(undone))
-        return {"path_b64": image["path_b64"], "pool_path_b64": image["pool_path_b64"], "undo_job": undone.uid}
+        return self._image(undone).place | {"undo_job": undone.uid}
 
     def ended(self, job: Job) -> None:
         job.refresh_from_db(fields=["state", "error_code"])

@@ -154,8 +154,7 @@ def drop(guest: Guest, path: str, pool: StoragePool | None, since: int = 0, *, n
     if pool is None:
         raise RefusedError("outside_pool", gettext("its pool is gone"))
     args: dict[str, object] = {
-        "path_b64": b64(os.fsencode(path)), "pool_path_b64": b64(bytes(pool.path_bytes)), "since": since,
-        "pools": looked_through(guest.host) if needed else [],
+        **pool.place_of(os.fsencode(path)), "since": since, "pools": looked_through(guest.host) if needed else [],
     }  # fmt: skip
     freed: int = asking.ask(guest.host, "drop", args)["freed_bytes"]
     return freed
@@ -186,10 +185,7 @@ def refuse_needed_by_others(guest: Guest, images: Sequence[Image], first: int = 
     if refusals.without_agent(guest.host):
         return
     refuse_elsewhere(images, first)
-    chain = [
-        {"path_b64": b64(bytes(image.path_bytes)), "pool_path_b64": b64(bytes(image.pool.path_bytes))}
-        for image in images
-    ]
+    chain = [image.place for image in images]
     asking.ask(guest.host, "needed", {"images": chain, "first": first, "pools": looked_through(guest.host)})
 
 

@@ -300,6 +300,11 @@ class Image(PartialRows):
         return {"backend": "lvm"} | known if known else {}
 
     @property
+    def place(self) -> dict[str, str]:
+        """Its file, as the agent's verbs take it."""
+        return self.pool.place_of(bytes(self.path_bytes))
+
+    @property
     def volume_place(self) -> dict[str, str]:
         """That, as the agent's verbs take it."""
         return {name: self.volume.get(name, "") for name in ("backend", "group", "group_id", "name", "id")}

@@ -18,7 +18,7 @@ from images.models import Image
 from images.rewrite import refusals
 from images.rewrite.neighbours import descendants
 from images.scan import hypervisors, shared_storages
-from storage_admin.agent.protocol import HostError, RefusedError, b64
+from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import OFF_STATES, Guest, GuestDisk
 from storage_admin.hosts import asking, transport
 from storage_admin.hosts.guest_facts import GuestFacts
@@ -37,8 +37,7 @@ def check_guests_off(image: Image) -> None:
     if image.host.has_proxmox:
         _check_proxmox(image)
     for domain in running_domains(image):
-        told = _("Guest {domain} is {state} and uses {image}. Shut it down first.")
-        raise RefusedError("guest_running", told.format(domain=domain.name, state=domain.state, image=image.name))
+        raise _runs(domain, image)
 
 
 def _check_proxmox(image: Image) -> None:
@@ -56,10 +55,12 @@ def _check_proxmox(image: Image) -> None:
                 sentence = _("Guest {guest} is locked ({lock}). Wait until the lock is released.")
                 raise RefusedError("guest_locked", sentence.format(guest=guest.name, lock=guest.lock))
             if guest.state not in OFF_STATES:
-                sentence = _("Guest {guest} is {state} and uses {image}. Shut it down first.")
-                raise RefusedError(
-                    "guest_running", sentence.format(guest=guest.name, state=guest.state, image=image.name)
-                )
+                raise _runs(guest, image)
+
+
+def _runs(guest: GuestFacts, image: Image) -> RefusedError:
+    told = _("Guest {guest} is {state} and uses {image}. Shut it down first.")
+    return RefusedError("guest_running", told.format(guest=guest.name, state=guest.state, image=image.name))
 
 
 def running_domains(image: Image) -> list[GuestFacts]:
@@ -210,8 +211,7 @@ def _ask(pair: shared_storages.Shared, path: bytes, image: Image, inodes: list[i
     pool = pair.other
     try:
         refuse(refusals.without_agent(pool.host))
-        args = {"path_b64": b64(path), "pool_path_b64": b64(bytes(pool.path_bytes)), "inodes": inodes}
-        return asking.ask(pool.host, "users", args)
+        return asking.ask(pool.host, "users", pool.place_of(path) | {"inodes": inodes})
     except (HostError, RefusedError) as error:
         if not pair.is_proven and error.code == "stale_plan":
             return {"used": [], "inode": None}  # there is no such folder

@@ -84,8 +84,7 @@ def refuse_elsewhere(chain: Sequence[Image], first: int = 0) -> None:
     for place, image in enumerate(chain):
         for pair, path in in_use.others(image):
             if pair.is_proven and pair.other.host_id != image.host_id:
-                one = {"path_b64": b64(path), "pool_path_b64": b64(bytes(pair.other.path_bytes))}
-                there.setdefault(pair.other.host, []).append((place, one))
+                there.setdefault(pair.other.host, []).append((place, pair.other.place_of(path)))
     for host, asked in there.items():
         above = sum(place < first for place, _one in asked)
         if above < len(asked):  # else it sees none of those that nobody else may need

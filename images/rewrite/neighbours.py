@@ -26,7 +26,7 @@ from images.orphans import host_facts
 from images.orphans.evidence import Needs
 from images.rewrite.space import Admitted
 from images.scan import shared_storages
-from storage_admin.agent.protocol import RefusedError, b64
+from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.guests.models import Guest, GuestDisk
@@ -322,9 +322,7 @@ def locks_on_chain(image: Image, *, exclusive: bool) -> list[Lock]:
 
 def facts(image: Image) -> dict[str, Any]:
     """The image as the plan saw it; the agent refuses when it finds another one."""
-    return {
-        "path_b64": b64(bytes(image.path_bytes)),
-        "pool_path_b64": b64(bytes(image.pool.path_bytes)),
+    return image.place | {
         "format": image.declared_format,
         "dev": int(image.dev),
         "inode": int(image.inode),

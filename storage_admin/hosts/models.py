@@ -265,6 +265,10 @@ class StoragePool(PartialRows):
         """Whether its images are volumes, and no files."""
         return self.kind in self.VOLUMES
 
+    def place_of(self, path: bytes) -> dict[str, str]:
+        """A file in it, as the agent's verbs take one."""
+        return {"path_b64": b64(path), "pool_path_b64": b64(bytes(self.path_bytes))}
+
     @property
     def is_own_place(self) -> bool:
         """Whether neither an admin nor a hypervisor has named it: its volumes were found, and it goes when they do."""
