@@ -26,7 +26,7 @@ from images.rewrite.neighbours import find, locks_on_chain
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.folders.pools import ENDINGS, wrong_name, wrong_name_for
 from storage_admin.agent.rewrite.conversion import OPTIONS
-from storage_admin.errors import InvalidError, of_fields
+from storage_admin.errors import InvalidError
 from storage_admin.errors import NotFoundError as HostsNotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display, path_key
@@ -100,26 +100,23 @@ class Convert(Rewriting):
         """The pool and the path of the new file; raises NotFoundError where there is no such pool on the host."""
         return target_of(image, options)
 
-    def clean(self, options: Any) -> dict[str, Any]:
-        cleaned = super().clean(options)
-        form = cleaned["format"]
-        fields = creation.wrong(form, words(cleaned["format_options"]))
-        if cleaned["replace"]:
-            beside = {"target_pool", "target_name"} & {name for name, value in cleaned.items() if value is not None}
+    def wrong(self, options: dict[str, Any]) -> dict[str, str]:
+        form = options["format"]
+        fields = creation.wrong(form, words(options["format_options"]))
+        if options["replace"]:
+            beside = {"target_pool", "target_name"} & {name for name, value in options.items() if value is not None}
             fields |= dict.fromkeys(
                 beside, gettext("with replace, the new file takes the folder and name of the image. Leave this out.")
             )
-        if cleaned["repoint_guest"] and not cleaned["replace"]:
+        if options["repoint_guest"] and not options["replace"]:
             fields["repoint_guest"] = gettext("requires replace. Without it, no guest definition changes.")
-        if cleaned["repoint_guest"] and form not in repointing.DRIVERS:
+        if options["repoint_guest"] and form not in repointing.DRIVERS:
             fields["repoint_guest"] = gettext(
                 "libvirt has no driver for {form}, so its guests could not use the image."
             ).format(form=form)
-        if why := wrong_target(cleaned["target_name"], form):
+        if why := wrong_target(options["target_name"], form):
             fields["target_name"] = why
-        if fields:
-            raise of_fields(fields)
-        return cleaned
+        return fields
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
         image = find(target.id)

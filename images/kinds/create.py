@@ -21,7 +21,6 @@ from storage_admin.agent.measure.new_image import ON, room
 from storage_admin.agent.protocol import SPACE, RefusedError
 from storage_admin.agent.rewrite.conversion import OPTIONS
 from storage_admin.agent.rewrite.creation import LOCKABLE
-from storage_admin.errors import of_fields
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display, path_key
 from storage_admin.hosts.selectors import find_pool
@@ -105,24 +104,21 @@ class Create(JobKind):
         **record.SPEED_OPTIONS,
     }
 
-    def clean(self, options: Any) -> dict[str, Any]:
-        cleaned = super().clean(options)
-        form, given = cleaned["format"], words(cleaned["format_options"])
+    def wrong(self, options: dict[str, Any]) -> dict[str, str]:
+        form, given = options["format"], words(options["format_options"])
         fields = creation.wrong(form, given)
-        if why := wrong_target(cleaned["name"], form):
+        if why := wrong_target(options["name"], form):
             fields["name"] = why
-        if cleaned["encryption"] != "none" and (form not in LOCKABLE or (form == "raw" and given)):
+        if options["encryption"] != "none" and (form not in LOCKABLE or (form == "raw" and given)):
             fields["encryption"] = gettext("only qcow2 images, and raw ones without further options, are encrypted.")
-        if cleaned["base"] is None and cleaned["virtual_size"] is None:
+        if options["base"] is None and options["virtual_size"] is None:
             fields["virtual_size"] = gettext("required without a base.")
-        if cleaned["base"] is not None:
+        if options["base"] is not None:
             if form not in OVERLAYS:
                 fields["format"] = gettext("an overlay has the format {formats}.").format(formats=", ".join(OVERLAYS))
             if given.get("preallocation", "off") != "off" and given.get("extended_l2") not in ON:
                 fields["preallocation"] = gettext("requires extended_l2=on for an overlay.")
-        if fields:
-            raise of_fields(fields)
-        return cleaned
+        return fields
 
     def secrets(self, options: dict[str, Any]) -> tuple[str, ...]:
         return ("new_passphrase",) if options.get("encryption", "none") != "none" else ()

@@ -14,7 +14,6 @@ from images.rewrite.kind import REWRITE_OPTIONS, Choice
 from images.rewrite.neighbours import find
 from storage_admin.agent.rewrite.exporting import room
 from storage_admin.agent.rewrite.packed import MOST_PARTS
-from storage_admin.errors import of_fields
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display
 from storage_admin.jobs.models import Job
@@ -82,13 +81,12 @@ class Export(convert.Convert):
     def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (never)
         return False
 
-    def clean(self, options: Any) -> dict[str, Any]:
-        cleaned = super(convert.Convert, self).clean(options)
-        packing, name, fields = cleaned["packing"], cleaned["target_name"], {}
-        if packing == "ova" and cleaned["part_bytes"]:
+    def wrong(self, options: dict[str, Any]) -> dict[str, str]:
+        packing, name, fields = options["packing"], options["target_name"], {}
+        if packing == "ova" and options["part_bytes"]:
             fields["part_bytes"] = gettext("an OVA is one file. Leave this out.")
         if packing != "ova":
-            set_to = [one for one, default in _GUEST.items() if cleaned[one] != default]
+            set_to = [one for one, default in _GUEST.items() if options[one] != default]
             fields |= dict.fromkeys(set_to, gettext("only an OVA describes a guest. Leave this out."))
         if why := convert.wrong_target(name, ""):
             fields["target_name"] = why
@@ -96,9 +94,7 @@ class Export(convert.Convert):
             fields["target_name"] = gettext("A name that begins with a dot hides the file.")
         elif name is not None and not name.lower().endswith(ENDINGS[packing]):
             fields["target_name"] = gettext("The name must end in {ending}.").format(ending=ENDINGS[packing])
-        if fields:
-            raise of_fields(fields)
-        return cleaned
+        return fields
 
     def place(self, image: Image, options: dict[str, Any]) -> tuple[StoragePool, bytes]:
         packing, name = options["packing"], options["target_name"]

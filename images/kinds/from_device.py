@@ -16,10 +16,9 @@ from images.rewrite import record, refusals
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.rewrite.conversion import OPTIONS
-from storage_admin.errors import of_fields
 from storage_admin.hosts.names import display, path_key
 from storage_admin.hosts.selectors import find_pool
-from storage_admin.jobs.kinds import JobKind, Lock, Target, Unsuccessful
+from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
 
@@ -50,16 +49,13 @@ class FromDevice(Create):
         **record.SPEED_OPTIONS,
     }
 
-    def clean(self, options: Any) -> dict[str, Any]:
-        cleaned = JobKind.clean(self, options)
-        fields = creation.wrong(cleaned["format"], words(cleaned["format_options"]))
-        if why := wrong_target(cleaned["name"], cleaned["format"]):
+    def wrong(self, options: dict[str, Any]) -> dict[str, str]:
+        fields = creation.wrong(options["format"], words(options["format_options"]))
+        if why := wrong_target(options["name"], options["format"]):
             fields["name"] = why
-        if why := wrong_device(cleaned["device"]):
+        if why := wrong_device(options["device"]):
             fields["device"] = why
-        if fields:
-            raise of_fields(fields)
-        return cleaned
+        return fields
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
         host, written = target.host.pk, path_key(path_in(find_pool(target.id), options))

@@ -18,7 +18,7 @@ from images.scan.volume_places import group_id, lvm_name
 from storage_admin.agent.host import lvm, zfs
 from storage_admin.agent.protocol import INVALID
 from storage_admin.agent.rewrite.conversion import OPTIONS
-from storage_admin.errors import NotFoundError, of_fields
+from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display, path_key
 from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
@@ -84,11 +84,8 @@ class Move(Rewriting):
         )
     }
 
-    def clean(self, options: Any) -> dict[str, Any]:
-        cleaned = super().clean(options)
-        if why := wrong_target(cleaned["target_name"], ""):
-            raise of_fields({"target_name": why})
-        return cleaned
+    def wrong(self, options: dict[str, Any]) -> dict[str, str]:
+        return {"target_name": wrong_target(options["target_name"], "")}
 
     def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (never)
         return False

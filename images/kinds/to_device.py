@@ -15,7 +15,6 @@ from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting
 from images.rewrite.neighbours import find, locks_on_chain
 from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import INVALID, b64
-from storage_admin.errors import of_fields
 from storage_admin.guests.models import GuestDisk
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
@@ -64,11 +63,8 @@ class ToDevice(Rewriting):
         )
     }
 
-    def clean(self, options: Any) -> dict[str, Any]:
-        cleaned = super().clean(options)
-        if cleaned["device"] and (why := wrong_device(cleaned["device"])):
-            raise of_fields({"device": why})
-        return cleaned
+    def wrong(self, options: dict[str, Any]) -> dict[str, str]:
+        return {"device": wrong_device(options["device"]) if options["device"] else ""}
 
     def replaces(self, method: str, options: dict[str, Any]) -> bool:  # noqa: ARG002 (never)
         return False

@@ -15,7 +15,6 @@ from images.rewrite import record, refusals
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.rewrite.conversion import OPTIONS
-from storage_admin.errors import of_fields
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display, path_key
 from storage_admin.hosts.selectors import find_pool
@@ -66,16 +65,11 @@ class Unpack(Create):
         **record.SPEED_OPTIONS,
     }
 
-    def clean(self, options: Any) -> dict[str, Any]:
-        cleaned = super(Create, self).clean(options)
-        fields = {}
-        if why := wrong_target(cleaned["name"], cleaned["format"]):
-            fields["name"] = why
-        if not cleaned["source"].startswith("/") or "\0" in cleaned["source"]:
+    def wrong(self, options: dict[str, Any]) -> dict[str, str]:
+        fields = {"name": wrong_target(options["name"], options["format"])}
+        if not options["source"].startswith("/") or "\0" in options["source"]:
             fields["source"] = gettext("Enter a full path, which begins with a slash.")
-        if fields:
-            raise of_fields(fields)
-        return cleaned
+        return fields
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
         host, written = target.host.pk, path_key(path_in(find_pool(target.id), options))

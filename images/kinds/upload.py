@@ -16,10 +16,9 @@ from images.kinds.create import Create, path_in, place
 from images.rewrite import record, refusals, space
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.folders.pools import wrong_name
-from storage_admin.errors import InvalidError
 from storage_admin.hosts.names import display, path_key
 from storage_admin.hosts.selectors import find_pool
-from storage_admin.jobs.kinds import BEGUN, JobKind, Lock, Target, Unsuccessful, Wait
+from storage_admin.jobs.kinds import BEGUN, Lock, Target, Unsuccessful, Wait
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
 from storage_admin.words import size
@@ -71,14 +70,11 @@ class Upload(Create):
         **record.SPEED_OPTIONS,
     }  # fmt: skip
 
-    def clean(self, options: Any) -> dict[str, Any]:
-        cleaned = JobKind.clean(self, options)
-        name = cleaned["name"].encode("utf-8", "surrogatepass")
-        wrong = wrong_name(name) or ("\0" in cleaned["name"] or "/" in cleaned["name"] or name.startswith(b"."))
-        if wrong:
-            why = gettext("Enter a name of 1 to 255 bytes without a slash, which does not begin with a dot.")
-            raise InvalidError(f"name: {why}", {"name": why})
-        return cleaned
+    def wrong(self, options: dict[str, Any]) -> dict[str, str]:
+        name = options["name"].encode("utf-8", "surrogatepass")
+        if not (wrong_name(name) or "\0" in options["name"] or "/" in options["name"] or name.startswith(b".")):
+            return {}
+        return {"name": gettext("Enter a name of 1 to 255 bytes without a slash, which does not begin with a dot.")}
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
         written = path_key(path_in(find_pool(target.id), options))

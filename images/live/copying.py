@@ -22,7 +22,7 @@ from images.models import Image
 from images.rewrite import forecasts, neighbours, record, refusals
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
-from storage_admin.errors import InvalidError, NotFoundError
+from storage_admin.errors import NotFoundError
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import control, running
@@ -64,11 +64,8 @@ class LiveCopy(LiveKind):
         "bandwidth_bytes_sec": record.SPEED_OPTIONS["bandwidth_bytes_sec"],
     }
 
-    def clean(self, options: Any) -> dict[str, Any]:
-        cleaned = super().clean(options)
-        if why := wrong_target(cleaned["target_name"], cleaned["format"] or ""):
-            raise InvalidError(f"target_name: {why}", {"target_name": why})
-        return cleaned
+    def wrong(self, options: dict[str, Any]) -> dict[str, str]:
+        return {"target_name": wrong_target(options["target_name"], options["format"] or "")}
 
     def locks(self, target: Target, options: dict[str, Any]) -> list[Lock]:
         found = super().locks(target, options)

@@ -168,7 +168,11 @@ class JobKind(ABC):
         Raises:
             InvalidError: an option is unknown or out of range; it names each.
         """
-        return cleaned(self.name, self.options_schema, options)
+        return cleaned(self.name, self.options_schema, options, self.wrong)
+
+    def wrong(self, options: dict[str, Any]) -> dict[str, str]:  # noqa: ARG002 (for those that have more to say)
+        """What is wrong with options that the schema allows, in sentences by their names; empty ones for nothing."""
+        return {}
 
     @abstractmethod
     def resolve(self, target_id: int) -> Target:

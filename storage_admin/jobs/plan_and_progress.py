@@ -6,7 +6,7 @@ The latter is written to the job's row at most twice a second.
 import logging
 import shlex
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -293,8 +293,13 @@ StrictValidator = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
 )
 
 
-def cleaned(kind: str, schema: dict[str, Any], options: Any) -> dict[str, Any]:
+def cleaned(
+    kind: str, schema: dict[str, Any], options: Any, wrong: Callable[[dict[str, Any]], dict[str, str]]
+) -> dict[str, Any]:
     """The options with the defaults of those that were not given.
+
+    Args:
+        wrong: says what else is wrong with them, by their names.
 
     Raises:
         InvalidError: an option is unknown or out of range; it names each.
@@ -315,7 +320,10 @@ def cleaned(kind: str, schema: dict[str, Any], options: Any) -> dict[str, Any]:
     if fields:
         raise of_fields(fields)
     defaults = {name: one["default"] for name, one in properties.items() if "default" in one}
-    return deepcopy(defaults) | {name: _shortest(value) for name, value in options.items()}
+    found = deepcopy(defaults) | {name: _shortest(value) for name, value in options.items()}
+    if fields := {name: why for name, why in wrong(found).items() if why}:
+        raise of_fields(fields)
+    return found
 
 
 def _shortest(value: Any) -> Any:
