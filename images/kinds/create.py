@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from images.kinds import creation
 from images.kinds.commit import half_merged
 from images.kinds.convert import words, wrong_target
+from images.kinds.grow import SECTOR, SIZE
 from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import mount, passphrases, record, refusals, space
@@ -31,7 +32,6 @@ from storage_admin.jobs.plan_and_progress import Affected, Plan, Refusal, refuse
 
 #: Formats whose images can stand on a base here.
 OVERLAYS = ("qcow2",)
-SECTOR = 512
 
 
 class Create(JobKind):
@@ -56,14 +56,8 @@ class Create(JobKind):
     properties = {
         "name": {"type": "string", "description": _("Name of the new file, with the extension of its format.")},
         "format": {"enum": list(OPTIONS), "default": "qcow2", "description": _("The format of the new image.")},
-        "virtual_size": {
-            "type": ["integer", "null"],
-            "minimum": SECTOR,
-            "maximum": (1 << 63) - SECTOR,
-            "multipleOf": SECTOR,
-            "default": None,
-            "description": _("Size of the disk in bytes, as the guest sees it; null with a base for the size of that."),
-        },
+        "virtual_size": SIZE
+        | {"description": _("Size of the disk in bytes, as the guest sees it; null with a base for the size of that.")},
         "format_options": {
             "type": "object",
             "additionalProperties": {"type": ["string", "integer", "boolean"]},

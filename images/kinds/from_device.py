@@ -84,9 +84,6 @@ class FromDevice(Create):
             options=options,
         )
 
-    def admit(self, target: Target, plan: Plan) -> None:
-        """Nothing: what it needs the agent knows once it has looked at the device, and says then."""
-
     def request(self, job: Job) -> dict[str, Any]:
         pool, options = find_pool(job.target_id), job.options
         return {

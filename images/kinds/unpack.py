@@ -104,9 +104,6 @@ class Unpack(Create):
             options=options,
         )
 
-    def admit(self, target: Target, plan: Plan) -> None:
-        """Nothing: what it needs the agent knows once it has read the file, and says then."""
-
     def request(self, job: Job) -> dict[str, Any]:
         pool, options = find_pool(job.target_id), job.options
         holds = _pool_of(pool.host_id, options["source"])

@@ -16,7 +16,8 @@ from django.views.decorators.http import require_http_methods
 from benchmarks import advice
 from benchmarks import selectors as benchmarks
 from benchmarks.models import BenchmarkKind
-from images.kinds.create import SECTOR, Create
+from images.kinds.create import Create
+from images.kinds.grow import SECTOR
 from images.models import Image
 from storage_admin.agent.measure.new_image import room
 from storage_admin.agent.rewrite.conversion import OPTIONS
