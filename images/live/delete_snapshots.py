@@ -22,7 +22,7 @@ from images.live.vm_snapshots import CREATED, DeleteOldVmSnapshots, DeleteVmSnap
 from images.rewrite import record
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError, RefusedError, StoppedError
-from storage_admin.guests import backups, proxmox_vms
+from storage_admin.guests import proxmox_vms
 from storage_admin.guests.kinds.vm_disks import find
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import snapshots
@@ -30,9 +30,9 @@ from storage_admin.hosts.libvirt.process import GoneError
 from storage_admin.hosts.libvirt.snapshots import Snapshots
 from storage_admin.hosts.live_facts import GuestNow, Snapshot
 from storage_admin.jobs import runner
-from storage_admin.jobs.kinds import BEGUN, OVER, GoesOnError, Target, Unsuccessful, pairs_of
+from storage_admin.jobs.kinds import BEGUN, OVER, GoesOnError, Unsuccessful, pairs_of
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import LastBackup, Plan, Recorder, Refusal, refuse
+from storage_admin.jobs.plan_and_progress import Recorder, Refusal, refuse
 
 #: What libvirt says while it is at work on the domain.
 _BUSY = ("state change lock", "block job", "did not answer")
@@ -54,9 +54,6 @@ class DeleteSnapshot(SnapshotKind):
         "": Unsuccessful(gettext_noop("The guest's data is whole. Its page shows whether the snapshot is gone."))
     }
     properties = {"name": NAME, **CREATED, **proxmox_vms.ACCEPT}
-
-    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:  # noqa: ARG002 (of the whole guest)
-        return backups.of_one(target.id)
 
     def wanted(self, known: Snapshots, options: dict[str, Any], at: datetime | None = None) -> list[Snapshot]:  # noqa: ARG002
         """Those that go, in their order, as of a moment: of now where none is given."""

@@ -90,6 +90,9 @@ class SnapshotKind(LiveGuestKind):
             affected_guests=(Affected(guest.pk, guest.name, guest.state),), options=options,
         )  # fmt: skip
 
+    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:  # noqa: ARG002 (of the whole guest)
+        return backups.of_one(target.id) if self.no_way_back else ()
+
     def submitted(self, job: Job) -> None:
         job.options |= {name: job.plan["options"].get(name) for name in CREATED if name in self.properties}
         job.save(update_fields=["options"])
@@ -265,9 +268,6 @@ class RevertSnapshot(SnapshotKind):
         "": Unsuccessful(gettext_noop("The guest's disks have either the content of the snapshot, or that before."))
     }
     properties = {"name": NAME, **CREATED, **proxmox_vms.ACCEPT}
-
-    def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:  # noqa: ARG002 (of the whole guest)
-        return backups.of_one(target.id)
 
     def choose(
         self, guest: Guest, now: GuestNow, known: Snapshots, options: dict[str, Any]
