@@ -179,35 +179,32 @@ def chosen_compression(image: Image, asked: str) -> str:
 
 
 def _cannot(image: Image, method: str, options: dict[str, Any]) -> list[Refusal]:
+    code = "unsupported_subformat"
     if method == "in_place" and image.from_header("capabilities"):
-        why = gettext(
+        told = gettext(
             "{image} has file capabilities (setcap), which punching holes would remove. Reclaim it with a copy "
             "instead (compress or copy)."
-        ).format(image=image.name)
-        return [Refusal("unsupported_subformat", why)]
-    if method == "in_place" and image.pool.network:
-        why = gettext(
+        )
+    elif method == "in_place" and image.pool.network:
+        code = "unsupported_pool"
+        told = gettext(
             "{pool} is on a network filesystem. While holes are punched in {image}, other machines could not be "
             "kept from writing to it. Reclaim it with a copy instead (compress or copy)."
-        ).format(pool=image.pool.name, image=image.name)
-        return [Refusal("unsupported_pool", why)]
-    if not image.declared_format or image.declared_format in space.FORMATS[method]:
+        )
+    elif not image.declared_format or image.declared_format in space.FORMATS[method]:
         return []
-    can = gettext(" and ").join(space.FORMATS[method])
-    if options["method"] == "auto":
-        why = gettext(
+    elif options["method"] == "auto":
+        told = gettext(
             "No reclaim method supports {format} images. Convert the image instead: this leaves out zeros, and a "
             "qcow2 image can be compressed."
-        ).format(format=image.declared_format)
+        )
     elif method == "compress":
-        why = gettext("{format} images cannot hold compressed data; only qcow2 images can.").format(
-            format=image.declared_format
-        )
+        told = gettext("{format} images cannot hold compressed data; only qcow2 images can.")
     else:
-        why = gettext("{format} images cannot be reclaimed by {method}; only {can} images can.").format(
-            format=image.declared_format, method=method, can=can
-        )
-    return [Refusal("unsupported_subformat", why)]
+        told = gettext("{format} images cannot be reclaimed by {method}; only {can} images can.")
+    can, form = gettext(" and ").join(space.FORMATS[method]), image.declared_format
+    sentence = told.format(image=image.name, pool=image.pool.name, format=form, method=method, can=can)
+    return [Refusal(code, sentence)]
 
 
 def _reason(image: Image, why: str, after: int | None, won: int | None) -> str:

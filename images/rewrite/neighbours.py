@@ -381,14 +381,11 @@ def snapshot_part(image: Image) -> SnapshotPart | None:
 def against_rewriting(image: Image) -> list[Refusal]:
     """What stands against putting another file in the image's place, be it one with the same content and base."""
     part = snapshot_part(image)
-    return [_snapshot_refusal(image, part)] if part is not None and not part.is_disk else []
+    return [] if part is None or part.is_disk else against_standing_alone(image)
 
 
 def against_standing_alone(image: Image) -> list[Refusal]:
     """What stands against taking an image from what it stands on."""
-    part = snapshot_part(image)
-    return [_snapshot_refusal(image, part)] if part is not None else []
-
-
-def _snapshot_refusal(image: Image, part: SnapshotPart) -> Refusal:
-    return Refusal(volume_chains.CODE, volume_chains.why_not(image.name, part.snapshot, part.number))
+    if (part := snapshot_part(image)) is None:
+        return []
+    return [Refusal(volume_chains.CODE, volume_chains.why_not(image.name, part.snapshot, part.number))]

@@ -143,22 +143,16 @@ def undone_preallocation(image: Image, method: str = "") -> list[str]:
     if image.declared_format not in FORMATS["in_place"]:
         return []
     if image.preallocation in PREALLOCATED:
-        if (image.preallocation, method) == ("metadata", "in_place"):
-            return []
-        return [
-            _(
-                "The image is preallocated ({preallocation}). The new file is not, so writes to it allocate space "
-                "again."
-            ).format(preallocation=image.preallocation)
-        ]
-    if (image.estimate or {}).get("preallocation") == preallocation.FILLED:
-        return [
-            _(
-                "Nearly all of the image is allocated. If it was created with preallocation=full and should stay "
-                "so, do not reclaim it: a reclaim cannot tell preallocated space from an image filled with zeros."
-            )
-        ]
-    return []
+        told = _(
+            "The image is preallocated ({preallocation}). The new file is not, so writes to it allocate space again."
+        )
+        keeps = (image.preallocation, method) == ("metadata", "in_place")
+        return [] if keeps else [told.format(preallocation=image.preallocation)]
+    told = _(
+        "Nearly all of the image is allocated. If it was created with preallocation=full and should stay so, do not "
+        "reclaim it: a reclaim cannot tell preallocated space from an image filled with zeros."
+    )
+    return [told] if (image.estimate or {}).get("preallocation") == preallocation.FILLED else []
 
 
 class Predicted(NamedTuple):
