@@ -77,10 +77,7 @@ OVER = "over"
 
 
 class GoesOnError(Exception):
-    """Whoever follows a job has to leave it, and its work goes on outside: the next worker takes it over.
-
-    The argument says why.
-    """
+    """Whoever follows a job has to leave it, as the argument says: the next worker takes over what goes on outside."""
 
 
 class JobKind(ABC):
@@ -163,11 +160,7 @@ class JobKind(ABC):
         return job.host.bandwidth_bytes_sec if given is None else given
 
     def clean(self, options: Any) -> dict[str, Any]:
-        """The options with the defaults of those that were not given.
-
-        Raises:
-            InvalidError: an option is unknown or out of range; it names each.
-        """
+        """The options with the defaults of those that were not given; raises InvalidError, which names what is wrong."""
         return cleaned(self.name, self.options_schema, options, self.wrong)
 
     def wrong(self, options: dict[str, Any]) -> dict[str, str]:  # noqa: ARG002 (for those that have more to say)
