@@ -160,7 +160,7 @@ class JobKind(ABC):
         return job.host.bandwidth_bytes_sec if given is None else given
 
     def clean(self, options: Any) -> dict[str, Any]:
-        """The options with the defaults of those that were not given; raises InvalidError, which names what is wrong."""
+        """The options with the defaults of those that were not given; raises InvalidError, which names each bad one."""
         return cleaned(self.name, self.options_schema, options, self.wrong)
 
     def wrong(self, options: dict[str, Any]) -> dict[str, str]:  # noqa: ARG002 (for those that have more to say)
