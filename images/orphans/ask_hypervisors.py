@@ -37,43 +37,28 @@ def refuse_named(image: Image) -> None:
 
 def _refuse_on(host: Host, path: bytes, image: Image) -> None:
     number = number_of(image.name, image.path)
+    names = {path, os.fsencode(image.volume.get("alias", ""))} - {b""}
     for guest, is_there in _guests(host, tells=host.pk == image.host_id):
         is_told = is_there and host.pk == image.host_id
-        names = {path, os.fsencode(image.volume.get("alias", ""))} - {b""}
         if any(os.fsencode(disk.path) in names for disk in guest.disks if disk.path):
-            who = (
-                gettext("Guest {guest} on {host}").format(guest=guest.name, host=host.name)
-                if is_told
-                else gettext("A guest of another host that shares this storage")
-            )
-            raise RefusedError(
-                "not_orphan", gettext("{who} uses {image} now. Scan the host.").format(who=who, image=image.name)
-            )
+            who = gettext("A guest of another host that shares this storage")
+            if is_told:
+                who = gettext("Guest {guest} on {host}").format(guest=guest.name, host=host.name)
+            told = gettext("{who} uses {image} now. Scan the host.")
+            raise RefusedError("not_orphan", told.format(who=who, image=image.name))
         if guest.unread:
-            whose = (
-                gettext("{guest} on {host}").format(guest=guest.name, host=host.name)
-                if is_told
-                else gettext("a guest of another host that shares this storage")
-            )
-            line = f": {guest.unread[0]}" if is_told else "."
-            raise RefusedError(
-                "guests_unknown",
-                gettext(
-                    "The definition of {whose} has lines that cannot be interpreted and may use the image{line}"
-                ).format(whose=whose, line=line),
-            )
+            whose, line = gettext("a guest of another host that shares this storage"), "."
+            if is_told:
+                whose = gettext("{guest} on {host}").format(guest=guest.name, host=host.name)
+                line = f": {guest.unread[0]}"
+            told = gettext("The definition of {whose} has lines that cannot be interpreted and may use the image{line}")
+            raise RefusedError("guests_unknown", told.format(whose=whose, line=line))
         if guest.lock and guest.uid == number:
-            whose = (
-                gettext("{guest}, which is locked ({lock})").format(guest=guest.name, lock=guest.lock)
-                if is_told
-                else gettext("a guest of another host, which is locked")
-            )
-            raise RefusedError(
-                "guest_locked",
-                gettext(
-                    "The name of the image says that it is a disk of {whose}. Wait until the guest is unlocked."
-                ).format(whose=whose),
-            )
+            whose = gettext("a guest of another host, which is locked")
+            if is_told:
+                whose = gettext("{guest}, which is locked ({lock})").format(guest=guest.name, lock=guest.lock)
+            told = gettext("The name of the image says that it is a disk of {whose}. Wait until the guest is unlocked.")
+            raise RefusedError("guest_locked", told.format(whose=whose))
 
 
 def _guests(host: Host, *, tells: bool) -> Iterator[tuple[GuestFacts, bool]]:
@@ -93,20 +78,15 @@ def _guests(host: Host, *, tells: bool) -> Iterator[tuple[GuestFacts, bool]]:
             yield guest, True
     except HostError as error:
         if host.capabilities.get("libvirt") == "present":
-            why = error.detail if tells else _UNTOLD
-            raise RefusedError(
-                "guests_unknown",
-                gettext("{why} No image is set aside until libvirt reports its guests.").format(why=why),
-            ) from error
-    for told in hypervisors.ask(host):
-        if told.unknown:
-            why = told.unknown if tells else _UNTOLD
-            raise RefusedError(
-                "guests_unknown", gettext("{why} No image is set aside until this is known.").format(why=why)
-            )
+            told = gettext("{why} No image is set aside until libvirt reports its guests.")
+            raise RefusedError("guests_unknown", told.format(why=error.detail if tells else _UNTOLD)) from error
+    for answer in hypervisors.ask(host):
+        if answer.unknown:
+            told = gettext("{why} No image is set aside until this is known.")
+            raise RefusedError("guests_unknown", told.format(why=answer.unknown if tells else _UNTOLD))
         # What other nodes' guests have on storages of the same name counts as well.
-        node = told.proxmox.node if told.proxmox is not None else ""
-        away = [one.facts for one in (told.proxmox.guests if told.proxmox is not None else ()) if one.node != node]
+        node = answer.proxmox
+        away = [one.facts for one in node.guests if one.node != node.node] if node is not None else []
         others = {(guest.kind, guest.uid) for guest in away}
-        for guest in (*told.guests, *away):
+        for guest in (*answer.guests, *away):
             yield guest, (guest.kind, guest.uid) not in others

@@ -55,75 +55,40 @@ def _needed(image: Image) -> list[Refusal]:
         return []
     because = " ".join(map(str, image.orphan_evidence))
     if image.orphan is None:
-        why = (
-            because
-            or image.pool.owners_unknown
-            or image.host.owners_unknown
-            or _("The image has not been scanned yet.")
-        )
-        return [
-            Refusal(
-                "guests_unknown", _("{why} The image cannot be set aside until its users are known.").format(why=why)
-            )
-        ]
+        because = because or image.pool.owners_unknown or image.host.owners_unknown
+        told = _("{why} The image cannot be set aside until its users are known.")
+        why = because or _("The image has not been scanned yet.")
+        return [Refusal("guests_unknown", told.format(why=why))]
     near = neighbours.of(image)
+    user = _("something uses it.")
     if near.guests:
-        named = _("Guest {name} uses it.").format(name=near.guests[0].name)
-        return [
-            Refusal(
-                "not_orphan",
-                _("{image} is not an orphan: {because}").format(image=image.name, because=because or named),
-            )
-        ]
-    if near.above:
-        return [
-            Refusal(
-                "has_overlays",
-                _("{name} uses {image} as its backing file.").format(name=near.above[0].name, image=image.name),
-            )
-        ]
-    if image.in_use:
-        return [
-            Refusal(
-                "image_in_use",
-                _("The image is in use ({why}). Stop the program that uses it, then try again.").format(
-                    why=image.in_use_detail
-                ),
-            )
-        ]
-    return [
-        Refusal(
-            "not_orphan",
-            _("{image} is not an orphan: {because}").format(
-                image=image.name, because=because or _("something uses it.")
-            ),
-        )
-    ]
+        user = _("Guest {name} uses it.").format(name=near.guests[0].name)
+    elif near.above:
+        return _overlays(image)
+    elif image.in_use:
+        told = _("The image is in use ({why}). Stop the program that uses it, then try again.")
+        return [Refusal("image_in_use", told.format(why=image.in_use_detail))]
+    told = _("{image} is not an orphan: {because}")
+    return [Refusal("not_orphan", told.format(image=image.name, because=because or user))]
+
+
+def _overlays(image: Image) -> list[Refusal]:
+    told = _("{name} uses {image} as its backing file.")
+    above = neighbours.of(image).above
+    return [Refusal("has_overlays", told.format(name=above[0].name, image=image.name))] if above else []
 
 
 def _content(image: Image) -> list[Refusal]:
     found = []
     if image.from_header("data_file"):
-        found.append(
-            Refusal(
-                "external_data_file", _("The data of the image is in a separate data file, which would stay behind.")
-            )
-        )
+        told = _("The data of the image is in a separate data file, which would stay behind.")
+        found.append(Refusal("external_data_file", told))
     if image.from_header("extents"):
-        found.append(
-            Refusal(
-                "unsupported_subformat", _("The image consists of several files. The other files would stay behind.")
-            )
-        )
+        told = _("The image consists of several files. The other files would stay behind.")
+        found.append(Refusal("unsupported_subformat", told))
     if image.nlink > 1:
-        found.append(
-            Refusal(
-                "hard_linked",
-                _(
-                    "The file has {nlink} names (hard links). Its space is freed only when all of them are removed."
-                ).format(nlink=image.nlink),
-            )
-        )
+        told = _("The file has {nlink} names (hard links). Its space is freed only when all of them are removed.")
+        found.append(Refusal("hard_linked", told.format(nlink=image.nlink)))
     return found
 
 
@@ -138,23 +103,13 @@ def _grace(image: Image) -> list[Refusal]:
         sentence = _(
             "The dashboard's clock was changed by {step:+,.0f} s, so it is not known whether the grace period is over."
         ).format(step=step)
-        return [
-            Refusal(
-                "clock_unsure",
-                _("{sentence} Correct the clock, then delete {image}.").format(sentence=sentence, image=image.name),
-            )
-        ]
+        told = _("{sentence} Correct the clock, then delete {image}.")
+        return [Refusal("clock_unsure", told.format(sentence=sentence, image=image.name))]
     if image.aside_until is None or image.aside_until <= timezone.now():
         return []
     until = f"{image.aside_until:%Y-%m-%d %H:%M} UTC"
-    return [
-        Refusal(
-            "grace_period",
-            _("{image} cannot be deleted yet. Its grace period ends at {until}; until then it can be restored.").format(
-                image=image.name, until=until
-            ),
-        )
-    ]
+    told = _("{image} cannot be deleted yet. Its grace period ends at {until}; until then it can be restored.")
+    return [Refusal("grace_period", told.format(image=image.name, until=until))]
 
 
 def _missed(image: Image) -> list[Refusal]:
@@ -164,28 +119,13 @@ def _missed(image: Image) -> list[Refusal]:
     named = Image.objects.filter(host=image.host_id, backing_key__in=keys)
     overlay = named.exclude(state__in=Image.NOT_THERE).first()
     if overlay is not None:
-        return [
-            Refusal(
-                "has_overlays",
-                _("{overlay} needs the image as its backing file. Restore the image.").format(overlay=overlay.name),
-            )
-        ]
+        told = _("{overlay} needs the image as its backing file. Restore the image.")
+        return [Refusal("has_overlays", told.format(overlay=overlay.name))]
     disk = GuestDisk.objects.filter(guest__host=image.host_id, path_key__in=keys).select_related("guest").first()
     if disk is not None:
-        return [
-            Refusal(
-                "not_orphan", _("Guest {guest} uses the image again. Restore the image.").format(guest=disk.guest.name)
-            )
-        ]
-    overlays = neighbours.of(image).above
-    if overlays:
-        return [
-            Refusal(
-                "has_overlays",
-                _("{name} uses {image} as its backing file.").format(name=overlays[0].name, image=image.name),
-            )
-        ]
-    return []
+        told = _("Guest {guest} uses the image again. Restore the image.")
+        return [Refusal("not_orphan", told.format(guest=disk.guest.name))]
+    return _overlays(image)
 
 
 def warnings(image: Image) -> list[str]:
@@ -193,15 +133,11 @@ def warnings(image: Image) -> list[str]:
     found = []
     changed = changed_at(image)
     if changed is not None and timezone.now() - changed < YOUNG:
-        found.append(
-            _("The image was last changed at {changed:%Y-%m-%d %H:%M} UTC. Somebody may be about to use it.").format(
-                changed=changed
-            )
-        )
+        told = _("The image was last changed at {changed:%Y-%m-%d %H:%M} UTC. Somebody may be about to use it.")
+        found.append(told.format(changed=changed))
     if neighbours.of(image).has_undo_copy:
-        found.append(
-            _("An earlier job has an undo copy of this image. It cannot be restored while the image is set aside.")
-        )
+        told = _("An earlier job has an undo copy of this image. It cannot be restored while the image is set aside.")
+        found.append(told)
     return found
 
 
