@@ -1,6 +1,6 @@
 """What a boot storm boots: its options, what stands against it, how many guests fit, what the agent is told of it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -236,14 +236,8 @@ def against(boots: Boots) -> list[Refusal]:
         return [Refusal(error.code, error.detail)]
     found = [one for one in refusals.for_rewrite(image) if one.code not in _CARRIED]
     if not found and image.declared_format not in agent.FORMATS:
-        found.append(
-            Refusal(
-                "unsupported_subformat",
-                gettext("Guests boot from qcow2 and raw images only; this image is {format}.").format(
-                    format=image.declared_format
-                ),
-            )
-        )
+        told = gettext("Guests boot from qcow2 and raw images only; this image is {format}.")
+        found.append(Refusal("unsupported_subformat", told.format(format=image.declared_format)))
     foreign, __ = readers.for_taken(image, below)
     return [*found, *refusals.for_bases(image, below), *foreign]
 
@@ -281,20 +275,17 @@ def told(host: Host, steps: Sequence[dict[str, Any]], options: dict[str, Any]) -
 
 
 #: What is needed beside virsh: its name in a host's capabilities, and the Debian package.
-NEEDED = (("qemu-img", "qemu-utils"), ("qemu-system", "qemu-system-x86"))
+NEEDED = (("qemu-img", "qemu-utils"), ("qemu-system", "qemu-system-x86"), ("libvirt", "libvirt-daemon-system"))
 
 
-def missing(host: Host) -> tuple[str, str]:
-    """Why guests cannot be started on a host, and the package that brings what is missing; empty where they can."""
-    tools = host.capabilities.get("tools") or {}
-    for name, package in NEEDED:
-        if not tools.get(name, True):
-            return gettext("{name} is not installed on {host}. Install {package} there, then scan the host.").format(
-                name=name, host=host.name, package=package
-            ), package
-    if host.capabilities.get("libvirt") == "absent":
-        package = "libvirt-daemon-system"
-        return gettext("libvirt is not installed on {host}. Install {package} there, then scan the host.").format(
-            host=host.name, package=package
-        ), package
+def missing(host: Host, needed: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    """Which of the tools that are needed a host has not, in a sentence, and the package of it; empty where it has all.
+
+    A host that was never scanned may have them: its agent will tell.
+    """
+    there = (host.capabilities.get("tools") or {}) | {"libvirt": host.capabilities.get("libvirt") != "absent"}
+    for name, package in needed:
+        if not there.get(name, True):
+            told = gettext("{name} is not installed on {host}. Install {package} there, then scan the host.")
+            return told.format(name=name, host=host.name, package=package), package
     return "", ""

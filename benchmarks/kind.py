@@ -134,11 +134,10 @@ class RunBenchmark(JobKind):
         pool = find_pool(job.target_id)
         run = Benchmark.objects.get(job=job)
         recording.start(run)
-        reserve = refusals.reserve_of(pool.capacity_bytes or 0)
         return {
             "pool_path_b64": b64(bytes(pool.path_bytes)),
             "kind": run.kind,
-            "reserve_bytes": reserve,
+            "reserve_bytes": refusals.reserve_of(pool.capacity_bytes or 0),
             "others_bytes": space.needed_by_running(job),
             "steps": boot.told(pool.host, run.steps, job.options["boot"]) if run.kind == boot.KIND else run.steps,
             "repetitions": profile_for(pool, job.options).repetitions,
@@ -167,32 +166,16 @@ def _against(pool: StoragePool, profile: Profile) -> list[Refusal]:
     if against := refusals.without_agent(host):
         return against
     if host.transport == Host.Transport.PLAIN:
-        return [
-            Refusal(
-                "tool_missing",
-                gettext(
-                    "Python 3 is not installed on {host}, so no agent can run there. Install it, then scan the host."
-                ).format(host=host.name),
-            )
-        ]
+        told = gettext(
+            "Python 3 is not installed on {host}, so no agent can run there. Install it, then scan the host."
+        )
+        return [Refusal("tool_missing", told.format(host=host.name))]
     if host.status == Host.Status.UNREACHABLE:
-        return [
-            Refusal(
-                "host_unreachable",
-                gettext("{host} does not answer: {why} Scan the host first.").format(
-                    host=host.name, why=host.status_detail
-                ),
-            )
-        ]
+        told = gettext("{host} does not answer: {why} Scan the host first.")
+        return [Refusal("host_unreachable", told.format(host=host.name, why=host.status_detail))]
     if pool.kind not in refusals.FOLDERS or not pool.path_bytes:
-        return [
-            Refusal(
-                "unsupported_pool",
-                gettext("{pool} is a {kind} pool, not a folder. No files can be created there.").format(
-                    pool=pool.name, kind=pool.kind
-                ),
-            )
-        ]
+        told = gettext("{pool} is a {kind} pool, not a folder. No files can be created there.")
+        return [Refusal("unsupported_pool", told.format(pool=pool.name, kind=pool.kind))]
     if against := refusals.silent(pool):
         return against
     return [Refusal("tool_missing", profile.missing)] if profile.missing else []

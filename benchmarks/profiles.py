@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -117,9 +116,7 @@ def build(
         scratch_bytes=max(step.scratch for step in steps),
         seconds_about=max(1, round(sum(step.seconds for step in steps) * times)),
     )
-    missing, package = _missing(pool.host, made.tool, made.package)
-    if boots and not missing:
-        missing, package = storms.missing(pool.host)
+    missing, package = storms.missing(pool.host, [*made.needs, *(storms.NEEDED if boots else ())])
     warnings = _warnings(kind, steps, memory)
     if boots:
         warnings.append(boots.memory_sentence(max(step.fields["guests"] for step in steps)))
@@ -136,30 +133,15 @@ def _fits(pool: StoragePool, steps: list[Step]) -> bool:
     return needed <= pool.available_bytes - refusals.reserve_of(pool.capacity_bytes)
 
 
-def _missing(host: Host, tool: str, package: str) -> tuple[str, str]:
-    """Why a kind is not offered, and what package it lacks.
-
-    A host that was never scanned may have the tool: its agent will tell.
-    """
-    tools: Mapping[str, Any] = host.capabilities.get("tools") or {}
-    if not tool or tools.get(tool, True):
-        return "", ""
-    return _("{tool} is not installed on {host}. Install {package} there, then scan the host.").format(
-        tool=tool, host=host.name, package=package
-    ), package
-
-
 def _warnings(kind: str, steps: list[Step], memory: int | None) -> list[str]:
     if kind != "bonnie":
         return []
     size = steps[0].fields["size_bytes"]
     if memory is None:
-        return [
-            _(
-                "It is not known how much memory the host has. Some of the data may be read from memory, not from "
-                "the disk."
-            )
-        ]
+        told = _(
+            "It is not known how much memory the host has. Some of the data may be read from memory, not from the disk."
+        )
+        return [told]
     if size < 2 * memory:
         told = _(
             "{size} is less than twice the memory of the host. Some of the data is read from memory, not from the "

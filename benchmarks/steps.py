@@ -231,7 +231,7 @@ class Made:
         title: what it measures, as a heading.
         question: what it answers, as a sentence.
         quick_bytes: what a step of the quick variant writes; ``thorough_bytes`` of the thorough one.
-        tool: the program that it needs, by its name in a host's capabilities; ``package`` brings it on Debian.
+        needs: the program that it needs, if any, by its name in a host's capabilities, and the Debian package.
     """
 
     title: str
@@ -239,41 +239,41 @@ class Made:
     make: Callable[[Sizing], Iterator[Step]]
     quick_bytes: int
     thorough_bytes: int
-    tool: str = ""
-    package: str = ""
+    needs: tuple[tuple[str, str], ...] = ()
 
 
+_QEMU_IMG = (("qemu-img", "qemu-utils"),)
 MADE: dict[str, Made] = {
     "dd": Made(_("Sequential, with dd"), _("How fast are large files written and read?"), _dd, GIB, 4 * GIB),
     "bonnie": Made(
         "bonnie++", _("How fast are blocks written, rewritten and read, and how many seeks per second?"), _bonnie,
-        2 * GIB, 4 * GIB, "bonnie++", "bonnie++",
+        2 * GIB, 4 * GIB, (("bonnie++", "bonnie++"),),
     ),
     "fio": Made(
         "fio", _("How many operations per second, at which latency, at which queue depth?"), _fio,
-        GIB, 4 * GIB, "fio", "fio",
+        GIB, 4 * GIB, (("fio", "fio"),),
     ),
     "preallocation": Made(
         _("Preallocation"), _("What does each preallocation cost when an image is created, and save when it is "
             "written?"),
-        _preallocation, 256 * MIB, 2 * GIB, "qemu-img", "qemu-utils",
+        _preallocation, 256 * MIB, 2 * GIB, _QEMU_IMG,
     ),
     "cluster_size": Made(
         _("Cluster size"), _("Which cluster size is written fastest here?"),
-        _cluster_size, 128 * MIB, GIB, "qemu-img", "qemu-utils",
+        _cluster_size, 128 * MIB, GIB, _QEMU_IMG,
     ),
     "formats": Made(
         _("Formats and chains"), _("What do raw, qcow2, overlays, long chains and compression cost?"),
-        _formats, 256 * MIB, 2 * GIB, "qemu-img", "qemu-utils",
+        _formats, 256 * MIB, 2 * GIB, _QEMU_IMG,
     ),
     "modes": Made(
         _("Cache and AIO modes"), _("Which cache and io of a guest's disk are fastest here?"),
-        _modes, 256 * MIB, 2 * GIB, "qemu-img", "qemu-utils",
+        _modes, 256 * MIB, 2 * GIB, _QEMU_IMG,
     ),
     BOOT: Made(
         _("Boot storm"), _("How long do guests with raw disks or overlays take to come up if they start at once? "
                            "Choose what boots. An image adds its size to the cost."),
-        _boot, 256 * MIB, 256 * MIB, "virsh", "libvirt-clients",
+        _boot, 256 * MIB, 256 * MIB, (("virsh", "libvirt-clients"),),
     ),
 }  # fmt: skip
 #: What can be run on a schedule: what needs nothing to be chosen.
