@@ -14,7 +14,7 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from benchmarks import advice, profiles, published, selectors, services
+from benchmarks import advice, profiles, published, results, selectors, services
 from benchmarks.filters import BenchmarkFilters, WatchFilters
 from benchmarks.models import Benchmark, Watch
 from benchmarks.serializers import (
@@ -87,7 +87,7 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
     @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])
     def results(self, _request: Request, **_where: Any) -> Response:
         run = self.get_object()
-        rows = selectors.results_of(run)
+        rows = results.of(run)
         where = run.pool.name if run.pool else run.label or "this machine"
         told = {
             "results": rows,
@@ -112,7 +112,7 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
         found = {run.pk: run for run in selectors.with_samples(self.get_queryset().filter(pk__in=asked))}
         if missing := [number for number in asked if number not in found]:
             raise NotFoundError(gettext("There is no run {missing}.").format(missing=missing[0]))
-        runs = [{"benchmark": found[number], "results": selectors.results_of(found[number])} for number in asked]
+        runs = [{"benchmark": found[number], "results": results.of(found[number])} for number in asked]
         kinds = dict.fromkeys(found[number].kind for number in asked)
         told = {"runs": runs, "published": [series for kind in kinds for series in published.of_kind(kind)]}
         return Response(ComparisonSerializer(told).data)

@@ -82,7 +82,7 @@ class Chart:
 
 def series_of(run: Benchmark, label: str = "") -> Series:
     """A run as a series; its samples are read."""
-    return Series(label or label_of(run), tuple(results.summed(run.samples.all())), about=_about(run))
+    return Series(label or label_of(run), tuple(results.of(run)), about=_about(run))
 
 
 def label_of(run: Benchmark) -> str:
@@ -146,7 +146,7 @@ def bars(series: Sequence[Series], metric: str) -> Chart | None:
         _dataset(one, series.index(one), [rows.get(name) for name in names])
         for one, rows in zip(having, found, strict=True)
     ]
-    config = _config("bar", unit, names, datasets)
+    config = _config(unit, names, datasets)
     table = [(name, *(_cell(rows.get(name)) for rows in found)) for name in names]
     return Chart(f"chart-{metric}", title_of(metric), config, ("Setting", *(one.label for one in having)), tuple(table))
 
@@ -173,7 +173,7 @@ def percentiles(series: Sequence[Series]) -> Chart | None:
             rows = [found.get(name) for name in names]
             datasets.append(_dataset(replace(one, label=label), len(datasets), rows))
             columns.append((label, rows))
-    config = _config("bar", "s", names, datasets)
+    config = _config("s", names, datasets)
     config["options"]["scales"]["y"] = {"type": "logarithmic"}
     table = [(name, *(_cell(rows[number]) for __, rows in columns)) for number, name in enumerate(names)]
     heads = ("Setting", *(label for label, __ in columns))
@@ -191,7 +191,7 @@ def over_time(runs: Sequence[Benchmark], metric: str) -> Chart | None:
     """
     lines: dict[str, list[tuple[Benchmark, Result]]] = {}
     for run in runs:
-        for row in results.summed(run.samples.all()):
+        for row in results.of(run):
             if row.metric == metric and row.median is not None:
                 lines.setdefault(row.name, []).append((run, row))
     if max(map(len, lines.values()), default=0) < 2:
@@ -240,9 +240,9 @@ def _dataset(one: Series, number: int, rows: Iterable[Result | None]) -> Config:
     return dataset | ({"about": one.about} if one.about else {})
 
 
-def _config(kind: str, unit: str, labels: list[str], datasets: list[Config]) -> Config:
+def _config(unit: str, labels: list[str], datasets: list[Config]) -> Config:
     return {
-        "type": kind, "unit": unit, "data": {"labels": labels, "datasets": datasets},
+        "type": "bar", "unit": unit, "data": {"labels": labels, "datasets": datasets},
         "options": {"scales": {"x": {"type": "category"}, "y": {"beginAtZero": True}}},
     }  # fmt: skip
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from django.db.models import QuerySet
+
 from benchmarks import results
 from benchmarks.models import Benchmark
 from benchmarks.results import Result
@@ -42,24 +44,28 @@ class Drop:
     runs: int
 
 
-def earlier(benchmark: Benchmark) -> list[Benchmark]:
-    """The runs of the same steps on the same pool that ended well before it, newest first."""
-    same = Benchmark.objects.filter(
+def same_steps(benchmark: Benchmark) -> QuerySet[Benchmark]:
+    """The runs of the same steps on the same pool that ended well, newest first; none of one without pool or steps."""
+    if benchmark.pool_id is None or not benchmark.profile_key:
+        return Benchmark.objects.none()
+    return Benchmark.objects.filter(
         pool=benchmark.pool_id, kind=benchmark.kind, profile_key=benchmark.profile_key, finished__isnull=False
     )
-    return list(same.filter(pk__lt=benchmark.pk).prefetch_related("samples")[:LOOKED_BACK])
+
+
+def earlier(benchmark: Benchmark) -> list[Benchmark]:
+    """Those of them that ended before it."""
+    return list(same_steps(benchmark).filter(pk__lt=benchmark.pk).prefetch_related("samples")[:LOOKED_BACK])
 
 
 def found_in(benchmark: Benchmark) -> list[dict[str, Any]]:
     """What dropped in a run, as it is kept in its row, the worst first."""
-    if benchmark.pool_id is None or not benchmark.profile_key:
-        return []
     before = earlier(benchmark)
     if len(before) < FEWEST:
         return []
     known: dict[tuple[str, str], list[Result]] = {}
     for run in before:
-        for row in results.summed(run.samples.all()):
+        for row in results.of(run):
             known.setdefault((row.metric, row.key), []).append(row)
     drops = [drop_of(row, known.get((row.metric, row.key), [])) for row in results.of(benchmark)]
     found = sorted((drop for drop in drops if drop), key=lambda drop: drop.ratio, reverse=True)

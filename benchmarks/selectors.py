@@ -2,9 +2,8 @@
 
 from django.db.models import Prefetch, QuerySet
 
-from benchmarks import results
+from benchmarks import regression
 from benchmarks.models import Benchmark, Sample, Watch
-from benchmarks.results import Result
 from storage_admin.accounts.models import Actor
 from storage_admin.hosts.selectors import in_scope
 
@@ -26,23 +25,13 @@ def with_samples(rows: QuerySet[Benchmark]) -> QuerySet[Benchmark]:
 
 def history(benchmark: Benchmark) -> list[Benchmark]:
     """The runs of the same steps on the same pool that ended well, the oldest first, with their figures."""
-    if benchmark.pool_id is None or not benchmark.profile_key:
-        return []
-    same = Benchmark.objects.filter(
-        pool=benchmark.pool_id, kind=benchmark.kind, profile_key=benchmark.profile_key, finished__isnull=False
-    )
-    return list(with_samples(same)[:LONGEST_HISTORY])[::-1]
+    return list(with_samples(regression.same_steps(benchmark))[:LONGEST_HISTORY])[::-1]
 
 
 def last_of(kind: str, pool_id: int) -> Benchmark | None:
     """The newest run of a kind on a pool that ended well, with its figures."""
     rows = Benchmark.objects.filter(pool=pool_id, kind=kind, finished__isnull=False)
     return with_samples(rows).order_by("-finished").first()
-
-
-def results_of(benchmark: Benchmark) -> list[Result]:
-    """Median and spread of each metric of each setting, in the order of the steps."""
-    return results.summed(benchmark.samples.all())
 
 
 def watches_for(actor: Actor) -> QuerySet[Watch]:

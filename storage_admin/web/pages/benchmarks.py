@@ -144,7 +144,7 @@ def benchmark_figures(request: PageRequest, run_id: int) -> HttpResponseBase:
 def benchmark_csv(request: PageRequest, run_id: int) -> HttpResponseBase:
     """The figures of a run as CSV."""
     run = run_of(request, run_id)
-    answer = HttpResponse(results.table(selectors.results_of(run)), content_type="text/csv; charset=utf-8")
+    answer = HttpResponse(results.table(results.of(run)), content_type="text/csv; charset=utf-8")
     answer["Content-Disposition"] = f'attachment; filename="benchmark-{run.pk}.csv"'
     return answer
 
@@ -163,7 +163,7 @@ def _with_published(request: PageRequest) -> bool:
 
 
 def _run(request: PageRequest, run: Benchmark) -> dict[str, Any]:
-    rows = selectors.results_of(run)
+    rows = results.of(run)
     about = _("caches {caches}").format(caches=run.caches) if run.caches else ""
     mine = Series(_("this run"), tuple(rows), about=about)
     references = published.of_kind(run.kind)
@@ -246,7 +246,7 @@ def benchmark_compare_csv(request: PageRequest) -> HttpResponseBase:
     if problem:
         return HttpResponse(problem, content_type="text/plain; charset=utf-8", status=400)
     told: list[tuple[list[str], Sequence[Result]]] = [
-        (_words(run), selectors.results_of(run)) for run in _asked_for(request, asked)
+        (_words(run), results.of(run)) for run in _asked_for(request, asked)
     ]
     if _with_published(request):
         kinds = dict.fromkeys(words[3] for words, __ in told)

@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods
 
-from benchmarks import advice
+from benchmarks import advice, results
 from benchmarks import selectors as benchmarks
 from benchmarks.models import BenchmarkKind
 from images.kinds.create import Create
@@ -155,7 +155,7 @@ def _measured(pool: StoragePool) -> dict[str, Any]:
     sentences, best = [], dict[str, str]()
     for kind in (BenchmarkKind.CLUSTER_SIZE, BenchmarkKind.PREALLOCATION):
         run = benchmarks.last_of(kind, pool.pk)
-        for one in advice.of(kind, benchmarks.results_of(run), pool.name) if run is not None else ():
+        for one in advice.of(kind, results.of(run), pool.name) if run is not None else ():
             if one.measurable:
                 sentences.append(one.sentence)
                 best |= {name: str(value) for name, value in one.best.items() if name in CHOICES}

@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_safe
 
-from benchmarks import advice
+from benchmarks import advice, results
 from benchmarks import selectors as benchmarks
 from benchmarks.figures import figure
 from benchmarks.models import BenchmarkKind
@@ -107,7 +107,7 @@ def _measured(guest: Guest, target: str) -> dict[str, Any]:
     if pool is None or run is None:
         return {"pool": pool}
     by_setting = defaultdict[str, dict[str, str]](dict)
-    rows = benchmarks.results_of(run)
+    rows = results.of(run)
     for row in rows:
         by_setting[row.name][row.metric] = figure(row)
     sentences = [one.sentence for one in advice.of(run.kind, rows, pool.name) if one.measurable]
