@@ -22,6 +22,7 @@ from benchmarks.figures import written
 from benchmarks.models import Benchmark
 from benchmarks.published import Published, of_kind
 from benchmarks.results import Result
+from storage_admin.charts import Chart, told_apart
 from storage_admin.words import clock
 
 Config = dict[str, Any]
@@ -63,23 +64,6 @@ class Series:
     colour: str = ""
 
 
-@dataclass(frozen=True)
-class Chart:
-    """One chart: an id for its elements, a heading, the configuration, and the same as a table."""
-
-    id: str
-    title: str
-    config: Config
-    heads: tuple[str, ...]
-    table: tuple[tuple[str, ...], ...]
-
-    @property
-    def broad(self) -> bool:
-        """Whether it needs the whole width of a page."""
-        data = self.config["data"]
-        return self.config["type"] == "line" or len(data["labels"]) * len(data["datasets"]) > MOST_BARS
-
-
 def series_of(run: Benchmark, label: str = "") -> Series:
     """A run as a series; its samples are read."""
     return Series(label or label_of(run), tuple(results.of(run)), about=_about(run))
@@ -112,21 +96,13 @@ def every(series: Sequence[Series]) -> list[Chart]:
 
     Processor shares and the longest single operations stand in the table only.
     """
-    series = _distinct(series)
+    # Two runs of the same pool in the same minute are told apart.
+    labels = told_apart(one.label for one in series)
+    series = [replace(one, label=label) for one, label in zip(series, labels, strict=True)]
     metrics = dict.fromkeys(row.metric for one in series if not one.published for row in one.rows)
     found = [percentiles(series)] if any(name in metrics for name in _PERCENTILES) else []
     bars_of = [name for name in metrics if name not in _PERCENTILES and not name.endswith(("_cpu", "_latency_seconds"))]
     return [chart for chart in [*(bars(series, metric) for metric in bars_of), *found] if chart]
-
-
-def _distinct(series: Sequence[Series]) -> list[Series]:
-    """Two runs of the same pool in the same minute are told apart by a number."""
-    seen: dict[str, int] = {}
-    named = []
-    for one in series:
-        seen[one.label] = seen.get(one.label, 0) + 1
-        named.append(one if seen[one.label] == 1 else replace(one, label=f"{one.label} ({seen[one.label]})"))
-    return named
 
 
 def bars(series: Sequence[Series], metric: str) -> Chart | None:
@@ -146,9 +122,15 @@ def bars(series: Sequence[Series], metric: str) -> Chart | None:
         _dataset(one, series.index(one), [rows.get(name) for name in names])
         for one, rows in zip(having, found, strict=True)
     ]
-    config = _config(unit, names, datasets)
     table = [(name, *(_cell(rows.get(name)) for rows in found)) for name in names]
-    return Chart(f"chart-{metric}", title_of(metric), config, ("Setting", *(one.label for one in having)), tuple(table))
+    labels = [one.label for one in having]
+    return _of_bars(f"chart-{metric}", title_of(metric), _config(unit, names, datasets), labels, table)
+
+
+def _of_bars(name: str, title: str, config: Config, labels: list[str], table: list[tuple[str, ...]]) -> Chart:
+    data = config["data"]
+    broad = len(data["labels"]) * len(data["datasets"]) > MOST_BARS
+    return Chart(name, title, config, ("Setting", *labels), tuple(table), broad)
 
 
 def _names(rows: Iterable[Result]) -> list[str]:
@@ -176,8 +158,7 @@ def percentiles(series: Sequence[Series]) -> Chart | None:
     config = _config("s", names, datasets)
     config["options"]["scales"]["y"] = {"type": "logarithmic"}
     table = [(name, *(_cell(rows[number]) for __, rows in columns)) for number, name in enumerate(names)]
-    heads = ("Setting", *(label for label, __ in columns))
-    return Chart("chart-latency", "Latency", config, heads, tuple(table))
+    return _of_bars("chart-latency", "Latency", config, [label for label, __ in columns], table)
 
 
 def over_time(runs: Sequence[Benchmark], metric: str) -> Chart | None:
@@ -208,7 +189,8 @@ def over_time(runs: Sequence[Benchmark], metric: str) -> Chart | None:
         for run, row in points
     ]
     title = gettext("{title} over time").format(title=title_of(metric))
-    return Chart(f"history-{metric}", title, config, ("Run", "Setting", title_of(metric)), tuple(table))
+    heads = ("Run", "Setting", title_of(metric))
+    return Chart(f"history-{metric}", title, config, heads, tuple(table), broad=True)
 
 
 def _line(name: str, points: list[tuple[Benchmark, Result]], number: int) -> Config:

@@ -1,30 +1,18 @@
 """The ledger's charts, configured for Chart.js and drawn by ``storage_admin/js/charts.js``; each has its table."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from django.utils.translation import gettext as _
 
 from images.ledger.selectors import Sums
 from images.ledger.sums import OfMonth, Summary
+from storage_admin.charts import Chart, told_apart
 from storage_admin.words import size
 
 #: The last months, and the hosts and pools with the most, that a chart shows; the table beside it has all.
 MONTHS, NAMES = 24, 12
 WON_COLOUR, TAKEN_COLOUR = "--sa-fill", "--sa-chart-2"
-
-
-@dataclass(frozen=True)
-class Chart:
-    """One chart: an id for its elements, a heading, the configuration, and the same as a table."""
-
-    id: str
-    title: str
-    config: dict[str, Any]
-    heads: tuple[str, ...]
-    table: tuple[tuple[str, ...], ...]
-    broad: bool = False
 
 
 def charts_of(summary: Summary) -> list[Chart]:
@@ -40,7 +28,10 @@ def charts_of(summary: Summary) -> list[Chart]:
         ("ledger-pools", _("By pool"), _("Pool"), pools),
     ):
         if len(rows) > 1:
-            found.append(_chart(name, title, head, rows, _told_apart(rows[:NAMES])))
+            # Two of one name stand beside each other, and not as one.
+            most = rows[:NAMES]
+            drawn = list(zip(told_apart(label for label, __ in most), [sums for __, sums in most], strict=True))
+            found.append(_chart(name, title, head, rows, drawn))
     return found
 
 
@@ -53,16 +44,6 @@ def in_a_row(months: Sequence[OfMonth]) -> list[tuple[str, Sums]]:
         rows.append((name, known.get(name, Sums())))
         year, month = (year, month + 1) if month < 12 else (year + 1, 1)
     return rows
-
-
-def _told_apart(rows: Sequence[tuple[str, Sums]]) -> list[tuple[str, Sums]]:
-    """Two of one name stand beside each other, and not as one."""
-    seen: dict[str, int] = {}
-    named = []
-    for name, sums in rows:
-        seen[name] = seen.get(name, 0) + 1
-        named.append((name if seen[name] == 1 else f"{name} ({seen[name]})", sums))
-    return named
 
 
 def _chart(

@@ -49,43 +49,26 @@ class Summary:
     months: tuple[OfMonth, ...]
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Lines of one host, pool and month."""
-
-    host: int
-    pool: int | None
-    month: str
-    sums: Sums
-
-
 def summary(rows: QuerySet[Job]) -> Summary:
     """Some lines, added up by host, pool and month: those that freed most first, months in their order.
 
     Args:
         rows: of :func:`images.ledger.selectors.lines`, filtered.
     """
-    groups = _groups(rows)
-    hosts = _names(Host, rows, "host", {group.host for group in groups})
-    pools = _names(StoragePool, rows, "space_pool", {group.pool for group in groups if group.pool is not None})
-    in_months = _added((group.month, group.sums) for group in groups if group.month)
-    return Summary(
-        total=sum((group.sums for group in groups), Sums()),
-        hosts=tuple(
-            OfHost(*hosts[host], sums) for host, sums in _most_first((group.host, group.sums) for group in groups)
-        ),
-        pools=tuple(
-            OfPool(*pools.get(pool, (None, "")), *hosts[host], sums)
-            for (host, pool), sums in _most_first(((group.host, group.pool), group.sums) for group in groups)
-        ),
-        months=tuple(OfMonth(month, in_months[month]) for month in sorted(in_months)),
-    )
-
-
-def _groups(rows: QuerySet[Job]) -> list[_Group]:
     # The ledger's index is in this order: it is read once from end to end, and nothing is sorted.
     found = rows.order_by().values("host_id", "space_pool_id", "freed_month").annotate(**SUMS)
-    return [_Group(row["host_id"], row["space_pool_id"], row["freed_month"], added_up(row)) for row in found]
+    groups = [(row["host_id"], row["space_pool_id"], row["freed_month"], added_up(row)) for row in found]
+    hosts = _names(Host, rows, "host", {host for host, _pool, _month, _sums in groups})
+    pools = _names(StoragePool, rows, "space_pool", {pool for _host, pool, _month, _sums in groups if pool})
+    by_host = _most_first((host, sums) for host, _pool, _month, sums in groups)
+    by_pool = _most_first(((host, pool), sums) for host, pool, _month, sums in groups)
+    in_months = _added((month, sums) for _host, _pool, month, sums in groups if month)
+    return Summary(
+        total=sum((sums for _host, _pool, _month, sums in groups), Sums()),
+        hosts=tuple(OfHost(*hosts[host], sums) for host, sums in by_host),
+        pools=tuple(OfPool(*pools.get(pool, (None, "")), *hosts[host], sums) for (host, pool), sums in by_pool),
+        months=tuple(OfMonth(month, in_months[month]) for month in sorted(in_months)),
+    )
 
 
 def _names(

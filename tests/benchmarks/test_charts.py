@@ -9,9 +9,10 @@ import pytest
 from django.utils import timezone
 
 from benchmarks import charts, published, results
-from benchmarks.charts import Chart, Series
+from benchmarks.charts import Series
 from benchmarks.models import Benchmark
 from benchmarks.results import Result
+from storage_admin.charts import Chart
 from storage_admin.hosts.models import StoragePool
 from tests.benchmarks.factories import SampleFactory
 

@@ -10,10 +10,10 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST, require_safe
 
 from benchmarks import charts, regression, selectors, services
-from benchmarks.charts import Chart
 from benchmarks.models import Benchmark
 from benchmarks.steps import WATCHABLE
 from storage_admin.accounts.models import Role
+from storage_admin.charts import Chart
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.web.forms import Form, status_of, typed

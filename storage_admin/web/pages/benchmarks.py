@@ -13,12 +13,13 @@ from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_safe
 
 from benchmarks import advice, charts, environment, published, results, selectors
-from benchmarks.charts import Chart, Series
+from benchmarks.charts import Series
 from benchmarks.filters import BenchmarkFilters
 from benchmarks.models import Benchmark, BenchmarkKind
 from benchmarks.published import Published
 from benchmarks.results import Result
 from storage_admin.accounts.saved_views import list_page
+from storage_admin.charts import Chart
 from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.selectors import pool_names
