@@ -31,7 +31,7 @@ from storage_admin.accounts.models import Role
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import pools_for
-from storage_admin.jobs.services import LONGEST_KEY
+from storage_admin.jobs.api import idempotency_key
 from storage_admin.rest.fields import Body
 from storage_admin.rest.pagination import LARGEST, whole_number
 from storage_admin.rest.views import EndpointSet
@@ -75,11 +75,7 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
             raise ValidationError(
                 {"host": gettext("Pool {pool} is on another host: {host}.").format(pool=pool.pk, host=pool.host_id)}
             )
-        key = request.headers.get("Idempotency-Key", "")
-        if len(key) > LONGEST_KEY:
-            raise ValidationError(
-                {"Idempotency-Key": gettext("Use at most {longest} characters.").format(longest=LONGEST_KEY)}
-            )
+        key = idempotency_key(request)
         run = services.submit(self.actor, given["kind"], pool.pk, given.get("options"), idempotency_key=key)
         return Response(BenchmarkSerializer(run).data, status=status.HTTP_202_ACCEPTED)
 
@@ -163,7 +159,7 @@ def pool_of(endpoints: EndpointSet, pool_id: int) -> StoragePool:
 def _ids(text: str) -> list[int]:
     """Raises: ValidationError."""
     parts = text.split(",")
-    if not text or not all(part.isascii() and part.isdigit() and len(part) < 19 for part in parts):
+    if not all(part.isascii() and part.isdigit() and len(part) < 19 for part in parts):
         raise ValidationError({"ids": _IDS})
     numbers = list(dict.fromkeys(map(int, parts)))
     if len(numbers) > selectors.MOST_COMPARED:

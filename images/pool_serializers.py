@@ -39,6 +39,22 @@ class MountSerializer(serializers.Serializer[Any]):
     root_writes = serializers.BooleanField(help_text=_("Whether the server lets root write in the folder."))
 
 
+@extend_schema_field({"type": ["number", "null"]})
+class ForecastField(serializers.Field[Any, Any, "float | None", StoragePool]):
+    """Read only: a number of days of a pool's forecast; null where there is none.
+
+    Args:
+        of: the forecast's attribute.
+    """
+
+    def __init__(self, of: str, **options: Any) -> None:
+        super().__init__(source="*", read_only=True, **options)
+        self.of = of
+
+    def to_representation(self, pool: StoragePool) -> float | None:
+        return getattr(self.context["forecasts"].get(pool.pk), self.of, None)
+
+
 class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
     """A place that holds images. ``allocated_bytes`` and the like are sums over its images, each inode once."""
 
@@ -79,17 +95,16 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
     filesystem = TextOrNull()
     leftovers = serializers.SerializerMethodField(help_text=_("Files of jobs that this dashboard does not know."))
     aside_bytes = serializers.SerializerMethodField(help_text=_("Bytes that images set aside occupy in the pool."))
-    days_until_full = serializers.SerializerMethodField(
+    days_until_full = ForecastField(
+        "days",
         help_text=_(
             "Days until full at the growth of the last 30 days; null if fewer than eight days of samples "
             "exist or they show no clear growth."
-        )
+        ),
     )
-    days_until_full_low = serializers.SerializerMethodField(
-        help_text="Lower bound, by the fastest growth that fits the samples."
-    )
-    days_until_full_high = serializers.SerializerMethodField(
-        help_text=_("Upper bound, based on the slowest growth consistent with the samples.")
+    days_until_full_low = ForecastField("low", help_text="Lower bound, by the fastest growth that fits the samples.")
+    days_until_full_high = ForecastField(
+        "high", help_text=_("Upper bound, based on the slowest growth consistent with the samples.")
     )
 
     class Meta:
@@ -118,21 +133,6 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
     def get_aside_bytes(self, pool: StoragePool) -> int:
         found: dict[int, tuple[int, int]] = self.context["aside"]
         return found.get(pool.pk, (0, 0))[1]
-
-    @extend_schema_field({"type": ["number", "null"]})
-    def get_days_until_full(self, pool: StoragePool) -> float | None:
-        return self._forecast(pool, "days")
-
-    @extend_schema_field({"type": ["number", "null"]})
-    def get_days_until_full_low(self, pool: StoragePool) -> float | None:
-        return self._forecast(pool, "low")
-
-    @extend_schema_field({"type": ["number", "null"]})
-    def get_days_until_full_high(self, pool: StoragePool) -> float | None:
-        return self._forecast(pool, "high")
-
-    def _forecast(self, pool: StoragePool, name: str) -> float | None:
-        return getattr(self.context["forecasts"].get(pool.pk), name, None)
 
 
 @extend_schema_field({"oneOf": [{"type": "integer"}, {"type": "string"}]})

@@ -41,7 +41,6 @@ from storage_admin.rest.pagination import (
 )
 from storage_admin.rest.views import EndpointSet
 
-LONGEST_KEY = 255
 AFTER = {"type": "integer", "minimum": 0, "maximum": LARGEST}
 
 
@@ -107,7 +106,7 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
             return Response(PlanSerializer(plan).data)
         job = services.submit(
             self.actor, kind.name, target_id, options, secrets=given.get("secrets", {}),
-            idempotency_key=_idempotency_key(request),
+            idempotency_key=idempotency_key(request),
         )  # fmt: skip
         return self._accepted(job)
 
@@ -180,29 +179,18 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
 def _target(kind: kinds.JobKind, given: dict[str, Any]) -> int:
     wrong = [name for name in TARGETS if name in given and name != kind.target]
     if wrong:
-        raise ValidationError(
-            dict.fromkeys(
-                wrong,
-                gettext("{kind} jobs work on a {target}. Specify “{target}”.").format(
-                    kind=kind.name, target=kind.target
-                ),
-            )
-        )
+        told = gettext("{kind} jobs work on a {target}. Specify “{target}”.")
+        raise ValidationError(dict.fromkeys(wrong, told.format(kind=kind.name, target=kind.target)))
     if kind.target not in given:
-        raise ValidationError(
-            {
-                kind.target: gettext("{kind} jobs work on a {target}. Specify its id.").format(
-                    kind=kind.name, target=kind.target
-                )
-            }
-        )
+        told = gettext("{kind} jobs work on a {target}. Specify its id.")
+        raise ValidationError({kind.target: told.format(kind=kind.name, target=kind.target)})
     return int(given[kind.target])
 
 
-def _idempotency_key(request: Request) -> str:
+def idempotency_key(request: Request) -> str:
+    """The key by which a request is told from another one that asks for the same; empty where it has none."""
     key = request.headers.get("Idempotency-Key", "")
-    if len(key) > LONGEST_KEY:
-        raise ValidationError(
-            {"Idempotency-Key": gettext("Use at most {longest} characters.").format(longest=LONGEST_KEY)}
-        )
+    if len(key) > services.LONGEST_KEY:
+        told = gettext("Use at most {longest} characters.").format(longest=services.LONGEST_KEY)
+        raise ValidationError({"Idempotency-Key": told})
     return str(key)

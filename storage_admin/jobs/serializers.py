@@ -20,6 +20,17 @@ TARGETS = ("image", "host", "pool", "guest", "job")
 MOMENT = serializers.DateTimeField()
 
 
+@extend_schema_field({"type": ["integer", "null"]})
+class TargetId(serializers.Field[Any, Any, "int | None", Job]):
+    """Read only: the id of what a job works on, where that is what the field is called; else null."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(source="*", read_only=True, **options)
+
+    def to_representation(self, job: Job) -> int | None:
+        return job.target_id if job.target_kind == self.field_name else None
+
+
 class RefusalSerializer(serializers.Serializer[Any]):
     """Why something is not done: a code, and a sentence that says what to do."""
 
@@ -114,10 +125,10 @@ class JobSerializer(Shown, serializers.ModelSerializer[Job]):
 
     host = serializers.PrimaryKeyRelatedField[Any](read_only=True)
     host_name = serializers.CharField(source="host.name", read_only=True)
-    image = serializers.SerializerMethodField()
-    guest = serializers.SerializerMethodField()
-    pool = serializers.SerializerMethodField()
-    job = serializers.SerializerMethodField(help_text=_("The job that this job undoes, or whose undo copy it removes."))
+    image = TargetId()
+    guest = TargetId()
+    pool = TargetId()
+    job = TargetId(help_text=_("The job that this job undoes, or whose undo copy it removes."))
     options = serializers.DictField(read_only=True)
     plan = serializers.DictField(
         read_only=True, help_text="The plan when the job was submitted; see the answer to a dry run."
@@ -141,22 +152,6 @@ class JobSerializer(Shown, serializers.ModelSerializer[Job]):
     def get_commands(self, job: Job) -> list[str]:
         """What was run on the host, as it would be typed."""
         return [shlex.join(run["argv"]) for run in job.commands]
-
-    @extend_schema_field({"type": ["integer", "null"]})
-    def get_image(self, job: Job) -> int | None:
-        return job.target_id if job.target_kind == "image" else None
-
-    @extend_schema_field({"type": ["integer", "null"]})
-    def get_guest(self, job: Job) -> int | None:
-        return job.target_id if job.target_kind == "guest" else None
-
-    @extend_schema_field({"type": ["integer", "null"]})
-    def get_pool(self, job: Job) -> int | None:
-        return job.target_id if job.target_kind == "pool" else None
-
-    @extend_schema_field({"type": ["integer", "null"]})
-    def get_job(self, job: Job) -> int | None:
-        return job.target_id if job.target_kind == "job" else None
 
     @extend_schema_field(RefusalSerializer(allow_null=True))
     def get_error(self, job: Job) -> dict[str, str] | None:
