@@ -1,15 +1,35 @@
 """Which images (or pools) a policy is for, and the code of why it is not for the others: asked here by all."""
 
+import re
 from collections import defaultdict
 from collections.abc import Collection
+from fnmatch import translate
 
 from django.db.models import Exists, OuterRef
 
 from images.models import Image
-from images.policies.names import Names
 from images.policies.shape import Rules
 from images.scan import shared_storages
 from storage_admin.hosts.models import StoragePool
+
+
+class Names:
+    """Shell patterns, divided by white space; those with ``!`` before them leave names out."""
+
+    def __init__(self, patterns: str) -> None:
+        given = patterns.split()
+        self._wanted = _any_of([one for one in given if not one.startswith("!")])
+        self._unwanted = _any_of([one[1:] for one in given if one.startswith("!")])
+
+    def match(self, name: str) -> bool:
+        """Whether the policy is for what has that name."""
+        if self._unwanted is not None and self._unwanted.match(name):
+            return False
+        return self._wanted is None or bool(self._wanted.match(name))
+
+
+def _any_of(patterns: list[str]) -> re.Pattern[str] | None:
+    return re.compile("|".join(translate(one) for one in patterns)) if patterns else None
 
 
 class Membership:
