@@ -11,7 +11,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_noop as _
 
 from benchmarks import depths, results
-from benchmarks.figures import FEWEST, NO_DIFFERENCE, Advice, differ, figure, listed, times, value_of, why_not
+from benchmarks.figures import NO_DIFFERENCE, Advice, differ, figure, listed, times, too_few, value_of, why_not
 from benchmarks.results import Result
 from storage_admin.words import plural
 
@@ -136,10 +136,8 @@ def _advise(matrix: Matrix, rows: list[Result], beside: list[Result], where: str
 
 def _same(where: str, best: Result, slowest: Result) -> str:
     """Others between these two are not compared: of many, two differ by chance."""
-    if min(best.repetitions, slowest.repetitions) < FEWEST:
-        return gettext(
-            "On {where}, fewer than {fewest} repetitions show {no_difference}. Run the benchmark with more repetitions."
-        ).format(where=where, fewest=FEWEST, no_difference=NO_DIFFERENCE)
+    if few := too_few([best, slowest], where):
+        return few
     return gettext(
         "On {where}, there is {nothing} between the fastest, {best} (median {figure}), and the slowest, {slowest} "
         "({other}){why}."

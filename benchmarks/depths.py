@@ -7,7 +7,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop, ngettext
 
 from benchmarks import results
-from benchmarks.figures import FEWEST, NO_DIFFERENCE, Advice, differ, figure, listed, times, value_of, why_not
+from benchmarks.figures import NO_DIFFERENCE, Advice, differ, figure, listed, times, too_few, value_of, why_not
 from benchmarks.results import Result
 
 #: Metrics that depths are compared by, with what they measure.
@@ -50,30 +50,16 @@ def _advise(group: list[Result], rows: Sequence[Result], where: str) -> Advice:
     topic = _("Queue depth, {doing}").format(doing=doing)
     if first.setting.get("block"):
         doing = _("{doing} of {block}").format(doing=doing, block=first.setting["block"])
-    if min(row.repetitions for row in ranked) < FEWEST:
-        return Advice(
-            topic,
-            _(
-                "On {where}, fewer than {fewest} repetitions show {no_difference}. Run the benchmark with more "
-                "repetitions."
-            ).format(where=where, fewest=FEWEST, no_difference=NO_DIFFERENCE),
-            measurable=False,
-        )
+    if few := too_few(ranked, where):
+        return Advice(topic, few, measurable=False)
     if not any(differ(one, other) for one, other in combinations(ranked, 2)):
         low, high = min(ranked, key=value_of), max(ranked, key=value_of)
-        return Advice(
-            topic,
-            _("On {where}, there is {nothing} between {depths} for {doing}: medians of {low} to {high}{why}.").format(
-                where=where,
-                nothing=NO_DIFFERENCE,
-                depths=_depths(ranked),
-                doing=doing,
-                low=figure(low),
-                high=figure(high),
-                why=why_not(ranked),
-            ),
-            measurable=False,
-        )
+        told = _("On {where}, there is {nothing} between {depths} for {doing}: medians of {low} to {high}{why}.")
+        told = told.format(
+            where=where, nothing=NO_DIFFERENCE, depths=_depths(ranked), doing=doing, low=figure(low), high=figure(high),
+            why=why_not(ranked),
+        )  # fmt: skip
+        return Advice(topic, told, measurable=False)
     # The least depth than which none is measured to be better, of those that are measured to be better than another.
     fine = [row for row in ranked if not any(_slower(row, other) for other in ranked)]
     best = min(fine, key=lambda row: (not _slower(first, row), not any(_slower(one, row) for one in ranked)))

@@ -58,6 +58,16 @@ def why_not(rows: Sequence[Result]) -> str:
     return close.format(fewest=fewest, enough=ENOUGH)
 
 
+def too_few(rows: Sequence[Result], where: str) -> str:
+    """Why nothing can be told of results of which one has too few repetitions, in a sentence; empty where none has."""
+    if min(row.repetitions for row in rows) >= FEWEST:
+        return ""
+    told = gettext(
+        "On {where}, fewer than {fewest} repetitions show {no_difference}. Run the benchmark with more repetitions."
+    )
+    return told.format(where=where, fewest=FEWEST, no_difference=NO_DIFFERENCE)
+
+
 def value_of(row: Result) -> float:
     """Its median; 0 where there is none."""
     return row.median or 0.0
