@@ -26,19 +26,12 @@ def tell_regressions(benchmark: Benchmark) -> None:
         return
     said = [_said(drop) for drop in drops[:NAMED]]
     more = f"; and {len(drops) - NAMED} more" if len(drops) > NAMED else ""
-    events.raise_alert(
-        Trouble(
-            key,
-            "warning",
-            f"{pool} is slower than before ({benchmark.get_kind_display()})",
-            f"{'; '.join(said)}{more}. This is run {benchmark.pk} compared with earlier runs. The benchmarks of the "
-            "pool show all runs.",
-            pool.host.slug,
-            "pool",
-            pool.pk,
-            str(pool),
-        )
+    title = f"{pool} is slower than before ({benchmark.get_kind_display()})"
+    detail = (
+        f"{'; '.join(said)}{more}. This is run {benchmark.pk} compared with earlier runs. The benchmarks of the pool "
+        "show all runs."
     )
+    events.raise_alert(Trouble(key, "warning", title, detail, pool.host.slug, "pool", pool.pk, str(pool)))
 
 
 def _said(drop: dict[str, Any]) -> str:

@@ -84,18 +84,15 @@ def _run(line: str, number: int) -> BonnieRun:
     columns = COLUMNS.get(fields[0])
     if columns is None:
         known = ", ".join(COLUMNS)
-        raise UnreadableError(
-            _(
-                "Line {number} begins with {fields}, which is not a supported format version of bonnie++. "
-                "Supported: {known}."
-            ).format(number=number, fields=quoted(fields[0], 20), known=known)
+        told = _(
+            "Line {number} begins with {fields}, which is not a supported format version of bonnie++. "
+            "Supported: {known}."
         )
+        raise UnreadableError(told.format(number=number, fields=quoted(fields[0], 20), known=known))
     if len(fields) != len(columns):
-        raise UnreadableError(
-            _(
-                "Line {number} has {count} fields, but format {format} has {columns}. The line may have been cut off."
-            ).format(number=number, count=len(fields), format=fields[0], columns=len(columns))
-        )
+        told = _("Line {number} has {count} fields, but format {format} has {columns}. The line may have been cut off.")
+        counts = {"number": number, "count": len(fields), "format": fields[0], "columns": len(columns)}
+        raise UnreadableError(told.format(**counts))
     row = dict(zip(columns, fields, strict=True))
     readings = [reading for name in (*_THROUGHPUT, *_FILES) for reading in _readings(row, name, number)]
     return BonnieRun(
@@ -124,11 +121,8 @@ def _number(field: str, column: str, number: int) -> float | None:
     if _TOO_QUICK.fullmatch(field):
         return None
     if not _NUMBER.fullmatch(field):
-        raise UnreadableError(
-            _("Line {number}: {field} is not a valid value for {column}.").format(
-                number=number, field=quoted(field, 20), column=column
-            )
-        )
+        told = _("Line {number}: {field} is not a valid value for {column}.")
+        raise UnreadableError(told.format(number=number, field=quoted(field, 20), column=column))
     return float(field)
 
 
@@ -139,9 +133,6 @@ def _latency(field: str, metric: str, number: int) -> Reading:
         return Reading(name, "s", None, TOO_QUICK)
     found = _LATENCY.fullmatch(field)
     if found is None:
-        raise UnreadableError(
-            _("Line {number}: {field} is not a valid latency. Latencies end in us, ms or s.").format(
-                number=number, field=quoted(field, 20)
-            )
-        )
+        told = _("Line {number}: {field} is not a valid latency. Latencies end in us, ms or s.")
+        raise UnreadableError(told.format(number=number, field=quoted(field, 20)))
     return Reading(name, "s", float(found[1]) * _SECONDS[found[2]])

@@ -105,20 +105,15 @@ def run_now(actor: Actor, policy: Policy, now: datetime | None = None) -> Policy
     now = now or timezone.now()
     switch = automation.state()
     if switch.paused:
-        raise RefusedError(
-            "automation_paused", _("Automation was paused by {by}. Resume it first.").format(by=switch.by)
-        )
+        told = _("Automation was paused by {by}. Resume it first.")
+        raise RefusedError("automation_paused", told.format(by=switch.by))
     with transaction.atomic():
         policy = _locked(policy)
         rules = Rules.of(policy)
         at_work = policy.runs.filter(state=PolicyRun.State.RUNNING).first()
         if at_work is not None:
-            raise RefusedError(
-                "busy",
-                _("The run of {due:%Y-%m-%d %H:%M} UTC is still running. Wait for it, or stop it.").format(
-                    due=at_work.due
-                ),
-            )
+            told = _("The run of {due:%Y-%m-%d %H:%M} UTC is still running. Wait for it, or stop it.")
+            raise RefusedError("busy", told.format(due=at_work.due))
         run = PolicyRun.objects.create(
             policy=policy, due=now, ends=rules.schedule.by_hand(now).closes, rules=rules.as_json(), by=actor.name,
             by_hand=True, started=now,
@@ -141,9 +136,8 @@ def stop(actor: Actor, run: PolicyRun) -> PolicyRun:
         _locked(run.policy)
         if not _stop(run, f"Stopped by {actor.name}."):
             run.refresh_from_db()
-            raise RefusedError(
-                "ended", _("This run is already {state}. There is nothing to stop.").format(state=run.state)
-            )
+            told = _("This run is already {state}. There is nothing to stop.")
+            raise RefusedError("ended", told.format(state=run.state))
         audit(actor, "policy run stopped", run.policy.name, after={"run": run.pk})
     run.refresh_from_db()
     return run

@@ -139,19 +139,13 @@ def openings(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
 def _parsed(cron: str, timezone: str) -> ZoneInfo:
     fields = cron.split()
     if len(fields) != 5:
-        raise _wrong(
-            "cron",
-            gettext("Enter five fields (minute, hour, day of the month, month, day of the week), {example}.").format(
-                example=_EXAMPLE
-            ),
-        )
+        told = gettext("Enter five fields (minute, hour, day of the month, month, day of the week), {example}.")
+        raise _wrong("cron", told.format(example=_EXAMPLE))
     if (what := _unreadable(cron)) is not None:
         if what == "day-of-month" and _unreadable(f"0 0 {fields[2]} * *") is None:
             raise _wrong("cron", _NO_DAY)  # it can be read, but none of the months has that day
-        raise _wrong(
-            "cron",
-            gettext("The {what} field is not valid. Enter five fields {example}.").format(what=what, example=_EXAMPLE),
-        )
+        told = gettext("The {what} field is not valid. Enter five fields {example}.")
+        raise _wrong("cron", told.format(what=what, example=_EXAMPLE))
     try:
         return ZoneInfo(timezone)
     except (ZoneInfoNotFoundError, ValueError, OSError):

@@ -32,19 +32,16 @@ def forget(actor: Actor, image: Image) -> None:
     with transaction.atomic():
         host = Host.objects.select_for_update().get(pk=image.host_id)
         if not _gone().filter(pk=image.pk).exists():
-            raise InvalidError(
-                _(
-                    "{image} still exists. Only images that have vanished or were deleted can be removed from the list."
-                ).format(image=image.name)
+            told = _(
+                "{image} still exists. Only images that have vanished or were deleted can be removed from the list."
             )
+            raise InvalidError(told.format(image=image.name))
         if _keeping().filter(target_id=image.pk).exists():
-            raise RefusedError(
-                "busy",
-                _(
-                    "A job is running on {image}, or keeps an undo copy of it. Wait until the job ends, or discard "
-                    "the undo copy."
-                ).format(image=image.name),
+            told = _(
+                "A job is running on {image}, or keeps an undo copy of it. Wait until the job ends, or discard the "
+                "undo copy."
             )
+            raise RefusedError("busy", told.format(image=image.name))
         audit(actor, "image forgotten", image.path, before={"missing_since": str(image.missing_since)}, after=None)
         _remove(host, [image.pk])
 

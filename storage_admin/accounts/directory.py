@@ -111,11 +111,8 @@ def _add(source: str, external_id: str, username: str, rights: Rights, email: st
     username = AbstractUser.normalize_username(username.strip())
     taken = User.objects.filter(username__iexact=username).exists()
     if taken or username.lower() in RESERVED:
-        raise DeniedError(
-            _("The user name {username} is already taken on this dashboard. Ask one of its admins.").format(
-                username=username
-            )
-        )
+        told = _("The user name {username} is already taken on this dashboard. Ask one of its admins.")
+        raise DeniedError(told.format(username=username))
     user = User(
         username=username, source=source, external_id=external_id, role=rights.role.label, hosts=list(rights.hosts),
         email=email if len(email) <= 254 else "",

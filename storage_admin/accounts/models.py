@@ -37,9 +37,8 @@ class Role(IntEnum):
         try:
             return cls[name.upper()]
         except KeyError:
-            raise ValueError(
-                gettext("{name!r} is not a role. Choose viewer, operator or admin.").format(name=name)
-            ) from None
+            told = gettext("{name!r} is not a role. Choose viewer, operator or admin.")
+            raise ValueError(told.format(name=name)) from None
 
     @property
     def label(self) -> str:
@@ -80,11 +79,8 @@ class Actor:
             ForbiddenError: the role is too low, or the host outside of the actor's scope.
         """
         if self.role < role:
-            raise ForbiddenError(
-                gettext("This needs the role {label}; {name} has the role {role_label}.").format(
-                    label=role.label, name=self.name, role_label=self.role.label
-                )
-            )
+            told = gettext("This needs the role {label}; {name} has the role {role_label}.")
+            raise ForbiddenError(told.format(label=role.label, name=self.name, role_label=self.role.label))
         if host is not None and not self.sees(host):
             raise ForbiddenError(gettext("{who} has no access to the host {host}.").format(who=self._named, host=host))
 
@@ -96,9 +92,8 @@ class Actor:
         """
         self.require(role)
         if self.hosts is not None:
-            raise ForbiddenError(
-                gettext("{who} is limited to some hosts, but this needs access to all hosts.").format(who=self._named)
-            )
+            told = gettext("{who} is limited to some hosts, but this needs access to all hosts.")
+            raise ForbiddenError(told.format(who=self._named))
 
     @property
     def _named(self) -> str:

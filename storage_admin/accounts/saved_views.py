@@ -178,11 +178,8 @@ def save(
         there = SavedView.objects.filter(user=actor.user_id, page=page.name)
         old = there.filter(name=name).first()
         if old is None and there.count() >= MOST:
-            raise ValueError(
-                _("{title} already has {most} views. Delete one, or use its name to replace it.").format(
-                    most=MOST, title=_(page.title)
-                )
-            )
+            told = _("{title} already has {most} views. Delete one, or use its name to replace it.")
+            raise ValueError(told.format(most=MOST, title=_(page.title)))
         if old is not None:
             _require_change(actor, old)
         before = _facts(old) if old else None
@@ -221,9 +218,8 @@ def change(
     with transaction.atomic():
         same = SavedView.objects.filter(user=view.user_id, page=view.page, name=view.name).exclude(pk=view.pk)
         if same.exists():
-            raise ValueError(
-                _("A view named {view} already exists. Delete it first, or choose another name.").format(view=view.name)
-            )
+            told = _("A view named {view} already exists. Delete it first, or choose another name.")
+            raise ValueError(told.format(view=view.name))
         view.save(update_fields=["name", "query", "shared"])
         _ended_sharing(view, before)
         _audit(actor, view, before)
@@ -261,11 +257,8 @@ def set_default(actor: Actor, view: SavedView, *, on: bool) -> None:
 def _page(actor: Actor, name: str) -> ListPage:
     page = pages().get(name)
     if page is None:
-        raise ValueError(
-            _("There is no list {name!r}. Available lists: {pages}.").format(
-                name=name[:40], pages=", ".join(sorted(pages()))
-            )
-        )
+        told = _("There is no list {name!r}. Available lists: {pages}.")
+        raise ValueError(told.format(name=name[:40], pages=", ".join(sorted(pages()))))
     (actor.require_everywhere if page.everywhere else actor.require)(page.role)
     return page
 
@@ -279,11 +272,8 @@ def _named(name: str) -> str:
 
 def _require_change(actor: Actor, view: SavedView) -> None:
     if not may_change(actor, view):
-        raise ForbiddenError(
-            _("The view {view} belongs to another user. Only that user or an admin of all hosts can change it.").format(
-                view=view.name
-            )
-        )
+        told = _("The view {view} belongs to another user. Only that user or an admin of all hosts can change it.")
+        raise ForbiddenError(told.format(view=view.name))
 
 
 def _ended_sharing(view: SavedView, before: dict[str, object] | None) -> None:

@@ -84,9 +84,8 @@ def create_token(
     secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
     with transaction.atomic():
         if "name" not in wrong and Token.objects.filter(name=name).exists():
-            wrong["name"] = _("A token named {name} already exists. Delete it first, or choose another name.").format(
-                name=name
-            )
+            told = _("A token named {name} already exists. Delete it first, or choose another name.")
+            wrong["name"] = told.format(name=name)
         require_right(wrong)
         token = Token.objects.create(
             name=name, digest=digest_of(secret), role=role.label, hosts=limit, expires=expires,

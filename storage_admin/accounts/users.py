@@ -39,9 +39,8 @@ def add_user(
     password = _one_time(user)
     wrong |= _faults(user)
     if username.lower() in RESERVED:
-        wrong["username"] = _(
-            "The name {username} has a special meaning in the audit trail. Choose another name."
-        ).format(username=username)
+        told = _("The name {username} has a special meaning in the audit trail. Choose another name.")
+        wrong["username"] = told.format(username=username)
     try:
         with transaction.atomic():
             if "username" not in wrong and User.objects.filter(username__iexact=username).exists():
@@ -74,17 +73,11 @@ def change_user(actor: Actor, user: User, **wanted: Any) -> User:
         if not values and not wrong:
             return user
         if user.pk == actor.user_id and values.keys() - {"email"}:
-            raise InvalidError(
-                _("This is your own account. Only another admin can change its role or hosts, or deactivate it."),
-                code="own_account",
-            )
+            told = _("This is your own account. Only another admin can change its role or hosts, or deactivate it.")
+            raise InvalidError(told, code="own_account")
         if user.source != User.Source.LOCAL and values.keys() & {"role", "hosts"}:
-            raise InvalidError(
-                _("The role and hosts of {user} come from directory groups. Change those groups instead.").format(
-                    user=user.username
-                ),
-                code="directory_user",
-            )
+            told = _("The role and hosts of {user} come from directory groups. Change those groups instead.")
+            raise InvalidError(told.format(user=user.username), code="directory_user")
         for name, value in values.items():
             setattr(user, name, value)
         require_right(wrong | _faults(user))
@@ -108,14 +101,11 @@ def reset_password(actor: Actor, user: User) -> str:
     """
     actor.require_everywhere(Role.ADMIN)
     if user.pk == actor.user_id:
-        raise InvalidError(
-            _("This is your own account. Change your password on the page Your account."), code="own_account"
-        )
+        told = _("This is your own account. Change your password on the page Your account.")
+        raise InvalidError(told, code="own_account")
     if user.source != User.Source.LOCAL:
-        raise InvalidError(
-            _("The password of {user} is stored in the directory. Reset it there.").format(user=user.username),
-            code="directory_user",
-        )
+        told = _("The password of {user} is stored in the directory. Reset it there.")
+        raise InvalidError(told.format(user=user.username), code="directory_user")
     password = _one_time(user)
     with transaction.atomic():
         user.save(update_fields=["password", "must_change_password"])
@@ -245,12 +235,8 @@ def _keep_an_admin(admins: list[User], changed: User) -> None:
     is_local = changed.source == User.Source.LOCAL
     stays = is_local and changed.is_active and changed.role == Role.ADMIN.label and not changed.hosts
     if not others and not stays and any(not admin.hosts for admin in admins):
-        raise InvalidError(
-            _("{changed} is the last active local admin of all hosts. Make another user one first.").format(
-                changed=changed.username
-            ),
-            code="last_admin",
-        )
+        told = _("{changed} is the last active local admin of all hosts. Make another user one first.")
+        raise InvalidError(told.format(changed=changed.username), code="last_admin")
 
 
 def check_user(user: User) -> None:

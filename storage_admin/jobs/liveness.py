@@ -175,20 +175,16 @@ class Silence:
             return
         self._leave()
         if self._session.let_go or not self._kind.asks:
-            raise StoppedError(
-                protocol.INTERRUPTED,
-                _(
-                    "Stopped because {who} did not answer at the moment when the image was to be replaced. A "
-                    "recovery finds out which of the two files is in place as soon as the storage answers."
-                ).format(who=self._named),
+            told = _(
+                "Stopped because {who} did not answer at the moment when the image was to be replaced. A recovery "
+                "finds out which of the two files is in place as soon as the storage answers."
             )
-        raise StoppedError(
-            protocol.CANCELLED,
-            _(
-                "Cancelled while {who} did not answer. The image is unchanged. Files that the job left beside it "
-                "are removed as soon as the storage answers."
-            ).format(who=self._named),
+            raise StoppedError(protocol.INTERRUPTED, told.format(who=self._named))
+        told = _(
+            "Cancelled while {who} did not answer. The image is unchanged. Files that the job left beside it are "
+            "removed as soon as the storage answers."
         )
+        raise StoppedError(protocol.CANCELLED, told.format(who=self._named))
 
     def _leave(self) -> None:
         self._recorder.agent_left = True

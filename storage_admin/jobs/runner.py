@@ -84,19 +84,14 @@ def run(job_id: int) -> None:
             if kinds.goes_on(job):
                 _hand_over(job, recorder, "the database went away")
                 return
-            _end_badly(
-                job,
-                recorder,
-                protocol.INTERRUPTED,
-                f"The connection to the database was lost while the job ran: {error}",
-            )
+            why = f"The connection to the database was lost while the job ran: {error}"
+            _end_badly(job, recorder, protocol.INTERRUPTED, why)
         except Exception as error:
             # Whatever else happens is a bug. It must show as one, and the row must not stay "running".
             logger.exception("job %s", job.pk)
             recorder.log(traceback.format_exc(), JobLog.Level.ERROR)
-            _end_badly(
-                job, recorder, protocol.BUG, f"This is a bug in Storage Admin: {error!r}. The log has the details."
-            )
+            why = f"This is a bug in Storage Admin: {error!r}. The log has the details."
+            _end_badly(job, recorder, protocol.BUG, why)
         else:
             _end_well(job, kind, recorder, result)
     try:

@@ -176,14 +176,11 @@ def _lock(job: Job, wanted: list[Lock]) -> None:
         if held.exclusive or held.key in exclusive:
             other = held.job
             # On a storage that hosts share it may be another host's, which may not exist for who reads this.
-            who = (
-                _("Job {other} ({kind})").format(other=other.pk, kind=other)
-                if other.host_id == job.host_id
-                else _("A job on another host")
-            )
-            raise RefusedError(
-                "busy", _("{who} needs the same image. Wait until it ends, or cancel it.").format(who=who)
-            )
+            who = _("A job on another host")
+            if other.host_id == job.host_id:
+                who = _("Job {other} ({kind})").format(other=other.pk, kind=other)
+            told = _("{who} needs the same image. Wait until it ends, or cancel it.")
+            raise RefusedError("busy", told.format(who=who))
     ResourceLock.objects.bulk_create(ResourceLock(job=job, key=key, exclusive=key in exclusive) for key in keys)
 
 
@@ -257,11 +254,8 @@ def retry(actor: Actor, job: Job) -> Job:
         ForbiddenError, NotFoundError, RefusedError: as for :func:`submit`.
     """
     if job.active or job.state == Job.State.SUCCEEDED:
-        raise InvalidError(
-            _("Job {job} is {state}. Only a failed, cancelled or interrupted job can be retried.").format(
-                job=job.pk, state=job.state
-            )
-        )
+        told = _("Job {job} is {state}. Only a failed, cancelled or interrupted job can be retried.")
+        raise InvalidError(told.format(job=job.pk, state=job.state))
     return submit(actor, job.kind, job.target_id, job.options, by_hand=not kinds.in_doubt(job))
 
 
