@@ -32,7 +32,6 @@ from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import pools_for
 from storage_admin.jobs.api import idempotency_key
-from storage_admin.rest.fields import Body
 from storage_admin.rest.pagination import LARGEST, whole_number
 from storage_admin.rest.views import EndpointSet
 
@@ -69,7 +68,7 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
         responses={202: BenchmarkSerializer},
     )  # fmt: skip
     def create(self, request: Request) -> Response:
-        given = self._body(BenchmarkBody)
+        given = BenchmarkBody.of(self.request)
         pool = pool_of(self, given["pool"])
         if given.get("host", pool.host_id) != pool.host_id:
             raise ValidationError(
@@ -135,13 +134,8 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
     @extend_schema(summary="Save old result lines of bonnie++", request=PasteBody, responses={201: BenchmarkSerializer})
     @action(detail=False, methods=["post"])
     def paste(self, _request: Request) -> Response:
-        run = services.paste(self.actor, self._body(PasteBody)["text"])
+        run = services.paste(self.actor, PasteBody.of(self.request)["text"])
         return Response(BenchmarkSerializer(run).data, status=status.HTTP_201_CREATED)
-
-    def _body(self, shape: type[Body]) -> dict[str, Any]:
-        body = shape(data=self.request.data)
-        body.is_valid(raise_exception=True)
-        return dict(body.validated_data)
 
 
 def pool_of(endpoints: EndpointSet, pool_id: int) -> StoragePool:
@@ -184,9 +178,7 @@ class WatchEndpoints(mixins.ListModelMixin, EndpointSet):
         responses={201: WatchSerializer},
     )
     def create(self, request: Request) -> Response:
-        body = WatchBody(data=request.data)
-        body.is_valid(raise_exception=True)
-        given = body.validated_data
+        given = WatchBody.of(request)
         row = services.watch(self.actor, pool_of(self, given["pool"]), given["kind"], given["every_hours"])
         return Response(WatchSerializer(row).data, status=status.HTTP_201_CREATED)
 

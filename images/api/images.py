@@ -80,10 +80,9 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
     @extend_schema(summary=_("Declare the format of an image (admin)"), request=ImageBody, responses=ImageSerializer)
     def partial_update(self, request: Request, **_where: Any) -> Response:
         image = self.get_object()
-        body = ImageBody(data=request.data)
-        body.is_valid(raise_exception=True)
-        if "declared_format" in body.validated_data:
-            declare_format(self.actor, image, body.validated_data["declared_format"] or "")
+        given = ImageBody.of(request)
+        if "declared_format" in given:
+            declare_format(self.actor, image, given["declared_format"] or "")
         return Response(ImageSerializer(self.get_object()).data)
 
     @extend_schema(
@@ -121,9 +120,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
     )
     @action(detail=True, methods=["post"], url_path="set-aside", filter_backends=[])
     def set_aside(self, request: Request, **_where: Any) -> Response:
-        body = SetAsideBody(data=request.data)
-        body.is_valid(raise_exception=True)
-        return self._submitted("set_aside", dict(body.validated_data))
+        return self._submitted("set_aside", SetAsideBody.of(request))
 
     @extend_schema(
         summary=_("Restore an image that is set aside"),
@@ -132,7 +129,7 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
     )
     @action(detail=True, methods=["post"], filter_backends=[])
     def restore(self, request: Request, **_where: Any) -> Response:
-        EmptyBody(data=request.data).is_valid(raise_exception=True)
+        EmptyBody.of(request)
         return self._submitted("restore_aside", {})
 
     @extend_schema(

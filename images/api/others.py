@@ -94,7 +94,7 @@ class HostScanEndpoint(Endpoint):
 
     @extend_schema(summary=_("Scan a host now"), request=EmptyBody, responses={202: JobSerializer}, tags=["hosts"])
     def post(self, request: Request, pk: int) -> Response:
-        EmptyBody(data=request.data).is_valid(raise_exception=True)
+        EmptyBody.of(request)
         host = get_object_or_404(hosts_for(self.actor), pk=pk)
         job = services.submit(self.actor, "scan", host.pk, {})
         return Response(JobSerializer(job).data, status=status.HTTP_202_ACCEPTED)

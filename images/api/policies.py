@@ -81,9 +81,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
 
     @extend_schema(summary=_("Create a policy (admin)"), request=PolicyBody, responses={201: PolicySerializer})
     def create(self, request: Request) -> Response:
-        body = PolicyBody(data=request.data)
-        body.is_valid(raise_exception=True)
-        policy = services.create(self.actor, body.validated_data)
+        policy = services.create(self.actor, PolicyBody.of(request))
         return Response(_policies([policy])[0], status=status.HTTP_201_CREATED)
 
     @extend_schema(
@@ -95,9 +93,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
     )
     def partial_update(self, request: Request, **_where: Any) -> Response:
         policy = self.get_object()
-        body = PolicyPatch(data=request.data)
-        body.is_valid(raise_exception=True)
-        return Response(_policies([services.change(self.actor, policy, body.validated_data)])[0])
+        return Response(_policies([services.change(self.actor, policy, PolicyPatch.of(request))])[0])
 
     @extend_schema(
         summary=_("Delete a policy and its history (admin)"),
@@ -130,16 +126,14 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
     )
     @action(detail=False, methods=["post"], url_path="preview", filter_backends=[], pagination_class=None)
     def draft(self, request: Request) -> Response:
-        body = PolicyBody(data=request.data)
-        body.is_valid(raise_exception=True)
-        draft = clean(Policy(**body.validated_data), self.actor)
+        draft = clean(Policy(**PolicyBody.of(request)), self.actor)
         require_reach(self.actor, draft, Role.OPERATOR)
         return self._preview(request, draft)
 
     @extend_schema(summary=_("Run a policy now (operator)"), request=EmptyBody, responses={202: RunSerializer})
     @action(detail=True, methods=["post"], filter_backends=[])
     def run(self, request: Request, **_where: Any) -> Response:
-        EmptyBody(data=request.data).is_valid(raise_exception=True)
+        EmptyBody.of(request)
         run = services.run_now(self.actor, self.get_object())
         return Response(_runs(self.actor, [run])[0], status=status.HTTP_202_ACCEPTED)
 
@@ -183,7 +177,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
     @action(detail=True, methods=["post"], url_path="runs/<int:run>/stop", filter_backends=[])
     def stop(self, request: Request, run: int, **_where: Any) -> Response:
         found = self._run(run)
-        EmptyBody(data=request.data).is_valid(raise_exception=True)
+        EmptyBody.of(request)
         return Response(_runs(self.actor, [services.stop(self.actor, found)])[0])
 
     def _run(self, run_id: int) -> PolicyRun:
@@ -241,6 +235,4 @@ class AutomationEndpoint(Endpoint):
         tags=["automation"],
     )
     def patch(self, request: Request) -> Response:
-        body = AutomationBody(data=request.data)
-        body.is_valid(raise_exception=True)
-        return Response(AutomationSerializer(automation.switch(self.actor, **body.validated_data)).data)
+        return Response(AutomationSerializer(automation.switch(self.actor, **AutomationBody.of(request))).data)

@@ -88,9 +88,7 @@ class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         responses={201: PoolSerializer},
     )
     def create(self, request: Request) -> Response:
-        body = NewPoolBody(data=request.data, context={"hosts": hosts_for(self.actor)})
-        body.is_valid(raise_exception=True)
-        given = body.validated_data
+        given = NewPoolBody.of(request, hosts=hosts_for(self.actor))
         pool = register_folder(
             self.actor,
             given["host"],
@@ -103,9 +101,7 @@ class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
     @extend_schema(summary="Change the settings of a pool (admin)", request=PoolBody, responses=PoolSerializer)
     def partial_update(self, request: Request, **_where: Any) -> Response:
         pool = self.get_object()
-        body = PoolBody(data=request.data)
-        body.is_valid(raise_exception=True)
-        return Response(shown([update_pool(self.actor, pool, **body.validated_data)], many=False))
+        return Response(shown([update_pool(self.actor, pool, **PoolBody.of(request))], many=False))
 
     @extend_schema(
         summary=_("Confirm the folder of a pool in the state `changed` (admin)"),
@@ -115,7 +111,7 @@ class PoolEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
     )
     @action(detail=True, methods=["post"], url_path="confirm-folder")
     def confirm_folder(self, request: Request, **_where: Any) -> Response:
-        EmptyBody(data=request.data).is_valid(raise_exception=True)
+        EmptyBody.of(request)
         return Response(shown([confirm_folder(self.actor, self.get_object())], many=False))
 
     @extend_schema(summary=_("Remove a pool from the list (admin). Its files stay unchanged."), responses={204: None})

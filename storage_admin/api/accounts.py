@@ -32,7 +32,6 @@ from storage_admin.api.account_fields import (
     UserChanges,
     UserSerializer,
 )
-from storage_admin.rest.fields import Body
 from storage_admin.rest.views import EndpointSet
 
 
@@ -58,9 +57,7 @@ class TokenEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, AdminEndpo
         responses={201: NewTokenSerializer},
     )
     def create(self, request: Request) -> Response:
-        body = TokenBody(data=request.data)
-        body.is_valid(raise_exception=True)
-        given = body.validated_data
+        given = TokenBody.of(request)
         token, secret = create_token(
             self.actor,
             given["name"],
@@ -91,7 +88,7 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
         responses={201: NewUserSerializer},
     )
     def create(self, request: Request) -> Response:
-        given = _given(request, UserBody)
+        given = UserBody.of(request)
         user, password = users.add_user(
             self.actor, given["username"], Role.named(given["role"]), hosts=given.get("hosts", ()),
             email=given.get("email", ""),
@@ -109,7 +106,7 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
     )
     def partial_update(self, request: Request, **_where: Any) -> Response:
         user = self.get_object()
-        given = _given(request, UserChanges)
+        given = UserChanges.of(request)
         if "role" in given:
             given["role"] = Role.named(given["role"])
         return Response(UserSerializer(users.change_user(self.actor, user, **given)).data)
@@ -123,7 +120,7 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
     @action(detail=True, methods=["post"], url_path="reset-password", url_name="reset-password")
     def reset_password(self, request: Request, **_where: Any) -> Response:
         user = self.get_object()
-        _given(request, NothingBody)
+        NothingBody.of(request)
         return Response({"password": users.reset_password(self.actor, user)})
 
     @extend_schema(
@@ -138,7 +135,7 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
     @action(detail=True, methods=["post"], url_path="reset-second-factor", url_name="reset-second-factor")
     def reset_second_factor(self, request: Request, **_where: Any) -> Response:
         user = self.get_object()
-        _given(request, NothingBody)
+        NothingBody.of(request)
         return Response({"removed": second_factor.reset(self.actor, user)})
 
     @extend_schema(summary=_("Active sessions of a user (admin)"), responses=SessionSerializer(many=True))
@@ -167,7 +164,7 @@ class UserEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, AdminEndpo
     @action(detail=True, methods=["post"], url_path="end-sessions", url_name="end-sessions")
     def end_sessions(self, request: Request, **_where: Any) -> Response:
         user = self.get_object()
-        _given(request, NothingBody)
+        NothingBody.of(request)
         return Response({"ended": users.end_sessions(self.actor, user)})
 
 
@@ -207,9 +204,3 @@ class _Listed(list[Any]):
 
     def count(self, *_nothing: Any) -> int:
         return len(self)
-
-
-def _given(request: Request, shape: type[Body]) -> dict[str, Any]:
-    body = shape(data=request.data)
-    body.is_valid(raise_exception=True)
-    return dict(body.validated_data)

@@ -99,9 +99,7 @@ class SavedViewEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, Endpoi
         responses={200: SavedViewSerializer, 201: SavedViewSerializer},
     )
     def create(self, request: Request) -> Response:
-        body = NewSavedViewBody(data=request.data)
-        body.is_valid(raise_exception=True)
-        given = body.validated_data
+        given = NewSavedViewBody.of(request)
         try:
             view, new = saved_views.save(
                 self.actor, given["page"], given["name"], given["query"], shared=given["shared"],
@@ -117,9 +115,7 @@ class SavedViewEndpoints(mixins.ListModelMixin, mixins.DestroyModelMixin, Endpoi
     )  # fmt: skip
     def partial_update(self, request: Request, **_where: Any) -> Response:
         view = self.get_object()
-        body = SavedViewBody(data=request.data)
-        body.is_valid(raise_exception=True)
-        given = dict(body.validated_data)
+        given = SavedViewBody.of(request)
         default = given.pop("default", None)
         try:
             with transaction.atomic():

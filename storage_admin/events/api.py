@@ -46,12 +46,6 @@ def _taken(work: Callable[[], T]) -> T:
         raise ValidationError(dict(error.fields) or error.detail) from None
 
 
-def _body(request: Request, shape: type[Body]) -> dict[str, Any]:
-    body = shape(data=request.data)
-    body.is_valid(raise_exception=True)
-    return dict(body.validated_data)
-
-
 @extend_schema_view(
     list=extend_schema(summary=_("Alerts, newest first"), description=_("With `?state=open`, only open alerts.")),
     retrieve=extend_schema(summary=_("One alert")),
@@ -73,7 +67,7 @@ class AlertEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
     )
     @action(detail=True, methods=["post"])
     def ack(self, request: Request, **_where: Any) -> Response:
-        _body(request, Nothing)
+        Nothing.of(request)
         return Response(AlertSerializer(services.acknowledge(self.actor, self.get_object())).data)
 
 
@@ -103,7 +97,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
         responses={201: NewWebhookSerializer},
     )
     def create(self, request: Request) -> Response:
-        given = _body(request, WebhookBody)
+        given = WebhookBody.of(request)
         hook, secret = _taken(lambda: writes.create(self.actor, **given))
         shown = self.get_queryset().get(pk=hook.pk)
         shown.secret = secret
@@ -117,7 +111,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
     )
     def partial_update(self, request: Request, **_where: Any) -> Response:
         hook = self.get_object()
-        given = _body(request, WebhookChanges)
+        given = WebhookChanges.of(request)
         _taken(lambda: writes.update(self.actor, hook, **given))
         return Response(WebhookSerializer(self.get_object()).data)
 
@@ -129,7 +123,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
     @extend_schema(summary=_("Rotate a webhook's secret (admin)"), request=Nothing, responses=SecretSerializer)
     @action(detail=True, methods=["post"], url_path="rotate-secret")
     def rotate_secret(self, request: Request, **_where: Any) -> Response:
-        _body(request, Nothing)
+        Nothing.of(request)
         hook = self.get_object()
         secret = writes.rotate(self.actor, hook)
         return Response(SecretSerializer({"secret": secret, "old_secret_until": hook.old_secret_until}).data)
@@ -137,7 +131,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
     @extend_schema(summary=_("Send a test to a webhook (admin)"), request=Nothing, responses={202: DeliverySerializer})
     @action(detail=True, methods=["post"])
     def test(self, request: Request, **_where: Any) -> Response:
-        _body(request, Nothing)
+        Nothing.of(request)
         hook = self.get_object()
         delivery = _taken(lambda: writes.send_test(self.actor, hook))
         return Response(DeliverySerializer(delivery).data, status=status.HTTP_202_ACCEPTED)
@@ -162,7 +156,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
     )
     @action(detail=True, methods=["post"], url_path="deliveries/<int:delivery>/resend")
     def resend(self, request: Request, delivery: int, **_where: Any) -> Response:
-        _body(request, Nothing)
+        Nothing.of(request)
         row = get_object_or_404(Delivery.objects.select_related("webhook"), pk=delivery, webhook=self.get_object())
         again = _taken(lambda: writes.resend(self.actor, row))
         return Response(DeliverySerializer(again).data, status=status.HTTP_202_ACCEPTED)
@@ -176,7 +170,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
     )
     @action(detail=False, methods=["post"], url_path="mail/test", pagination_class=None)
     def mail_test(self, request: Request) -> Response:
-        _body(request, Nothing)
+        Nothing.of(request)
         sent = _taken(lambda: writes.send_test_mail(self.actor))
         return Response(MailSerializer(sent, many=True).data, status=status.HTTP_202_ACCEPTED)
 
@@ -198,7 +192,7 @@ class WebhookEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoin
     )
     @action(detail=False, methods=["post"], url_path="mail/deliveries/<int:delivery>/resend")
     def resend_mail(self, request: Request, delivery: int) -> Response:
-        _body(request, Nothing)
+        Nothing.of(request)
         row = get_object_or_404(selectors.deliveries(), pk=delivery, webhook=None)
         again = _taken(lambda: writes.resend(self.actor, row))
         return Response(MailSerializer(again).data, status=status.HTTP_202_ACCEPTED)

@@ -118,9 +118,7 @@ class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
         responses={201: HostSerializer},
     )
     def create(self, request: Request) -> Response:
-        body = NewHostBody(data=request.data)
-        body.is_valid(raise_exception=True)
-        given = dict(body.validated_data)
+        given = NewHostBody.of(request)
         host = _with_key(self.actor, None, given, _ADD[given["kind"]])
         return Response(HostSerializer(host).data, status=status.HTTP_201_CREATED)
 
@@ -132,9 +130,7 @@ class HostEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSe
     )
     def partial_update(self, request: Request, **_where: Any) -> Response:
         host = self.get_object()
-        body = HostBody(data=request.data)
-        body.is_valid(raise_exception=True)
-        given = dict(body.validated_data)
+        given = HostBody.of(request)
         connection = {name: given.pop(name) for name in _CONNECTION if name in given}
         if connection:
             host = _with_key(self.actor, host, connection, partial(_changed, host))

@@ -29,7 +29,6 @@ from storage_admin.jobs.serializers import (
     SecretsBody,
     UndoBody,
 )
-from storage_admin.rest.fields import Body
 from storage_admin.rest.pagination import (
     LARGEST,
     PAGE,
@@ -97,7 +96,7 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
         responses={200: PlanSerializer, 202: JobSerializer},
     )  # fmt: skip
     def create(self, request: Request) -> Response:
-        given = self._body(JobBody)
+        given = JobBody.of(self.request)
         kind = kinds.get(given["kind"])
         target_id = _target(kind, given)
         options = given.get("options", {})
@@ -117,13 +116,13 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
     )
     @action(detail=True, methods=["post"])
     def cancel(self, _request: Request, **_where: Any) -> Response:
-        self._body(EmptyBody)
+        EmptyBody.of(self.request)
         return self._accepted(services.cancel(self.actor, self.get_object()))
 
     @extend_schema(summary=_("Submit the same job again"), request=EmptyBody, responses={202: JobSerializer})
     @action(detail=True, methods=["post"])
     def retry(self, _request: Request, **_where: Any) -> Response:
-        self._body(EmptyBody)
+        EmptyBody.of(self.request)
         return self._accepted(services.retry(self.actor, self.get_object()))
 
     @extend_schema(
@@ -132,12 +131,12 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
     @action(detail=True, methods=["post"])
     def secrets(self, _request: Request, **_where: Any) -> Response:
         job = self.get_object()
-        return self._accepted(services.tell_secrets(self.actor, job, self._body(SecretsBody)["secrets"]))
+        return self._accepted(services.tell_secrets(self.actor, job, SecretsBody.of(self.request)["secrets"]))
 
     @extend_schema(summary=_("Undo a job: restore the original"), request=UndoBody, responses={202: JobSerializer})
     @action(detail=True, methods=["post"])
     def undo(self, _request: Request, **_where: Any) -> Response:
-        force = self._body(UndoBody)["force"]
+        force = UndoBody.of(self.request)["force"]
         return self._accepted(services.undo(self.actor, self.get_object(), force=force))
 
     @extend_schema(
@@ -150,7 +149,7 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
     )
     @action(detail=True, methods=["post"], url_path="discard-undo")
     def discard_undo(self, _request: Request, **_where: Any) -> Response:
-        force = self._body(UndoBody)["force"]
+        force = UndoBody.of(self.request)["force"]
         return self._accepted(services.discard_undo(self.actor, self.get_object(), force=force))
 
     @extend_schema(
@@ -166,11 +165,6 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
         after = whole_number(request, "after", 0, 0, LARGEST)
         lines = log_of(self.get_object(), after)
         return after_page(request, lines, lambda page: JobLogSerializer(page, many=True).data)
-
-    def _body(self, shape: type[Body]) -> dict[str, Any]:
-        body = shape(data=self.request.data)
-        body.is_valid(raise_exception=True)
-        return dict(body.validated_data)
 
     def _accepted(self, job: Job) -> Response:
         return Response(JobSerializer(job).data, status=status.HTTP_202_ACCEPTED)

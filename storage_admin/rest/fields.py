@@ -7,6 +7,7 @@ from django.utils.translation import gettext as _
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 from rest_framework.fields import empty
+from rest_framework.request import Request
 
 
 class Body(serializers.Serializer[Any]):
@@ -19,6 +20,17 @@ class Body(serializers.Serializer[Any]):
                 dict.fromkeys(unknown, _("Unknown field. Known fields: {known}.").format(known=known))
             )
         return super().to_internal_value(data)
+
+    @classmethod
+    def of(cls, request: Request, **context: Any) -> dict[str, Any]:
+        """What the body of a request says.
+
+        Raises:
+            ValidationError: it is not of this shape; it names each field.
+        """
+        given = cls(data=request.data, context=context)
+        given.is_valid(raise_exception=True)
+        return dict(given.validated_data)
 
 
 class StrictBoolean(serializers.BooleanField):
