@@ -23,7 +23,6 @@ from images.scan.hypervisors import Told
 from images.scan.known import of_strangers, standing_on_others
 from images.scan.rows import inode
 from storage_admin.agent.protocol import unb64
-from storage_admin.batches import batched
 from storage_admin.guests import services as guests
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import services as hosts
@@ -203,8 +202,9 @@ class ScanRun:
     def _mark_vanished(self) -> int:
         vanished, unread = 0, Image.every.filter(host=self.job.host_id).exclude(changed_scan=self.job.pk)
         for facts in self.pool_facts:
-            for prints in batched(vanished_prints(facts), AT_ONCE):
-                rows = Image.every.filter(pool=facts["id"], fingerprint__in=prints)
+            prints = vanished_prints(facts)
+            for start in range(0, len(prints), AT_ONCE):
+                rows = Image.every.filter(pool=facts["id"], fingerprint__in=prints[start : start + AT_ONCE])
                 # A file that changed has a new fingerprint: this scan has written its row already.
                 rows = rows.exclude(changed_scan=self.job.pk)
                 rows.filter(listed=False).delete()  # it came and went between two scans, the first of which died
@@ -218,9 +218,9 @@ class ScanRun:
             for path, answer in zip(self.asked, self.seen.get("probe", []), strict=False)
             if answer is not None  # else the host could not tell, and what was known stays
         }
-        moved = dict[str, str]()
-        for keys in batched(told, AT_ONCE):
-            rows = standing_on_others(self.job.host_id).filter(backing_key__in=keys)
+        keys, moved = list(told), dict[str, str]()
+        for start in range(0, len(keys), AT_ONCE):
+            rows = standing_on_others(self.job.host_id).filter(backing_key__in=keys[start : start + AT_ONCE])
             known = rows.values_list("backing_key", "backing_found").distinct()
             moved |= {below: told[below] for below, found in known if told[below] != found}
         for below, found in moved.items():
