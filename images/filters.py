@@ -14,7 +14,7 @@ from images.orphans.selectors import unchanged_for
 from images.scan import shared_storages
 from images.selectors import ORDERINGS, at_least, at_most, of_host, ordered, with_text
 from storage_admin.accounts.authentication import actor_of
-from storage_admin.given_filters import GivenFilters
+from storage_admin.given_filters import GivenFilters, Order, in_order
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.filters import HostFilter, PoolFilter, RowFilter, WholeNumberFilter
 from storage_admin.hosts.models import Host, StoragePool
@@ -60,11 +60,7 @@ class ImageFilters(GivenFilters):
     in_use = django_filters.ChoiceFilter(choices=[(name, name) for name in ANSWERS], method="by_answer")
     orphan = django_filters.ChoiceFilter(choices=[(name, name) for name in ANSWERS], method="by_answer")
     search = django_filters.CharFilter(method="by_text", max_length=1100, label=_("Part of the name or path."))
-    ordering = django_filters.ChoiceFilter(
-        choices=[(sign + name, sign + name) for name in ORDERINGS for sign in ("", "-")],
-        method="by_order",
-        label=_("Unknown values come last."),
-    )
+    ordering = Order(ORDERINGS, label=_("Unknown values come last."))
 
     def by_host(self, rows: QuerySet[Image], _name: str, host: Host) -> QuerySet[Image]:
         return rows.filter(of_host(host.pk))
@@ -127,14 +123,10 @@ class GuestFilters(GuestsByName):
 
     kind = django_filters.ChoiceFilter(choices=Guest.Kind.choices)
     state = django_filters.ChoiceFilter(choices=[(state, state) for state in GUEST_STATES])
-    ordering = django_filters.ChoiceFilter(
-        choices=[(sign + name, sign + name) for name in GUEST_ORDERINGS for sign in ("", "-")], method="by_order"
-    )
+    ordering = Order(GUEST_ORDERINGS)
 
     def by_order(self, rows: QuerySet[Guest], _name: str, value: str) -> QuerySet[Guest]:
-        down, column = value.startswith("-"), GUEST_ORDERINGS[value.removeprefix("-")]
-        sign = "-" if down else ""
-        return rows.order_by(*dict.fromkeys((f"{sign}{column}", f"{sign}id")))
+        return in_order(rows, GUEST_ORDERINGS, value)
 
 
 class PoolFilters(GivenFilters):

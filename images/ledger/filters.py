@@ -9,6 +9,7 @@ from django.utils.translation import gettext_lazy as _
 from drf_spectacular.utils import extend_schema_field
 
 from images.ledger.selectors import HELD, ORDERINGS, POLICY, ordered, unindexed, with_image, with_number
+from storage_admin.given_filters import Order, YesOrNo
 from storage_admin.hosts.filters import HostFilter, PoolFilter, WholeNumberFilter
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import kinds
@@ -27,16 +28,8 @@ class LedgerFilters(period_filters("at")):  # type: ignore[misc]  # an untyped l
         field_name="created_by", max_length=150, label=_("User, token or policy that requested the job (full name).")
     )
     policy = django_filters.CharFilter(method="by_policy", max_length=100, label=_("Full name of a policy."))
-    held = django_filters.ChoiceFilter(
-        choices=[("true", "true"), ("false", "false")],
-        method="by_held",
-        label=_("Whether an undo copy holds the space."),
-    )
-    ordering = django_filters.ChoiceFilter(
-        choices=[(sign + name, sign + name) for name in ORDERINGS for sign in ("", "-")],
-        method="by_order",
-        label=_("Unknown values come last."),
-    )
+    held = YesOrNo(method="by_held", label=_("Whether an undo copy holds the space."))
+    ordering = Order(ORDERINGS, label=_("Unknown values come last."))
 
     def by_host(self, rows: QuerySet[Job], _name: str, host: Host) -> QuerySet[Job]:
         return rows.filter(with_number("host_id", host.pk))
@@ -64,4 +57,4 @@ class LedgerFilters(period_filters("at")):  # type: ignore[misc]  # an untyped l
 class SumFilters(LedgerFilters):
     """The same without ``held``, by which the page only chooses what it lists: sums tell both apart."""
 
-    held = None
+    held = None  # type: ignore[assignment]  # as django-filter takes a filter away

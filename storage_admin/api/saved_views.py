@@ -16,7 +16,7 @@ from storage_admin.accounts import saved_views
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.accounts.models import SavedView
 from storage_admin.accounts.saved_views import LONGEST_NAME, LONGEST_QUERY
-from storage_admin.given_filters import GivenFilters
+from storage_admin.given_filters import GivenFilters, YesOrNo
 from storage_admin.rest.fields import Body, StrictBoolean, StrictText
 from storage_admin.rest.views import EndpointSet
 
@@ -72,7 +72,7 @@ class SavedViewBody(Body):
 
 class SavedViewFilters(GivenFilters):
     page = django_filters.ChoiceFilter(choices=_choices)
-    shared = django_filters.ChoiceFilter(choices=[("true", "true"), ("false", "false")], method="by_sharing")
+    shared = YesOrNo(method="by_sharing")
 
     def by_sharing(self, rows: QuerySet[SavedView], _name: str, value: str) -> QuerySet[SavedView]:
         return rows.filter(shared=value == "true")

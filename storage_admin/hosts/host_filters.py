@@ -4,7 +4,7 @@ import django_filters
 from django.db.models import F, OrderBy, Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 
-from storage_admin.given_filters import GivenFilters
+from storage_admin.given_filters import GivenFilters, Order
 from storage_admin.hosts.models import Host
 
 ORDERINGS = ("name", "slug", "status", "last_seen", "id")
@@ -16,9 +16,7 @@ class HostFilters(GivenFilters):
     kind = django_filters.ChoiceFilter(choices=Host.Kind.choices)
     status = django_filters.ChoiceFilter(choices=Host.Status.choices)
     search = django_filters.CharFilter(method="by_text", max_length=200, label=_("Part of the name, slug or address."))
-    ordering = django_filters.ChoiceFilter(
-        choices=[(sign + name, sign + name) for name in ORDERINGS for sign in ("", "-")], method="by_order"
-    )
+    ordering = Order(ORDERINGS)
 
     def by_text(self, rows: QuerySet[Host], _name: str, value: str) -> QuerySet[Host]:
         return rows.filter(Q(name__icontains=value) | Q(slug__icontains=value) | Q(address__icontains=value))

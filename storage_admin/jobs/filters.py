@@ -6,6 +6,7 @@ import django_filters
 from django.db.models import QuerySet
 from django.utils.translation import gettext_lazy as _
 
+from storage_admin.given_filters import Order, YesOrNo, in_order
 from storage_admin.hosts.filters import HostFilter, WholeNumberFilter
 from storage_admin.jobs import kinds
 from storage_admin.jobs.models import Job
@@ -25,9 +26,7 @@ class JobFilters(period_filters("created")):  # type: ignore[misc]  # an untyped
         choices=[(ACTIVE, _("queued or running")), *Job.State.choices], method="by_state"
     )
     kind = django_filters.ChoiceFilter(choices=lambda: kinds.titles().items())
-    active = django_filters.ChoiceFilter(
-        choices=[("true", "true"), ("false", "false")], method="by_activity", label=_("Queued or running.")
-    )
+    active = YesOrNo(method="by_activity", label=_("Queued or running."))
     host = HostFilter()
     image = WholeNumberFilter(method="by_target")
     pool = WholeNumberFilter(method="by_target")
@@ -55,13 +54,7 @@ class JobFilters(period_filters("created")):  # type: ignore[misc]  # an untyped
 class JobListFilters(JobFilters):
     """The same with an order; the API pages by cursor, along the ids alone."""
 
-    ordering = django_filters.ChoiceFilter(
-        choices=[(sign + name, sign + name) for name in ("id", *ORDERINGS) for sign in ("", "-")], method="by_order"
-    )
+    ordering = Order(("id", *ORDERINGS))
 
     def by_order(self, rows: QuerySet[Job], _name: str, value: str) -> QuerySet[Job]:
-        down = value.startswith("-")
-        tie, name = "-id" if down else "id", value.removeprefix("-")
-        if name == "id":
-            return rows.order_by(tie)
-        return rows.order_by(f"-{ORDERINGS[name]}" if down else ORDERINGS[name], tie)
+        return in_order(rows, ORDERINGS | {"id": "id"}, value)
