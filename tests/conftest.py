@@ -109,7 +109,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
 def pytest_runtest_teardown() -> None:
     """A heart that a test's job has started ends before the test's database does: it would beat into the next one's."""
     # Not imported here: that needs Django, which is set up later than this file is read.
-    module = sys.modules.get("storage_admin.jobs.liveness")
+    module = sys.modules.get("storage_admin.jobs.routing")
     heart: Any = module.heart if module is not None else None
     if heart is not None and heart._thread is not None:
         heart._stopped.set()

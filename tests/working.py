@@ -23,8 +23,8 @@ from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.services import add_pool
 from storage_admin.jobs import routing, runner, services
-from storage_admin.jobs.liveness import heart
 from storage_admin.jobs.models import Job
+from storage_admin.jobs.routing import heart
 from tests.factories import HostFactory, UserFactory
 
 M = TypeVar("M", bound=Model)
@@ -39,8 +39,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """No heartbeat beside the test's transaction, and nobody to ring for: the test runs its jobs itself."""
     monkeypatch.setattr(heart, "start", lambda: None)
     monkeypatch.setattr(watchers, "attend", lambda host_ids: None)
-    for module in (routing, runner):
-        monkeypatch.setattr(module, "ring_now", lambda job_id: None)
+    monkeypatch.setattr(routing, "ring_now", lambda job_id: None)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Whether a host answers, and its pools: what their rows and an alert say of it, as soon as it is known.
 
-A scan finds them, and so does every job that works on one (:mod:`storage_admin.jobs.liveness`).
+A scan finds them, and so does every job that works on one (:class:`storage_admin.jobs.runner.Silence`).
 """
 
 from collections.abc import Collection

@@ -102,10 +102,9 @@ def in_short(job: Job) -> dict[str, Any]:
     }
 
 
-HEARTBEAT_INTERVAL = 10.0
 #: A job without a heartbeat for so long has lost its worker. It is longer than the silence after which the agent ends
 #: by itself: a job that is called interrupted has no agent at work any more, or one that hangs and holds its locks.
-LEASE = timedelta(seconds=protocol.SILENCE_LIMIT + HEARTBEAT_INTERVAL)
+LEASE = timedelta(seconds=protocol.SILENCE_LIMIT + routing.HEARTBEAT_INTERVAL)
 #: Jobs that this process carries at once; a worker says it when it starts.
 threads = 32
 
@@ -304,15 +303,6 @@ def hand_over(job: Job, why: str) -> bool:
 def may_swap(job: Job) -> bool:
     """Whether the agent may rename now: asked by the controller in the moment before it says ``go``."""
     return bool(job.ours().filter(cancel_requested=False).update(stage="swapping", heartbeat=timezone.now()) == 1)
-
-
-def beat(worker: str, held: Iterable[tuple[int, int]]) -> None:
-    """Says that the worker still holds these jobs (pairs of id and generation)."""
-    now = timezone.now()
-    for job_id, generation in held:
-        Job.objects.filter(pk=job_id, state=Job.State.RUNNING, generation=generation, worker=worker).update(
-            heartbeat=now
-        )
 
 
 def take_back(job: Job) -> bool:

@@ -1,5 +1,6 @@
 """Celery's tasks: each carries a job's id at most, and does nothing where the row says that there is nothing to do."""
 
+import gc
 import logging
 from typing import Any
 
@@ -10,7 +11,7 @@ from django.db import Error, connection
 
 from storage_admin.hosts import ssh
 from storage_admin.jobs import claims, reaper, routing, runner
-from storage_admin.jobs.liveness import heart
+from storage_admin.jobs.routing import heart
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +54,19 @@ def _take_post(instance: Any, **_kwargs: Any) -> None:
     claims.threads = instance.concurrency
 
 
+def settle_memory() -> None:
+    """Call it once when a worker starts: what is loaded by then stays, and the garbage collector need not look at it.
+
+    A scan makes a million short-lived objects; a tenth of its time went into looking for cycles among all others.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 @worker_ready.connect
 def _worker_ready(**_kwargs: Any) -> None:
-    runner.settle_memory()
+    settle_memory()
     ssh.clear_leftovers()
     heart.start()
     reaper.reap_dead_workers()

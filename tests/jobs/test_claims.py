@@ -8,9 +8,9 @@ import pytest
 from django.db import InterfaceError, OperationalError, connection
 from django.utils import timezone
 
-from storage_admin.jobs import claims, runner
-from storage_admin.jobs.liveness import Heart
+from storage_admin.jobs import claims, routing
 from storage_admin.jobs.models import Job, ResourceLock
+from storage_admin.jobs.routing import Heart
 from tests.factories import HostFactory, ImageFactory, JobFactory, ResourceLockFactory
 from tests.working import reread
 
@@ -62,7 +62,7 @@ def test_of_twenty_rewrites_at_once_a_host_starts_as_many_as_it_may() -> None:
 @pytest.mark.django_db
 def test_what_starts_by_itself_leaves_threads_for_what_somebody_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     rung: list[int] = []
-    monkeypatch.setattr(runner, "ring_now", rung.append)
+    monkeypatch.setattr(routing, "ring_now", rung.append)
     monkeypatch.setattr(claims, "threads", 16)
     samples = [JobFactory.create(kind="sample", target=HostFactory.create()) for _ in range(7)]
     taken = [claims.claim(job.pk, "worker") for job in samples]
@@ -74,7 +74,7 @@ def test_what_starts_by_itself_leaves_threads_for_what_somebody_asked_for(monkey
     assert claims.claim(asked.pk, "worker") is not None
     assert taken[0] is not None
     assert claims.finish(taken[0], "succeeded")
-    runner._ring_next(taken[0])
+    routing.ring_next(taken[0])
     assert rung == [samples[5].pk, samples[6].pk], "the place is free for any host's"
     assert claims.claim(samples[5].pk, "worker") is not None
     assert claims.claim(samples[6].pk, "worker") is None
@@ -163,7 +163,7 @@ def test_a_beat_counts_for_what_the_worker_holds_alone(held: Job) -> None:
     stale = JobFactory.create(state="running", worker="w", generation=3, heartbeat=None)
     foreign = JobFactory.create(state="running", worker="x", generation=1, heartbeat=None)
     before = timezone.now()
-    claims.beat("w", [(held.pk, held.generation), (stale.pk, 2), (foreign.pk, 1)])
+    routing.beat("w", [(held.pk, held.generation), (stale.pk, 2), (foreign.pk, 1)])
     for job in (held, stale, foreign):
         job.refresh_from_db()
     assert held.heartbeat is not None
@@ -180,7 +180,7 @@ def test_the_heart_goes_on_beating_whatever_the_database_does(monkeypatch: pytes
             enough.set()
         raise InterfaceError("closed") if len(beats) % 2 else OperationalError("away")
 
-    monkeypatch.setattr(claims, "HEARTBEAT_INTERVAL", 0.01)
+    monkeypatch.setattr(routing, "HEARTBEAT_INTERVAL", 0.01)
     monkeypatch.setattr(heart, "beat", beat)
     thread = threading.Thread(target=heart._run)
     thread.start()

@@ -15,10 +15,10 @@ from django.db import OperationalError, transaction
 from django.utils import timezone
 
 from images.kinds.reclaim import Reclaim
-from storage_admin.jobs import claims, reaper, runner, services, tasks
-from storage_admin.jobs.liveness import Heart
+from storage_admin.jobs import claims, reaper, routing, runner, services, tasks
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plan_and_progress import Recorder
+from storage_admin.jobs.routing import Heart
 from tests.factories import ImageFactory, JobFactory
 from tests.jobs.test_running import POLITE, READY, done_by
 from tests.working import OPERATOR, reread, said
@@ -193,7 +193,7 @@ def test_the_reaper_waits_until_every_worker_could_say_that_it_lives(heart: Hear
     lost = JobFactory.create(kind="reclaim", target=image, state="running", generation=1, heartbeat=None)
     tasks.reap()
     assert reread(lost).state == "running"
-    heart._steady_since -= 2 * claims.HEARTBEAT_INTERVAL
+    heart._steady_since -= 2 * routing.HEARTBEAT_INTERVAL
     tasks.reap()
     assert reread(lost).state == "interrupted"
 
@@ -211,9 +211,9 @@ def test_a_heart_that_has_missed_beats_is_not_steady_at_once(heart: Heart) -> No
     heart.beat()
     assert heart.is_beating()
     assert not heart.is_steady()
-    heart._steady_since -= 2 * claims.HEARTBEAT_INTERVAL
+    heart._steady_since -= 2 * routing.HEARTBEAT_INTERVAL
     assert heart.is_steady()
-    heart._beaten -= 3 * claims.HEARTBEAT_INTERVAL
+    heart._beaten -= 3 * routing.HEARTBEAT_INTERVAL
     assert not heart.is_steady()
     heart.beat()
     assert heart.is_beating()
@@ -266,7 +266,7 @@ def test_a_worker_ends_also_when_the_database_is_away(monkeypatch: pytest.Monkey
     def away(**_: Any) -> None:
         raise OperationalError("gone")
 
-    monkeypatch.setattr("storage_admin.jobs.liveness.Worker.objects.filter", away)
-    monkeypatch.setattr("storage_admin.jobs.liveness.close_old_connections", lambda: None)
+    monkeypatch.setattr("storage_admin.jobs.routing.Worker.objects.filter", away)
+    monkeypatch.setattr("storage_admin.jobs.routing.close_old_connections", lambda: None)
     heart.stop()
     assert not heart.is_beating()

@@ -7,7 +7,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from storage_admin.jobs import claims
+from storage_admin.jobs import routing
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Recorder
 from tests.factories import JobFactory
@@ -49,7 +49,7 @@ def test_the_same_again_other_words_a_line_and_a_heartbeat_do_not(keeper: Record
     keeper.progress({"stage": "copying", "done": 1, "total": 100, "message": "still there"})
     keeper.log("still there")
     keeper.flush()
-    claims.beat("worker", [(Job.objects.get().pk, 0)])
+    routing.beat("worker", [(Job.objects.get().pk, 0)])
     assert Job.objects.get().message == "still there"
     assert Job.objects.get().heartbeat is not None
     assert progressed() == long_ago

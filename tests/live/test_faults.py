@@ -23,8 +23,8 @@ from images.models import Image
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import block_jobs
 from storage_admin.jobs import claims, reaper, runner, services
-from storage_admin.jobs.liveness import heart
 from storage_admin.jobs.models import Job
+from storage_admin.jobs.routing import heart
 from tests.chance import night
 from tests.harness import libvirtd as daemons
 from tests.harness.guests import Disk, Domains, LibvirtGuest

@@ -16,8 +16,8 @@ from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
-from storage_admin.jobs.liveness import heart
 from storage_admin.jobs.models import Job
+from storage_admin.jobs.routing import heart
 from tests.factories import PolicyFactory
 from tests.harness import libvirtd as daemons
 from tests.harness.guests import Disk, Domains, LibvirtGuest, write_pattern

@@ -23,8 +23,8 @@ from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import runner, services
 from storage_admin.jobs.kinds import in_doubt
-from storage_admin.jobs.liveness import heart
 from storage_admin.jobs.models import Job
+from storage_admin.jobs.routing import heart
 from tests.chance import night
 from tests.harness import libvirtd as daemons
 from tests.harness.guests import Disk, Domains, LibvirtGuest

@@ -42,7 +42,7 @@ def main() -> int:
         notes: list[str] = []
         with RedisServer(folder, site.broker_socket(folder)):
             # The benchmark's process is its worker, too.
-            importlib.import_module("storage_admin.jobs.runner").settle_memory()
+            importlib.import_module("storage_admin.jobs.tasks").settle_memory()
             for name in given.part or PARTS:
                 print(f"measuring: {name} …", file=sys.stderr, flush=True)
                 # Models can be imported only now that Django is set up.
