@@ -21,8 +21,7 @@ from types import TracebackType
 from typing import Any, Callable
 
 from storage_admin.agent import protocol
-from storage_admin.agent.folders import roots
-from storage_admin.agent.folders.pools import is_absolute, is_job
+from storage_admin.agent.folders.pools import expect, is_absolute, is_job
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.host.special_mounts import left_alone, looking
 from storage_admin.agent.lifeline import AgentIO, Lifeline
@@ -237,7 +236,7 @@ def answer(lifeline: Lifeline) -> dict[str, Any]:
         raise RefusedError(protocol.INVALID, f"this agent knows no verb {request.verb!r}")
     if not is_job(request.job):
         raise RefusedError(protocol.INVALID, "a job's id is 1 to 40 letters and digits")
-    roots.expect(request.roots)
+    expect(request.roots)
     with Sentry(request.args, lifeline):
         try:
             return load(request.verb)(request, lifeline)

@@ -197,7 +197,7 @@ class Request:
         generation: how often the job was claimed; an older generation than one seen on the host is refused.
         args: what the verb needs; each verb documents its own.
         roots: which folder each storage pool's path led to when it was last confirmed, by path as base64
-            (:class:`storage_admin.agent.folders.roots.Identity` as it travels).
+            (:class:`storage_admin.agent.folders.pools.Identity` as it travels).
     """
 
     verb: str

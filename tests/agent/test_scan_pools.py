@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.folders import roots
+from storage_admin.agent.folders import image_folders
 from storage_admin.agent.folders.pools import open_beneath, open_parent
 from storage_admin.agent.protocol import RefusedError, display
 
@@ -115,7 +115,7 @@ def test_a_link_that_is_a_folder_at_the_second_look_is_gone_into(pool: Path, mon
             raise
 
     monkeypatch.setattr(os, "open", exchanging)
-    found = roots.reach(bytes(pool))
+    found = image_folders.reach(bytes(pool))
     assert (found.real, os.fstat(found.fd).st_ino) == (bytes(pool), pool.stat().st_ino)
     os.close(found.fd)
 

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Sequence
 
 from storage_admin.agent.bench.step import Bench
-from storage_admin.agent.folders import image_folders, roots
+from storage_admin.agent.folders import image_folders
 from storage_admin.agent.host import attributes, space
 from storage_admin.agent.protocol import INVALID, RefusedError, display
 
@@ -47,7 +47,7 @@ def bring(bench: Bench, path: str, name: str, marks: Sequence[tuple[int, bytes]]
 
     Raises:
         RefusedError: ``folder_not_listed``; ``invalid``: it is not there, or none of these, or a system's file that not
-            everybody may read; ``not_enough_space``; as :func:`roots.reach`.
+            everybody may read; ``not_enough_space``; as :func:`image_folders.reach`.
     """
     shown = display(os.fsencode(path))
     try:
@@ -64,7 +64,7 @@ def bring(bench: Bench, path: str, name: str, marks: Sequence[tuple[int, bytes]]
 
 def _open(path: bytes, shown: str) -> int:
     """The file, open; it is looked at before, since already to open it may do something."""
-    folder = roots.reach(os.path.dirname(path))
+    folder = image_folders.reach(os.path.dirname(path))
     try:
         of_the_system = image_folders.is_beneath(folder.real, _OF_THE_SYSTEM)
         if not of_the_system:

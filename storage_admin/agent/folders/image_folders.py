@@ -7,20 +7,23 @@ path, with all that is below it; ``!`` before one takes it out, with all that is
 comment.
 
 Folders of the operating system, and those that this very program runs from, are never among them, whoever lists them.
+
+A path is an admin's word, but whoever owns a folder on the way can put a link there. So each name is opened in the
+folder above, from ``/`` down, and a link is followed only where nobody but root can have made it (:func:`reach`).
 """
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import stat
 import sys
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
-from storage_admin.agent.folders import roots
-from storage_admin.agent.folders.roots import Reached
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.protocol import RefusedError, display
 
@@ -51,6 +54,8 @@ HOMES = (
 #: Folders that hold the folders of many: none of them is one by itself.
 PLACES = (b"/home", b"/media", b"/mnt", b"/opt", b"/srv", b"/tmp", b"/var/local", b"/var/opt", b"/var/tmp")
 _LONGEST = 1024 * 1024
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST_LINKS = 40
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ def read() -> Listed:
     except OSError as error:
         return Listed(wrong=f"{path} cannot be read: {error.strerror}")
     with os.fdopen(fd, "rb") as file:
-        if not roots.is_roots(os.fstat(fd)) or not stat.S_ISREG(os.fstat(fd).st_mode) or not _folders_are_roots(path):
+        if not is_roots(os.fstat(fd)) or not stat.S_ISREG(os.fstat(fd).st_mode) or not _folders_are_roots(path):
             return Listed(wrong=f"{path} is ignored: only root may own or write to this file and its folders")
         lines = [line.strip() for line in file.read(_LONGEST).splitlines()]
     lines = [line for line in lines if line and not line.startswith(b"#")]
@@ -180,47 +185,6 @@ def line_to_run(folder: bytes) -> str:
     return f"install -d /etc/storage-admin && echo {quoted} >> {FILE}"
 
 
-def add(folders: Collection[bytes], never: Collection[bytes] = ()) -> None:
-    """Append folders to the list, and folders that are never in it; what it has already is left out.
-
-    Args:
-        folders: real paths.
-
-    Raises:
-        RefusedError: ``folder_not_listed``, for a folder that can never be one; ``invalid``, where a line cannot say
-            a name, or the file is not root's alone.
-    """
-    for path in (*folders, *never):
-        if not path.startswith(b"/") or b"\n" in path or b"\r" in path or path != path.strip():
-            raise RefusedError(
-                "invalid", f"{display(path)} contains characters that the list of image folders cannot hold"
-            )
-    listed = read()
-    if listed.wrong:
-        raise RefusedError("invalid", listed.wrong)
-    new = [b"!" + path for path in never if path not in listed.never]
-    wanted = [path for path in folders if path not in listed.folders]
-    for path in wanted:
-        if forbidden(path) or any(is_beneath(path, [one]) or is_beneath(one, [path]) for one in never):
-            raise refusal(path)
-    if not new and not wanted:
-        return
-    file_name = file_path()
-    os.makedirs(os.path.dirname(file_name), mode=0o755, exist_ok=True)
-    fd = os.open(file_name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    with os.fdopen(fd, "ab") as file:
-        begin = HEADER.encode() if os.fstat(fd).st_size == 0 else b"" if _ends_a_line(file_name) else b"\n"
-        file.write(begin + b"".join(line + b"\n" for line in (*new, *wanted)))
-        file.flush()
-        os.fsync(fd)
-
-
-def _ends_a_line(path: str) -> bool:
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
-
-
 def is_beneath(path: bytes, folders: Collection[bytes]) -> bool:
     """Whether a path is one of these folders, or below one, by its words."""
     return any(path == folder or path.startswith(folder.rstrip(b"/") + b"/") for folder in folders)
@@ -231,7 +195,7 @@ def _folders_are_roots(path: str) -> bool:
     folder = os.path.dirname(path)
     while True:
         status = os.lstat(folder)
-        if not roots.is_sticky(status) and not roots.is_roots_folder(status):
+        if not is_sticky(status) and not is_roots_folder(status):
             return False
         if folder == "/":
             return True
@@ -245,7 +209,7 @@ def _real(folders: Collection[bytes]) -> list[bytes]:
     for folder in folders:
         try:
             if not mounts.may_wait_there(folder):
-                found.append(roots.real_path(folder))
+                found.append(real_path(folder))
         except (OSError, RefusedError):
             continue  # it is not there, or somebody else's link leads to it
     return found
@@ -286,3 +250,122 @@ def _own() -> tuple[bytes, ...]:
     else:
         found.append(os.path.realpath(os.fsencode(__file__)).rsplit(b"/storage_admin/", 1)[0])
     return tuple({os.path.realpath(one) for one in found} - {b"/", b"/usr"})
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A folder that a path leads to: its descriptor (``O_PATH``), its path without links, and all folders to it."""
+
+    fd: int
+    real: bytes
+    ids: tuple[tuple[int, int], ...]
+
+
+def reach(path: bytes) -> Reached:
+    """Go down to a folder; the caller closes the descriptor.
+
+    Args:
+        path: absolute, without ``..``.
+
+    Raises:
+        RefusedError: ``pool_changed``, where a link that others than root may have made stands in the way.
+        OSError: a folder is missing, or is none.
+    """
+    steps = [_Step(os.open("/", _LOOK | os.O_DIRECTORY), b"", True)]
+    try:
+        names, links = deque(_parts(path)), 0
+        while names:
+            name = names.popleft()
+            if name == b"..":
+                if len(steps) > 1:
+                    os.close(steps.pop().fd)
+                continue
+            below = _below(steps[-1], name)
+            if isinstance(below, _Step):
+                steps.append(below)
+                continue
+            links += 1
+            if not below.is_roots or links > _MOST_LINKS:
+                raise RefusedError(
+                    "pool_changed",
+                    f"{display(name)} in the path {display(path)} is a symbolic link that users other than root "
+                    "could have created; restore the folder, or register the folder that the link leads to",
+                )
+            if below.target.startswith(b"/"):
+                while len(steps) > 1:
+                    os.close(steps.pop().fd)
+            names.extendleft(reversed(_parts(below.target)))
+        ids = tuple((status.st_dev, status.st_ino) for status in (os.fstat(step.fd) for step in steps))
+        return Reached(os.dup(steps[-1].fd), b"/" + b"/".join(step.name for step in steps[1:]), ids)
+    finally:
+        for step in steps:
+            os.close(step.fd)
+
+
+def real_path(path: bytes) -> bytes:
+    """Where a folder is, as :func:`reach` goes."""
+    found = reach(path)
+    os.close(found.fd)
+    return found.real
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A folder on the way; ``only_root``: nobody else can have put it there, or on the way to it."""
+
+    fd: int
+    name: bytes
+    only_root: bool
+
+    @property
+    def takes_links(self) -> bool:
+        """Whether a link in it that is root's was made by root. In a sticky folder it may be another name of one."""
+        return self.only_root and is_roots_folder(os.fstat(self.fd))
+
+
+@dataclass(frozen=True)
+class _Link:
+    """A symbolic link on the way."""
+
+    target: bytes
+    is_roots: bool
+
+
+def _below(above: _Step, name: bytes) -> _Step | _Link:
+    try:
+        # As a folder first: that is what starts an automount.
+        fd = os.open(name, _LOOK | os.O_DIRECTORY, dir_fd=above.fd)
+    except OSError as error:
+        if error.errno not in {errno.ENOTDIR, errno.ELOOP}:
+            raise
+        fd = os.open(name, _LOOK, dir_fd=above.fd)
+        mode = os.fstat(fd).st_mode
+        # A folder by now, where somebody exchanges it with a link: then that is what is gone into.
+        if not stat.S_ISDIR(mode):
+            try:
+                if not stat.S_ISLNK(mode):
+                    raise
+                is_roots = above.takes_links and os.fstat(fd).st_uid in {0, os.geteuid()}
+                return _Link(os.readlink(b"", dir_fd=fd), is_roots)
+            finally:
+                os.close(fd)
+    return _Step(fd, name, above.only_root and (is_roots_folder(os.fstat(fd)) or is_sticky(os.fstat(fd))))
+
+
+def _parts(path: bytes) -> list[bytes]:
+    return [part for part in path.split(b"/") if part not in (b"", b".")]
+
+
+def is_roots_folder(status: os.stat_result) -> bool:
+    """Whether only root can put names into a folder, or exchange them."""
+    return is_roots(status) and stat.S_ISDIR(status.st_mode)
+
+
+def is_sticky(status: os.stat_result) -> bool:
+    """Whether a folder is root's, and nobody can take or exchange another user's names in it, as in ``/tmp``."""
+    return status.st_uid == 0 and stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)
+
+
+def is_roots(status: os.stat_result) -> bool:
+    """Whether a file belongs to root, and only root may write to it."""
+    return status.st_uid in {0, os.geteuid()} and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

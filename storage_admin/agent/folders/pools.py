@@ -3,7 +3,8 @@
 Of names the dashboard asks here as well; the agent asks again, for itself.
 
 The pool's own path is the admin's word: it has to lead to a folder that root has listed, and to the same one as ever
-(:func:`open_root`). Everything below it was named by strangers: each component is opened by its name in the folder
+(:func:`open_root`): it is told by its inode and its filesystem from another one that has taken its place
+(:class:`Identity`). Everything below it was named by strangers: each component is opened by its name in the folder
 above, and a symbolic link ends the walk.
 """
 
@@ -13,12 +14,13 @@ import errno
 import os
 import re
 import stat
+from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent.folders import image_folders, roots
+from storage_admin.agent.folders import image_folders
 from storage_admin.agent.host import nfs
 from storage_admin.agent.host.mounts import Mount, Mounts
-from storage_admin.agent.protocol import RefusedError, display
+from storage_admin.agent.protocol import RefusedError, display, unb64
 
 #: Bytes of a name in a folder (NAME_MAX).
 LONGEST = 255
@@ -81,6 +83,11 @@ _UNMOUNTED = (
     "The folder is empty and on another filesystem than before. Mount the pool again. "
     "Its images are shown as last seen."
 )
+#: Filesystems whose folders keep their inode's number for good; and until the machine starts again.
+_LASTING = frozenset(
+    {"btrfs", "ceph", "ext2", "ext3", "ext4", "f2fs", "gfs2", "jfs", "nfs", "nfs4", "ocfs2", "xfs", "zfs"}
+)
+_PASSING = frozenset({"overlay", "tmpfs"})
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -97,14 +104,14 @@ def open_root(pool_path: bytes) -> int:
     """
     if not is_absolute(pool_path) or b".." in pool_path.split(b"/"):
         raise RefusedError("outside_pool", f"{display(pool_path)} is not an absolute path")
-    found = roots.reach(pool_path)
+    found = image_folders.reach(pool_path)
     try:
         image_folders.check(found)
         folder = os.open(b".", _FOLDER, dir_fd=found.fd)
     finally:
         os.close(found.fd)
-    if not roots.is_as_expected(pool_path, folder):
-        unmounted = roots.is_unmounted(pool_path, folder)
+    if not is_as_expected(pool_path, folder):
+        unmounted = is_unmounted(pool_path, folder)
         os.close(folder)
         if unmounted:
             raise FileNotFoundError(errno.ENOENT, _UNMOUNTED)
@@ -210,7 +217,7 @@ def place(root: int, mounts: Mounts, machine: str) -> tuple[Mount | None, dict[s
     Returns:
         The mount that it lies on, where that is known, and the fields; sizes are in bytes.
     """
-    space, mount, found = os.fstatvfs(root), mounts.of_descriptor(root), roots.identity(root)
+    space, mount, found = os.fstatvfs(root), mounts.of_descriptor(root), identity(root)
     mounts.trust(mount)
     told: dict[str, Any] = {
         "dev": os.fstat(root).st_dev,
@@ -233,3 +240,90 @@ def place(root: int, mounts: Mounts, machine: str) -> tuple[Mount | None, dict[s
         if mount.is_network and (facts := nfs.facts(mount, root)) is not None:
             told["mount"] = facts | {"shared_key": shared_key, "fs_key": fs_key}
     return mount, told
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which folder one is.
+
+    Args:
+        inode: its number.
+        filesystem: its filesystem's UUID or server, else its device's numbers.
+        boot: this start of the machine.
+        lasts: whether both stay the same when the machine starts again.
+    """
+
+    inode: int
+    filesystem: str
+    boot: str
+    lasts: bool
+
+    @classmethod
+    def parse(cls, fields: Any) -> Identity | None:
+        """As it travels; ``None`` where it is none."""
+        try:
+            return cls(int(fields["inode"]), str(fields["filesystem"]), str(fields["boot"]), bool(fields["lasts"]))
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def may_be(self, other: Identity) -> bool:
+        """Whether two looks can have been at the same folder."""
+        if self.boot != other.boot and not (self.lasts and other.lasts):
+            return True
+        return (self.inode, self.filesystem) == (other.inode, other.filesystem)
+
+
+def identity(fd: int) -> Identity | None:
+    """Which folder an open one is; ``None`` on a filesystem that gives its folders new numbers as it likes."""
+    mounts = Mounts.of_this_machine()
+    mount = mounts.of_descriptor(fd)
+    if mount is None or mount.filesystem not in _LASTING | _PASSING:
+        return None
+    name = mounts.keys(mount, mount.point, "")[0]
+    lasts = mount.filesystem in _LASTING and not name.endswith(_numbers(mount))
+    return Identity(os.fstat(fd).st_ino, name, boot_id(), lasts)
+
+
+def _numbers(mount: Mount) -> str:
+    return f":{os.major(mount.device)}:{os.minor(mount.device)}"
+
+
+def boot_id() -> str:
+    """This start of the machine, as the kernel names it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+_expected: dict[bytes, Identity] = {}
+
+
+def expect(given: dict[str, Any]) -> None:
+    """From now on, these paths have to lead to these folders.
+
+    Args:
+        given: as in :class:`storage_admin.agent.protocol.Request`.
+    """
+    _expected.clear()
+    for path, fields in given.items():
+        found = Identity.parse(fields)
+        try:
+            if found is not None:
+                _expected[unb64(path)] = found
+        except ValueError:
+            continue
+
+
+def is_as_expected(path: bytes, fd: int) -> bool:
+    """Whether the folder that a pool's path leads to is the one that was confirmed; true where none was."""
+    wanted = _expected.get(path)
+    now = identity(fd) if wanted is not None else None
+    return wanted is None or now is None or wanted.may_be(now)
+
+
+def is_unmounted(path: bytes, fd: int) -> bool:
+    """Whether a folder that is not the one that was confirmed is a mount point without its mount."""
+    wanted, now = _expected.get(path), identity(fd)
+    return wanted is not None and now is not None and now.filesystem != wanted.filesystem and not os.listdir(fd)

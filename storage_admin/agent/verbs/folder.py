@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from collections.abc import Collection
 from typing import Any
 
-from storage_admin.agent.folders import image_folders, roots
+from storage_admin.agent.folders import image_folders, pools
+from storage_admin.agent.folders.image_folders import HEADER
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, b64, unb64
+from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, b64, display, unb64
 
 
 def run(request: Request, io: AgentIO) -> dict[str, Any]:  # noqa: ARG001 (it is over at once)
@@ -37,7 +39,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:  # noqa: ARG001 (it is
     if real or never:
         if image_folders.ALLOW not in sys.argv[1:]:
             raise image_folders.refusal(real[0] if real else path)
-        image_folders.add(real, never)
+        _add(real, never)
         found = look(path)
     return found
 
@@ -47,7 +49,7 @@ def look(path: bytes) -> dict[str, Any]:
 
     Returns:
         ``kind``: ``folder``, ``other``, ``missing`` or ``unknown``; ``detail``: why it cannot be looked at. Of a folder
-        ``path_b64``: its path without links; ``root``: which folder it is (:class:`roots.Identity`), null where that
+        ``path_b64``: its path without links; ``root``: which folder it is (:class:`pools.Identity`), null where that
         cannot be told; ``forbidden``: why no images can be there, else empty; ``refusal``: why nothing is done there as
         long as root does not list it, else empty.
     """
@@ -71,12 +73,12 @@ def _told(kind: str, **more: Any) -> dict[str, Any]:
 
 def _of_folder(real: bytes) -> dict[str, Any]:
     try:
-        found = roots.reach(real)
+        found = image_folders.reach(real)
     except RefusedError as error:  # a link has come this moment
         return _told("unknown", detail=error.detail)
     refusal = ""
     try:
-        which = roots.identity(found.fd)
+        which = pools.identity(found.fd)
         image_folders.check(found)
     except RefusedError as error:
         refusal = error.detail
@@ -86,3 +88,46 @@ def _of_folder(real: bytes) -> dict[str, Any]:
         "folder", path_b64=b64(real), root=None if which is None else vars(which),
         forbidden=image_folders.forbidden(real), refusal=refusal,
     )  # fmt: skip
+
+
+def _add(folders: Collection[bytes], never: Collection[bytes]) -> None:
+    """Append folders to the list, and folders that are never in it; what it has already is left out.
+
+    Args:
+        folders: real paths.
+
+    Raises:
+        RefusedError: ``folder_not_listed``, for a folder that can never be one; ``invalid``, where a line cannot say
+            a name, or the file is not root's alone.
+    """
+    for path in (*folders, *never):
+        if not path.startswith(b"/") or b"\n" in path or b"\r" in path or path != path.strip():
+            raise RefusedError(
+                "invalid", f"{display(path)} contains characters that the list of image folders cannot hold"
+            )
+    listed = image_folders.read()
+    if listed.wrong:
+        raise RefusedError("invalid", listed.wrong)
+    new = [b"!" + path for path in never if path not in listed.never]
+    wanted = [path for path in folders if path not in listed.folders]
+    for path in wanted:
+        if image_folders.forbidden(path) or any(
+            image_folders.is_beneath(path, [one]) or image_folders.is_beneath(one, [path]) for one in never
+        ):
+            raise image_folders.refusal(path)
+    if not new and not wanted:
+        return
+    place = image_folders.file_path()
+    os.makedirs(os.path.dirname(place), mode=0o755, exist_ok=True)
+    fd = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    with os.fdopen(fd, "ab") as file:
+        begin = HEADER.encode() if os.fstat(fd).st_size == 0 else b"" if _ends_a_line(place) else b"\n"
+        file.write(begin + b"".join(line + b"\n" for line in (*new, *wanted)))
+        file.flush()
+        os.fsync(fd)
+
+
+def _ends_a_line(path: str) -> bool:
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"

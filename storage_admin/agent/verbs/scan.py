@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from storage_admin.agent import protocol
-from storage_admin.agent.folders import image_folders, roots, scratch
+from storage_admin.agent.folders import image_folders, scratch
 from storage_admin.agent.folders.pools import is_absolute, open_root
 from storage_admin.agent.formats import Facts, UnreadableError, guess, read_as
 from storage_admin.agent.formats.facts import Reader
@@ -308,10 +308,10 @@ def _open_disk(path: bytes) -> int | None:
     """A disk, open; ``None`` where it is neither a file nor a volume: already to open a device may do something.
 
     Raises:
-        RefusedError: it is not read, or as :func:`roots.reach`.
+        RefusedError: it is not read, or as :func:`image_folders.reach`.
         OSError: it is not there, or cannot be opened.
     """
-    folder = roots.reach(os.path.dirname(path))
+    folder = image_folders.reach(os.path.dirname(path))
     try:
         # Only looked at; whatever gets its name from now on is another file.
         seen = os.open(os.path.basename(path), os.O_PATH | os.O_CLOEXEC, dir_fd=folder.fd)
@@ -328,7 +328,7 @@ def _open_disk(path: bytes) -> int | None:
         os.close(folder.fd)
 
 
-def _refuse_hidden(path: bytes, folder: roots.Reached, status: os.stat_result) -> None:
+def _refuse_hidden(path: bytes, folder: image_folders.Reached, status: os.stat_result) -> None:
     """Refuse a file that is in no folder of images, and that no hypervisor here gives a guest.
 
     What a request calls a guest's disk may be any file of root's.
