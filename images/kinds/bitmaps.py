@@ -6,10 +6,10 @@ from typing import Any
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import neighbours, refusals
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, of_a_copy, verify_commands
+from images.rewrite.space import WRITTEN
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Refusal
 

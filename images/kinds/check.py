@@ -5,10 +5,10 @@ from typing import Any
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import neighbours, refusals
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, swap_commands, verify_commands
+from images.rewrite.space import WRITTEN
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.qemu.img import CHECKED, REPAIRED
 from storage_admin.jobs.models import Job

@@ -7,7 +7,6 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds import creation
-from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import (
     forecasts,
@@ -23,11 +22,11 @@ from images.rewrite import (
 )
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside
 from images.rewrite.neighbours import find, locks_on_chain
+from images.rewrite.space import WRITTEN
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.folders.pools import ENDINGS, wrong_name, wrong_name_for
 from storage_admin.agent.rewrite.conversion import OPTIONS
-from storage_admin.errors import InvalidError
-from storage_admin.errors import NotFoundError as HostsNotFoundError
+from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import display, path_key
 from storage_admin.jobs.kinds import Lock, Target
@@ -142,7 +141,7 @@ class Convert(Rewriting):
     def plan_for(self, actor: Actor, image: Image, options: dict[str, Any]) -> Plan:
         try:
             self.place(image, options)
-        except HostsNotFoundError as error:
+        except NotFoundError as error:
             raise InvalidError(f"target_pool: {error.detail}", {"target_pool": error.detail}) from error
         return super().plan_for(actor, image, options)
 
@@ -182,11 +181,10 @@ class Convert(Rewriting):
         if given.get("subformat") == "streamOptimized" and replaces:
             warnings.append(gettext("Guests cannot write to a streamOptimized vmdk. The format is for transport only."))
         if image.snapshots and not replaces:
-            warnings.append(
-                gettext(
-                    "The {count} internal snapshots of the image are not copied. They remain only in the original."
-                ).format(count=len(image.snapshots))
+            told = gettext(
+                "The {count} internal snapshots of the image are not copied. They remain only in the original."
             )
+            warnings.append(told.format(count=len(image.snapshots)))
         size = forecasts.converted(image, below, form, given)
         if not fixed and size.high is None:
             warnings.append(
@@ -244,7 +242,7 @@ class Convert(Rewriting):
         image = Image.every.select_related("pool", "host").filter(pk=job.target_id).first()
         try:
             return self.place(image, job.options) if image is not None else None
-        except HostsNotFoundError:
+        except NotFoundError:
             return None
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
@@ -327,11 +325,8 @@ def target_of(image: Image, options: dict[str, Any]) -> tuple[StoragePool, bytes
     if options["target_pool"] is not None and options["target_pool"] != pool.pk:
         found = StoragePool.objects.filter(pk=options["target_pool"], host=image.host_id).first()
         if found is None:
-            raise HostsNotFoundError(
-                gettext("Pool {target_pool} does not exist on {host}.").format(
-                    target_pool=options["target_pool"], host=image.host.name
-                )
-            )
+            told = gettext("Pool {target_pool} does not exist on {host}.")
+            raise NotFoundError(told.format(target_pool=options["target_pool"], host=image.host.name))
         pool, folder = found, bytes(found.path_bytes).rstrip(b"/")
     if options["target_name"] is not None:
         return pool, folder + b"/" + os.fsencode(options["target_name"])

@@ -12,7 +12,6 @@ from images.kinds import creation
 from images.kinds.commit import half_merged
 from images.kinds.convert import words, wrong_target
 from images.kinds.grow import SECTOR, SIZE
-from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import mount, passphrases, record, refusals, space
 from images.rewrite.kind import format_below
@@ -46,7 +45,7 @@ class Create(JobKind):
     target = "pool"
     verb = "create"
     rewrites = True
-    stages = {"checking": (0, 2), "creating": (2, 70)} | WRITTEN
+    stages = {"checking": (0, 2), "creating": (2, 70)} | space.WRITTEN
     unsuccessful = {
         "": Unsuccessful(
             gettext_noop("The image was created completely, or there is no file of its name."),

@@ -7,11 +7,11 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds import convert
-from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import forecasts, readers, record
 from images.rewrite.kind import REWRITE_OPTIONS, Choice
 from images.rewrite.neighbours import find
+from images.rewrite.space import WRITTEN
 from storage_admin.agent.rewrite.exporting import room
 from storage_admin.agent.rewrite.packed import MOST_PARTS
 from storage_admin.hosts.models import StoragePool

@@ -7,7 +7,6 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds import volumes as volumes_
-from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import forecasts, guest_locks, linked_clones, neighbours, readers, repointing, space
 from images.rewrite.kind import (
@@ -41,7 +40,7 @@ class Flatten(Rewriting):
     volume_promises = volumes_.FLATTENS
     unsuccessful = Rewriting.unsuccessful | volumes_.UNSUCCESSFUL
     no_undo = _("the image's content stays the same")
-    stages = {"checking": (0, 2), "copying": (2, 40), "flattening": (40, 70)} | WRITTEN
+    stages = {"checking": (0, 2), "copying": (2, 40), "flattening": (40, 70)} | space.WRITTEN
     properties = {
         "method": {
             "enum": ["auto", "rebase", "convert"],

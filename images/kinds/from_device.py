@@ -10,9 +10,9 @@ from django.utils.translation import gettext_lazy as _
 from images.kinds import creation
 from images.kinds.convert import words, wrong_target
 from images.kinds.create import Create, path_in, place
-from images.kinds.stages import WRITTEN
 from images.kinds.to_device import ELSEWHERE, wrong_device
 from images.rewrite import record, refusals
+from images.rewrite.space import WRITTEN
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.rewrite.conversion import OPTIONS

@@ -5,10 +5,10 @@ from typing import Any
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import forecasts, neighbours, refusals
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, swap_commands, verify_commands
+from images.rewrite.space import WRITTEN
 from storage_admin.agent.measure.new_image import tables
 from storage_admin.agent.protocol import INVALID
 from storage_admin.jobs.models import Job

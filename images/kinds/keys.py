@@ -7,11 +7,11 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds.create import Create, succeeded
-from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import neighbours, passphrases, refusals
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, of_a_copy
 from images.rewrite.neighbours import find
+from images.rewrite.space import WRITTEN
 from storage_admin.agent.rewrite.key_slots import SLOTS
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Refusal

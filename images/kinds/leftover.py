@@ -103,23 +103,13 @@ class SettleLeftover(JobKind):
     def _found(pool: StoragePool, options: dict[str, Any]) -> tuple[list[Refusal], Leftover | None, Image | None]:
         left = known.find_leftover(pool, options["job"])
         if left is None or Job.objects.filter(uid=options["job"]).exists():
-            sentence = gettext(
+            told = gettext(
                 "{pool} has no files of this job, or the job belongs to this dashboard. Scan the host, then try again."
-            ).format(pool=pool.name)
-            return [Refusal("undo_missing", sentence)], None, None
-        if not left.has_copy:
-            return (
-                [
-                    Refusal(
-                        "undo_missing",
-                        gettext(
-                            "No journal says which image this undo copy belongs to. Look at its files on the host."
-                        ),
-                    )
-                ],
-                left,
-                None,
             )
+            return [Refusal("undo_missing", told.format(pool=pool.name))], None, None
+        if not left.has_copy:
+            told = gettext("No journal says which image this undo copy belongs to. Look at its files on the host.")
+            return [Refusal("undo_missing", told)], left, None
         image, against = known.image_of(pool, left), refusals.without_agent(pool.host)
         if options["action"] == "restore":
             told = gettext("{shown} is not in the list of images. Scan the host, then try again.")

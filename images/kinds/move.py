@@ -9,11 +9,11 @@ from django.utils.translation import gettext_lazy as _
 
 from images import raidz
 from images.kinds.convert import Convert, stem_of, target_of, wrong_target
-from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import forecasts, guest_locks, readers, record, refusals, repointing, volumes
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting
 from images.rewrite.neighbours import find, locks_on_chain
+from images.rewrite.space import WRITTEN
 from images.scan.volume_places import group_id, lvm_name
 from storage_admin.agent.host import lvm, zfs
 from storage_admin.agent.protocol import INVALID

@@ -8,11 +8,11 @@ from django.utils.translation import gettext_lazy as _
 from images.kinds.commit import half_merged
 from images.kinds.create import could_write, links_of
 from images.kinds.flatten import contradicted
-from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import forecasts, linked_clones, neighbours, readers, refusals
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, swap_commands, verify_commands
 from images.rewrite.neighbours import base_of, chain_of
+from images.rewrite.space import WRITTEN
 from storage_admin.agent.protocol import INVALID, RefusedError
 from storage_admin.jobs.kinds import Lock, Target
 from storage_admin.jobs.models import Job

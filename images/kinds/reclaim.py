@@ -6,7 +6,6 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds import volumes as volumes_
-from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import neighbours, refusals, space
 from images.rewrite.kind import (
@@ -44,7 +43,7 @@ class Reclaim(Rewriting):
     }
     volume_promises = volumes_.RECLAIMS
     stages = {"checking": (0, 2), "copying": (2, 70), "digging": (2, 99), "reading": (2, 60), "discarding": (60, 99)}
-    stages |= WRITTEN
+    stages |= space.WRITTEN
     properties = {
         "method": {
             "enum": ["auto", *space.METHODS],

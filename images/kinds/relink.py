@@ -12,11 +12,11 @@ from images.kinds import inside
 from images.kinds.create import links_of
 from images.kinds.flatten import contradicted
 from images.kinds.rebase import lock_base, on_another_base
-from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import neighbours, refusals
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, of_a_copy
 from images.rewrite.neighbours import base_of, chain_of, find
+from images.rewrite.space import WRITTEN
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.protocol import FILESYSTEMS, INVALID
 from storage_admin.jobs.kinds import Lock, Target

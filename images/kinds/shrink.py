@@ -7,10 +7,10 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds.grow import SIZE
-from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import needed_as_it_is, neighbours
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, of_a_copy
+from images.rewrite.space import WRITTEN
 from storage_admin.agent.protocol import INVALID
 from storage_admin.agent.rewrite.shrinking import FORMATS
 from storage_admin.guests.models import Guest

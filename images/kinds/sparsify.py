@@ -7,10 +7,10 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.kinds import inside
-from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import needed_as_it_is, neighbours, refusals
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting, beside, of_a_copy
+from images.rewrite.space import WRITTEN
 from storage_admin.agent.appliance.sparsify import FORMATS
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Refusal

@@ -8,11 +8,11 @@ from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images import backups
-from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import forecasts, readers, refusals
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting
 from images.rewrite.neighbours import find, locks_on_chain
+from images.rewrite.space import WRITTEN
 from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import INVALID, b64
 from storage_admin.guests.models import GuestDisk

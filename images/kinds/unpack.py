@@ -9,9 +9,9 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds.convert import wrong_target
 from images.kinds.create import Create, path_in, place
-from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import record, refusals
+from images.rewrite.space import WRITTEN
 from storage_admin.accounts.models import Actor
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.rewrite.conversion import OPTIONS

@@ -334,8 +334,5 @@ def age_warning(image: Image) -> list[str]:
     """A warning when the facts are old."""
     if image.last_scanned is None or (timezone.now() - image.last_scanned).total_seconds() < 3600:
         return []
-    return [
-        _("These facts are from {at:%Y-%m-%d %H:%M} UTC. The agent checks them again before the job starts.").format(
-            at=image.last_scanned
-        )
-    ]
+    told = _("These facts are from {at:%Y-%m-%d %H:%M} UTC. The agent checks them again before the job starts.")
+    return [told.format(at=image.last_scanned)]

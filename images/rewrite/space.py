@@ -17,7 +17,6 @@ from django.db.models import Count, F, Q, QuerySet, Sum
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from images.kinds.stages import WRITTEN
 from images.models import Image
 from images.rewrite import refusals
 from images.scan import shared_storages
@@ -36,6 +35,9 @@ OFFER = (*OFFERED_BYTES, "reclaimable_method")
 #: Preallocations that a rewrite undoes, and the kinds of jobs that do.
 PREALLOCATED = ("metadata", "falloc", "full")
 UNDOES_PREALLOCATION = ("reclaim", "flatten")
+#: The stages that all rewrites end with, as parts of the whole job in percent. From there on the new file is written:
+#: what it takes is missing from the filesystem's free space already.
+WRITTEN: dict[str, tuple[float, float]] = {"verifying": (70, 97), "syncing": (97, 98), "swapping": (98, 100)}
 #: Formats that are sampled in the background: those that something is offered for.
 SAMPLED_FORMATS = tuple(sorted({name for formats in FORMATS.values() for name in formats}))
 
