@@ -37,9 +37,9 @@ from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.rewrite.base import Wish, refuse_needed
 from storage_admin.agent.rewrite.chain import Chain, Link, Planned
-from storage_admin.agent.swap import settle
+from storage_admin.agent.swap import outcome
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
-from storage_admin.agent.swap.outcome import stamp_now
+from storage_admin.agent.swap.outcome import Settled, stamp_now
 
 #: Formats of bases that qemu writes to and makes larger.
 _BASES = frozenset({"qcow2", "raw"})
@@ -170,7 +170,7 @@ class Commit:
 
 def is_unwritten(link: Link) -> bool:
     """Whether nobody has written to an image since it was opened."""
-    return settle.same_content(stamp_now(link.fd), link.stamp)
+    return outcome.same_content(stamp_now(link.fd), link.stamp)
 
 
 def _told(link: Link) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class Merges:
         return cls(again, frozenset(args.get("merges_over", list, [])))
 
 
-def repeat(one: Journal, records: list[dict[str, Any]], files: list[bytes], io: AgentIO) -> settle.Settled:
+def repeat(one: Journal, records: list[dict[str, Any]], files: list[bytes], io: AgentIO) -> Settled:
     """Finish what was cut off: the base gets all that the overlay holds.
 
     Args:
@@ -255,7 +255,7 @@ def repeat(one: Journal, records: list[dict[str, Any]], files: list[bytes], io: 
     told = [record for record in records if record["step"] == _CHAIN]
     if not told:
         one.remove()  # nothing was begun
-        return settle.Settled(one.job, settle.REVERTED, name)
+        return Settled(one.job, outcome.REVERTED, name)
     try:
         if [unb64(link["path_b64"]) for link in told[0]["links"][:2]] != files:
             raise RefusedError("stale_plan", "its journal names other files than the job")
@@ -266,12 +266,12 @@ def repeat(one: Journal, records: list[dict[str, Any]], files: list[bytes], io: 
             _verify(_Deaf(io), chain, idle_io=True)
             detail = f"the merge of {chain.image.shown} into {below.image.shown} was finished; nothing else was changed"
     except RefusedError as error:
-        outcome = settle.BUSY if error.code == "image_in_use" else settle.FAILED
-        return settle.Settled(one.job, outcome, name, detail=_half(error.detail))
+        what = outcome.BUSY if error.code == "image_in_use" else outcome.FAILED
+        return Settled(one.job, what, name, detail=_half(error.detail))
     except (HostError, KeyError, TypeError, ValueError, AttributeError) as error:
-        return settle.Settled(one.job, settle.FAILED, name, detail=_half(str(error)))
+        return Settled(one.job, outcome.FAILED, name, detail=_half(str(error)))
     one.remove()
-    return settle.Settled(one.job, settle.REVERTED, name, detail=detail)
+    return Settled(one.job, outcome.REVERTED, name, detail=detail)
 
 
 def _half(why: str) -> str:

@@ -18,7 +18,8 @@ from storage_admin.agent.swap import exchange, journal
 from storage_admin.agent.swap.exchange import OtherName
 from storage_admin.agent.swap.journal import Stamp
 from storage_admin.agent.swap.moment import refuse_unguarded
-from storage_admin.agent.swap.settle import settle, stat_in
+from storage_admin.agent.swap.outcome import stat_in
+from storage_admin.agent.swap.settle import settle
 from storage_admin.agent.swap.swap import Looks, NewFile, Swapped
 
 

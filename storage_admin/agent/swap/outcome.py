@@ -65,6 +65,20 @@ class Settled:
     made_shared: int = 0
     undone_shared: int = 0
 
+    def told(self, path_b64: str | None, **more: Any) -> dict[str, Any]:
+        """As the verb ``recover`` tells it; what is not known is null.
+
+        Args:
+            path_b64: the image's.
+            more: ``pool``, and of the image as it is now ``dev``, ``inode`` and ``after_bytes``, as far as known.
+        """
+        fields = asdict(self)
+        fields.pop("name")
+        original = fields.pop("before")
+        now = dict.fromkeys(("pool", "dev", "inode", "after_bytes")) | more
+        before = original["allocated_size"] if original else None
+        return fields | {"path_b64": path_b64, "original": original, "before_bytes": before} | now
+
 
 def is_back(named: Stamp | None, original: Stamp) -> tuple[bool, bool]:
     """Whether a file can be an original that was put back, by its inode; and whether it surely is, by all else."""

@@ -11,39 +11,11 @@ import os
 from dataclasses import replace
 
 from storage_admin.agent.protocol import display, unb64
-from storage_admin.agent.swap import journal, settle_aside
+from storage_admin.agent.swap import journal, outcome, settle_aside
 from storage_admin.agent.swap.exchange import OtherName, SameName, TakeOver
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, Story
-from storage_admin.agent.swap.outcome import (
-    BUSY,
-    FAILED,
-    FINISHED,
-    KEPT,
-    LOST,
-    REVERTED,
-    Settled,
-    is_back,
-    same_content,
-    stat_in,
-    unlink,
-)
+from storage_admin.agent.swap.outcome import Settled, is_back, stat_in, unlink
 from storage_admin.agent.swap.straighten import is_free, straighten
-
-__all__ = [
-    "BUSY",
-    "FAILED",
-    "FINISHED",
-    "KEPT",
-    "LOST",
-    "REVERTED",
-    "Settled",
-    "is_aside",
-    "is_back",
-    "same_content",
-    "settle",
-    "stat_in",
-    "unlink",
-]
 
 
 def settle(one: Journal) -> Settled:
@@ -66,7 +38,9 @@ def settle(one: Journal) -> Settled:
         if journal.is_commit(records):
             # It takes qemu to finish that (`rewrite/committing.py`, by a recovery).
             name = unb64(records[0]["name_b64"])
-            return Settled(one.job, FAILED, name, detail="a merge was cut off; a recovery of the host finishes it")
+            return Settled(
+                one.job, outcome.FAILED, name, detail="a merge was cut off; a recovery of the host finishes it"
+            )
         return _with_sizes(_settle(one, story := Story.of(records)), story)
     except JournalError as error:
         return _settle_unreadable(one, str(error))
@@ -110,7 +84,7 @@ def _settle(one: Journal, story: Story) -> Settled:
             return _two_images(one, story)
         os.fsync(one.folder)
         one.append(journal.DONE, new=replace(named, file_size=ready.file_size, mtime_ns=ready.mtime_ns))
-        return replace(_settle_done(one, story), outcome=FINISHED)
+        return replace(_settle_done(one, story), outcome=outcome.FINISHED)
     return _revert(one, story)
 
 
@@ -134,7 +108,7 @@ def _two_images(one: Journal, story: Story) -> Settled:
     copy = stat_in(one.folder, journal.file_name(one.job, "orig"))
     return Settled(
         one.job,
-        FAILED,
+        outcome.FAILED,
         story.name,
         story.original,
         copy.allocated_size if copy is not None else 0,
@@ -146,7 +120,7 @@ def _two_images(one: Journal, story: Story) -> Settled:
 def _settle_done(one: Journal, story: Story) -> Settled:
     undo_name = journal.file_name(one.job, "orig")
     copy = stat_in(one.folder, undo_name)
-    settled = Settled(one.job, KEPT, story.name, story.original)
+    settled = Settled(one.job, outcome.KEPT, story.name, story.original)
     if story.keep_undo:
         if copy is None or copy.inode != story.original.inode:
             return _lost(one, story, copy)
@@ -163,7 +137,7 @@ def _settle_done(one: Journal, story: Story) -> Settled:
     unlink(one.folder, journal.file_name(one.job, "new"))
     _clear_parts(one, story, done=True)
     one.remove()
-    return replace(settled, outcome=FINISHED)
+    return replace(settled, outcome=outcome.FINISHED)
 
 
 def _lost(one: Journal, story: Story, copy: Stamp | None) -> Settled:
@@ -175,7 +149,9 @@ def _lost(one: Journal, story: Story, copy: Stamp | None) -> Settled:
         detail = "the undo copy was removed by someone else"
     else:
         detail = "the undo copy was removed by someone else, and another file has its name; check that file yourself"
-    return Settled(one.job, LOST, story.name, story.original, put_back=put_back, detail=detail, surely_back=surely_back)
+    return Settled(
+        one.job, outcome.LOST, story.name, story.original, put_back=put_back, detail=detail, surely_back=surely_back
+    )
 
 
 def _revert(one: Journal, story: Story) -> Settled:
@@ -183,12 +159,12 @@ def _revert(one: Journal, story: Story) -> Settled:
     cleared = _clear_made(one, story)
     undo_name = journal.file_name(one.job, "orig")
     copy = stat_in(one.folder, undo_name)
-    settled = Settled(one.job, REVERTED, story.name_before, story.original)
+    settled = Settled(one.job, outcome.REVERTED, story.name_before, story.original)
     if copy is not None and (named is None or named.inode != copy.inode):
         # Somebody else removed or exchanged the image in the moment before the rename: this is its last name.
         return replace(
             settled,
-            outcome=FAILED,
+            outcome=outcome.FAILED,
             undo_bytes=copy.allocated_size,
             detail="the image was removed or replaced by someone else; the original is kept as undo copy",
         )
@@ -240,7 +216,7 @@ def _strangers(one: Journal, story: Story) -> Settled:
         f"{name} does not belong to this job. It was given this name, or the name of the image, during the swap. "
         "Move it where it belongs"
     )
-    return Settled(one.job, FAILED, story.name_before, story.original, detail=detail)
+    return Settled(one.job, outcome.FAILED, story.name_before, story.original, detail=detail)
 
 
 def _settle_undo(one: Journal, story: Story) -> Settled:
@@ -259,13 +235,13 @@ def _settle_undo(one: Journal, story: Story) -> Settled:
         elif story.old_name is not None and _is_there(one, story):
             detail = "the new image was used during the undo, and was left in place"
         one.remove()
-        return Settled(undo_job, FINISHED, story.name_before, story.original, undo_of=one.job, detail=detail)
+        return Settled(undo_job, outcome.FINISHED, story.name_before, story.original, undo_of=one.job, detail=detail)
     if gone is not None:
         return replace(_strangers(one, story), job=undo_job, undo_of=one.job)
     one.append(journal.UNDO_REVERTED, job=undo_job)
     copy = stat_in(one.folder, copy_name)
     held = copy.allocated_size if copy is not None else 0
-    return Settled(undo_job, REVERTED, story.name, story.original, held, undo_of=one.job)
+    return Settled(undo_job, outcome.REVERTED, story.name, story.original, held, undo_of=one.job)
 
 
 def _is_there(one: Journal, story: Story) -> bool:
@@ -287,10 +263,14 @@ def _settle_unreadable(one: Journal, why: str) -> Settled:
     for kind in ("orig", "aside"):
         copy = stat_in(one.folder, journal.file_name(one.job, kind))
         if copy is not None:
-            return Settled(one.job, FAILED, undo_bytes=copy.allocated_size, detail=f"the journal cannot be used: {why}")
+            return Settled(
+                one.job, outcome.FAILED, undo_bytes=copy.allocated_size, detail=f"the journal cannot be used: {why}"
+            )
     made = stat_in(one.folder, journal.file_name(one.job, "new"))
     if made is not None and made.file_size:
-        return Settled(one.job, FAILED, undo_bytes=made.allocated_size, detail=f"the journal cannot be used: {why}")
+        return Settled(
+            one.job, outcome.FAILED, undo_bytes=made.allocated_size, detail=f"the journal cannot be used: {why}"
+        )
     unlink(one.folder, journal.file_name(one.job, "new"))
     one.remove()
-    return Settled(one.job, REVERTED)
+    return Settled(one.job, outcome.REVERTED)

@@ -12,19 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from storage_admin.agent.protocol import display, unb64
-from storage_admin.agent.swap import exchange, journal
+from storage_admin.agent.swap import exchange, journal, outcome
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, is_image_name
-from storage_admin.agent.swap.outcome import (
-    FAILED,
-    FINISHED,
-    KEPT,
-    LOST,
-    REVERTED,
-    Settled,
-    is_back,
-    stat_in,
-    unlink,
-)
+from storage_admin.agent.swap.outcome import Settled, is_back, stat_in, unlink
 
 
 @dataclass(frozen=True)
@@ -107,10 +97,10 @@ def settle(one: Journal, records: list[dict[str, Any]]) -> Settled:
     if story.aside is None and names.is_back:
         unlink(one.folder, other)
         one.remove()
-        return Settled(one.job, REVERTED, story.name, story.original)
+        return Settled(one.job, outcome.REVERTED, story.name, story.original)
     if story.aside is None:
         one.append(journal.ASIDE, aside=held)
-    return Settled(one.job, KEPT, story.name, story.original, held.allocated_size, put_back=names.is_back)
+    return Settled(one.job, outcome.KEPT, story.name, story.original, held.allocated_size, put_back=names.is_back)
 
 
 def _without_the_file(one: Journal, story: AsideStory, names: _Names) -> Settled:
@@ -124,18 +114,18 @@ def _without_the_file(one: Journal, story: AsideStory, names: _Names) -> Settled
             f"a file that took the place of the image at that moment is now named {display(other)}, and its own "
             "name is taken; move it back by hand"
         )
-        return Settled(one.job, FAILED, story.name, story.original, put_back=names.is_back, detail=detail)
+        return Settled(one.job, outcome.FAILED, story.name, story.original, put_back=names.is_back, detail=detail)
     if story.aside is None and names.own is not None:
         # Whatever has the name: it was not taken from it.
         one.remove()
-        return Settled(one.job, REVERTED, story.name, story.original)
+        return Settled(one.job, outcome.REVERTED, story.name, story.original)
     if names.is_back:
         detail = "someone else has restored the name of the image"
     elif names.aside is None:
         detail = "the image that was set aside was removed by someone else"
     else:
         detail = "the image that was set aside was removed, and another file has its place; check that file yourself"
-    return Settled(one.job, LOST, story.name, story.original, put_back=names.is_back, detail=detail)
+    return Settled(one.job, outcome.LOST, story.name, story.original, put_back=names.is_back, detail=detail)
 
 
 def _settle_later(one: Journal, story: AsideStory, names: _Names) -> Settled:
@@ -149,10 +139,10 @@ def _settle_later(one: Journal, story: AsideStory, names: _Names) -> Settled:
             unlink(one.folder, journal.file_name(one.job, "aside"))
         one.remove()
         return Settled(
-            job, FINISHED, story.name, story.original, undo_of=one.job, put_back=names.is_back,
+            job, outcome.FINISHED, story.name, story.original, undo_of=one.job, put_back=names.is_back,
             discarded_bytes=story.freed_bytes,
         )  # fmt: skip
     if names.held is None:
         return _without_the_file(one, story, names)
     one.append(journal.STAYED, job=job)
-    return Settled(job, REVERTED, story.name, story.original, names.held.allocated_size, undo_of=one.job)
+    return Settled(job, outcome.REVERTED, story.name, story.original, names.held.allocated_size, undo_of=one.job)

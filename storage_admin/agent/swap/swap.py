@@ -22,8 +22,8 @@ from storage_admin.agent.swap.exchange import OtherName, SameName, TakeOver
 from storage_admin.agent.swap.fence import Fence
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
 from storage_admin.agent.swap.moment import Guard, refuse_unguarded, take_over
-from storage_admin.agent.swap.outcome import Made
-from storage_admin.agent.swap.settle import REVERTED, settle, stat_in
+from storage_admin.agent.swap.outcome import REVERTED, Made, stat_in
+from storage_admin.agent.swap.settle import settle
 
 
 @dataclass(frozen=True)

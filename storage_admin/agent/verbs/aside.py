@@ -17,7 +17,7 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, b64, display, host_errors
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
-from storage_admin.agent.swap import moment, settle, swap
+from storage_admin.agent.swap import moment, outcome, settle, swap
 from storage_admin.agent.swap import set_aside as aside
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, file_name
 from storage_admin.agent.swap.outcome import names_left, stamp_now
@@ -78,7 +78,7 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
         finally:
             settled = settle.settle(one)
             one.close()
-        if settled.outcome != settle.KEPT:
+        if settled.outcome != outcome.KEPT:
             raise HostError(f"the image was removed at this moment: {settled.detail}")
         return {
             "held_bytes": settled.undo_bytes,
@@ -109,7 +109,7 @@ def restore(request: Request, io: AgentIO) -> dict[str, Any]:
 
         def recheck() -> None:
             _refuse_other_file(one, story, fd)
-            named = settle.stat_in(one.folder, story.name)
+            named = outcome.stat_in(one.folder, story.name)
             if named is not None and not named.same_file(Stamp.of(os.fstat(fd))):
                 raise aside.name_is_taken()
 
@@ -219,7 +219,7 @@ def drop(request: Request, io: AgentIO) -> dict[str, Any]:
             _refuse_used(image.fd, image.shown)
 
         with moment.shut(look, image.fd) as (doors, before):
-            named = settle.stat_in(image.folder, image.name)
+            named = outcome.stat_in(image.folder, image.name)
             if named is None or not named.same_file(before):
                 raise RefusedError("stale_plan", f"another file has the name of {image.shown} by now; it is left")
             freed = space.owned(image.fd)
@@ -232,7 +232,7 @@ def _refuse(image: OpenImage, planned: tuple[int, ...]) -> None:
     now, status = stamp_now(image.fd), os.fstat(image.fd)
     if (now.dev, now.inode, *_content(now), now.ctime_ns) != planned:
         raise RefusedError("stale_plan", f"{image.shown} has changed since it was scanned; scan the host and try again")
-    named = settle.stat_in(image.folder, image.name)
+    named = outcome.stat_in(image.folder, image.name)
     if named is None or not named.same_file(now):
         raise RefusedError("stale_plan", f"{image.shown} was replaced by another file; scan the host and try again")
     if status.st_nlink != 1:
@@ -306,9 +306,9 @@ def _story(one: Journal, name: bytes) -> AsideStory:
         if not settle.is_aside(one):
             raise RefusedError("aside_missing", "that job did not set anything aside")
         settled = settle.settle(one)
-        if settled.undo_of is not None and settled.outcome == settle.REVERTED:
+        if settled.undo_of is not None and settled.outcome == outcome.REVERTED:
             settled = settle.settle(one)
-        if settled.outcome != settle.KEPT:
+        if settled.outcome != outcome.KEPT:
             raise RefusedError("aside_missing", settled.detail or "the image is no longer set aside; scan the host")
         story = AsideStory.of(one.records())
     except JournalError as error:
@@ -320,7 +320,7 @@ def _story(one: Journal, name: bytes) -> AsideStory:
 
 def _refuse_other_file(one: Journal, story: AsideStory, fd: int) -> None:
     here = Stamp.of(os.fstat(fd))
-    named = settle.stat_in(one.folder, file_name(one.job, "aside"))
+    named = outcome.stat_in(one.folder, file_name(one.job, "aside"))
     if here.inode != story.original.inode or named is None or not named.same_file(here):
         raise RefusedError(
             "aside_missing", "the file that was set aside was replaced by another one; check it yourself"

@@ -10,7 +10,8 @@ from typing import Any
 
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, b64
-from storage_admin.agent.swap import lvm_volumes, rbd_volumes, settle, volumes, zfs_volumes
+from storage_admin.agent.swap import lvm_volumes, outcome, rbd_volumes, volumes, zfs_volumes
+from storage_admin.agent.swap.outcome import Settled
 from storage_admin.agent.swap.volumes import Backend, Journal, Place, Volume, left_to_recovery
 
 WHERE = frozenset({"backend", "group", "group_id", "name", "id"})
@@ -195,8 +196,8 @@ def recover(
                 silent.add(name)
                 io.log(f"volumes of {name} that jobs have left were not looked for: {error.detail}", "warning")
     # Of a job that has made its volume, the one that it had copied has its name again as well.
-    done = {row["job"] for row in told if row["outcome"] == settle.FINISHED}
-    found = [row for row in told if row["job"] not in done or row["outcome"] != settle.REVERTED]
+    done = {row["job"] for row in told if row["outcome"] == outcome.FINISHED}
+    found = [row for row in told if row["job"] not in done or row["outcome"] != outcome.REVERTED]
     return found, [{"backend": name, "group_id": group} for name, group in sorted(away)]
 
 
@@ -232,7 +233,7 @@ def _recover(
         if job not in known and groups & {one.place.group_id, one.place.group.partition("/")[0]}:
             is_back = (one.place.id, one.place.name) in names
             detail = "" if is_back else "the volume is no longer set aside"
-            told.append(_row(job, settle.LOST, one.path, detail=detail, inode=one.inode if is_back else None))
+            told.append(_row(job, outcome.LOST, one.path, detail=detail, inode=one.inode if is_back else None))
     return told
 
 
@@ -247,16 +248,16 @@ def _settle(
 ) -> dict[str, Any]:
     path = wanted.path if wanted is not None else b64(f"{one.group}/{journal.own_name}".encode())
     if journal.job in active:
-        return _row(journal.job, settle.BUSY, path)
+        return _row(journal.job, outcome.BUSY, path)
     if one.is_aside and backend.is_atomic:
-        return _row(journal.job, settle.KEPT, path, taken=one.taken)
+        return _row(journal.job, outcome.KEPT, path, taken=one.taken)
     try:
         with volumes.alone(backend, one.group) as lock:
             return _settle_alone(backend, one, path, places, wanted, io, lock)
     except RefusedError:
-        return _row(journal.job, settle.BUSY, path)
+        return _row(journal.job, outcome.BUSY, path)
     except HostError as error:
-        return _row(journal.job, settle.BUSY, path, detail=error.detail)  # it is tried again
+        return _row(journal.job, outcome.BUSY, path, detail=error.detail)  # it is tried again
 
 
 def _settle_alone(
@@ -267,38 +268,38 @@ def _settle_alone(
     now = [one for one in backend.there(places, io) if (one.group, one.id, one.journal) == same]
     journal = now[0].journal if len(now) == 1 else None
     if journal is None:
-        return _row(seen.journal.job if seen.journal else "", settle.BUSY, path)
+        return _row(seen.journal.job if seen.journal else "", outcome.BUSY, path)
     one = now[0]
     if one.is_going and wanted is not None:
         backend.remove(one, journal, io, lock)
-        return _row(journal.job, settle.LOST, path, detail="the deletion had started, and was finished")
+        return _row(journal.job, outcome.LOST, path, detail="the deletion had started, and was finished")
     if one.is_aside:
         if not one.is_going:
             backend.tidy(one, journal.own_name, io, lock)
-        return _row(journal.job, settle.KEPT, path, taken=one.taken)
+        return _row(journal.job, outcome.KEPT, path, taken=one.taken)
     if one.is_at_work or one.is_new:
         backend.hide(one, io, lock)
     if one.is_new:
         backend.remove(one, journal, io, lock)
-        return _row(journal.job, settle.REVERTED, path)
+        return _row(journal.job, outcome.REVERTED, path)
     if one.is_at_work:
         place = Place("", one.group, "", journal.own_name, one.id)
         volumes.put_back(backend, place, journal.text, io, lock)
-        return _row(journal.job, settle.REVERTED, path, taken=one.taken)
+        return _row(journal.job, outcome.REVERTED, path, taken=one.taken)
     if one.name != journal.own_name:
         detail = f"{one.path} is marked by a job ({journal.text}), but has another name"
-        return _row(journal.job, settle.FAILED, path, detail=detail)
+        return _row(journal.job, outcome.FAILED, path, detail=detail)
     backend.give_back(one, journal, io, lock)
     if journal.makes:
-        return _row(journal.job, settle.FINISHED, path, made=one.taken, inode=one.id)
+        return _row(journal.job, outcome.FINISHED, path, made=one.taken, inode=one.id)
     if wanted is None:
-        return _row(journal.job, settle.REVERTED, path, taken=one.taken)
-    return _row(journal.job, settle.LOST, path, taken=one.taken, inode=wanted.inode)
+        return _row(journal.job, outcome.REVERTED, path, taken=one.taken)
+    return _row(journal.job, outcome.LOST, path, taken=one.taken, inode=wanted.inode)
 
 
 def _row(
     job: str,
-    outcome: str,
+    what: str,
     path: str,
     *,
     detail: str = "",
@@ -306,13 +307,5 @@ def _row(
     made: int | None = None,
     inode: str | None = None,
 ) -> dict[str, Any]:
-    """As the verb ``recover`` tells it of a file."""
-    unknown = (
-        "pool", "dev", "original", "before_bytes", "undone_bytes", "discarded_bytes", "undo_of",
-    )  # fmt: skip
-    return {
-        **dict.fromkeys(unknown), "job": job, "outcome": outcome, "path_b64": path, "undo_bytes": taken,
-        "after_bytes": made, "made_bytes": made,
-        "undo_waits": outcome == settle.KEPT, "inode": inode, "goes_shared": 0, "made_shared": 0, "undone_shared": 0,
-        "put_back": False, "surely_back": False, "detail": detail,
-    }  # fmt: skip
+    settled = Settled(job, what, undo_bytes=taken, undo_waits=what == outcome.KEPT, detail=detail, made_bytes=made)
+    return settled.told(path, inode=inode, after_bytes=made)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from storage_admin.agent.appliance import appliance
@@ -15,8 +15,9 @@ from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, b64, display
 from storage_admin.agent.rewrite import committing
-from storage_admin.agent.swap import settle
+from storage_admin.agent.swap import outcome, settle
 from storage_admin.agent.swap.journal import Journal, JournalError, file_name, is_commit, parse_name
+from storage_admin.agent.swap.outcome import Settled
 from storage_admin.agent.verbs import aside_volume, move
 
 #: How deep folders are looked into; as deep as a scan goes.
@@ -101,7 +102,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         for folder in walk.folders(number, path, depth):
             for job, kinds in sorted(folder.jobs.items()):
                 if job in active:
-                    recovered.append(_row(folder, settle.Settled(job, settle.BUSY)))
+                    recovered.append(_row(folder, Settled(job, outcome.BUSY)))
                 else:
                     recovered += _recover(folder, job, kinds, job in recorded, merges, io)
             for job in sorted(folder.benchmarks):
@@ -156,7 +157,7 @@ def _look_at(one: _Expected, io: AgentIO) -> dict[str, Any] | None:
         io.log(f"the folder of {display(one.path)} cannot be opened: {error}", "warning")
         return None
     try:
-        now = settle.stat_in(fd, name)
+        now = outcome.stat_in(fd, name)
         if now is None:
             return None
         return {"job": one.job, "bytes": now.allocated_size, "dev": now.dev, "inode": now.inode}
@@ -176,10 +177,10 @@ def _without_a_trace(one: _Expected, io: AgentIO) -> list[dict[str, Any]]:
         io.log(f"the folder of {display(one.path)} cannot be opened: {error}", "warning")
         return []
     try:
-        if any(settle.stat_in(fd, file_name(one.job, kind)) is not None for kind in ("journal", "orig", "aside")):
+        if any(outcome.stat_in(fd, file_name(one.job, kind)) is not None for kind in ("journal", "orig", "aside")):
             return []  # deeper than recovery looks, or it came this moment
         detail = "its file beside the image and its journal were removed by someone else"
-        settled = settle.Settled(one.job, settle.LOST, name, detail=detail)
+        settled = Settled(one.job, outcome.LOST, name, detail=detail)
         folder = _Folder(None, one.path.rpartition(b"/")[0] or b"/", fd, {})
         return [_row(folder, settled)]
     finally:
@@ -274,15 +275,15 @@ def _recover(
     except RefusedError:
         mount = Mounts.of_this_machine().of_descriptor(folder.fd)
         kept = _KEPT_LOCK if mount is not None and mount.filesystem == "nfs" else ""
-        return [_row(folder, settle.Settled(job, settle.BUSY, detail=kept))]
+        return [_row(folder, Settled(job, outcome.BUSY, detail=kept))]
     except OSError as error:
         return [_row(folder, _not_now(folder, job, error, io))]
     try:
         settled = _finish_merge(one, merges, io) or settle.settle(one)
         found = [settled]
-        if settled.undo_of is not None and settled.outcome == settle.REVERTED:
+        if settled.undo_of is not None and settled.outcome == outcome.REVERTED:
             found.append(settle.settle(one))  # the job whose undo was put back: its copy waits again
-        if found[-1].outcome == settle.LOST and recorded:
+        if found[-1].outcome == outcome.LOST and recorded:
             one.remove()  # it has nothing more to say, and would ask for a recovery at every scan
     except OSError as error:
         found = [_not_now(folder, job, error, io)]
@@ -293,7 +294,7 @@ def _recover(
     return [_row(folder, settled) for settled in found]
 
 
-def _finish_merge(one: Journal, merges: committing.Merges, io: AgentIO) -> settle.Settled | None:
+def _finish_merge(one: Journal, merges: committing.Merges, io: AgentIO) -> Settled | None:
     """A merge that was cut off is done once more where the controller says so; ``None`` for another journal.
 
     Whether a guest has been led to the base since, or something else been made of it, only the controller knows: then
@@ -309,13 +310,13 @@ def _finish_merge(one: Journal, merges: committing.Merges, io: AgentIO) -> settl
         return committing.repeat(one, records, merges.again[one.job], io)
     if one.job in merges.over:
         one.remove()
-        return settle.Settled(one.job, settle.REVERTED, detail="its merge is over; only the journal was left")
-    return settle.Settled(one.job, settle.BUSY, detail="its merge is finished when nobody uses the two images")
+        return Settled(one.job, outcome.REVERTED, detail="its merge is over; only the journal was left")
+    return Settled(one.job, outcome.BUSY, detail="its merge is finished when nobody uses the two images")
 
 
-def _not_now(folder: _Folder, job: str, error: OSError, io: AgentIO) -> settle.Settled:
+def _not_now(folder: _Folder, job: str, error: OSError, io: AgentIO) -> Settled:
     io.log(f"{_shown(folder, job, 'journal')} cannot be settled now: {error.strerror}", "error")
-    return settle.Settled(job, settle.FAILED, detail=f"the host failed: {error.strerror}")
+    return Settled(job, outcome.FAILED, detail=f"the host failed: {error.strerror}")
 
 
 def _recover_orphans(folder: _Folder, job: str, kinds: set[str], io: AgentIO) -> list[dict[str, Any]]:
@@ -324,22 +325,22 @@ def _recover_orphans(folder: _Folder, job: str, kinds: set[str], io: AgentIO) ->
     # folder is opened, it asks its server.
     os.close(os.open(b".", _FOLDER, dir_fd=folder.fd))
     rows = []
-    made = settle.stat_in(folder.fd, file_name(job, "new")) if "new" in kinds else None
+    made = outcome.stat_in(folder.fd, file_name(job, "new")) if "new" in kinds else None
     if made is not None and made.file_size:
         detail = f"{_shown(folder, job, 'new')} has no journal that says which job it belongs to; check it yourself"
-        rows.append(_row(folder, settle.Settled(job, settle.FAILED, undo_bytes=made.allocated_size, detail=detail)))
+        rows.append(_row(folder, Settled(job, outcome.FAILED, undo_bytes=made.allocated_size, detail=detail)))
     elif made is not None:
-        settle.unlink(folder.fd, file_name(job, "new"))
+        outcome.unlink(folder.fd, file_name(job, "new"))
         io.log(f"{_shown(folder, job, 'new')} had no journal and was removed")
-        rows.append(_row(folder, settle.Settled(job, settle.REVERTED)))
-    copy = settle.stat_in(folder.fd, file_name(job, "orig"))
+        rows.append(_row(folder, Settled(job, outcome.REVERTED)))
+    copy = outcome.stat_in(folder.fd, file_name(job, "orig"))
     if copy is not None:
         detail = f"{_shown(folder, job, 'orig')} is an undo copy without a journal; check it yourself"
-        rows.append(_row(folder, settle.Settled(job, settle.FAILED, undo_bytes=copy.allocated_size, detail=detail)))
-    aside = settle.stat_in(folder.fd, file_name(job, "aside"))
+        rows.append(_row(folder, Settled(job, outcome.FAILED, undo_bytes=copy.allocated_size, detail=detail)))
+    aside = outcome.stat_in(folder.fd, file_name(job, "aside"))
     if aside is not None:
         detail = f"{_shown(folder, job, 'aside')} is an image that was set aside, without a journal; check it yourself"
-        rows.append(_row(folder, settle.Settled(job, settle.FAILED, undo_bytes=aside.allocated_size, detail=detail)))
+        rows.append(_row(folder, Settled(job, outcome.FAILED, undo_bytes=aside.allocated_size, detail=detail)))
     return rows
 
 
@@ -351,42 +352,23 @@ def _recover_benchmark(folder: _Folder, job: str, active: bool, io: AgentIO) -> 
         found = scratch.BUSY if active else scratch.settle(folder.fd, name)
     except OSError as error:
         io.log(f"{shown} cannot be removed now: {error.strerror}", "error")
-        return [_row(folder, settle.Settled(job, settle.FAILED, detail=f"{shown}: {error.strerror}"))]
+        return [_row(folder, Settled(job, outcome.FAILED, detail=f"{shown}: {error.strerror}"))]
     if found == scratch.FOREIGN:
         io.log(f"{shown} was skipped, because the agent did not create it", "warning")
         return []
     if found == scratch.BUSY:
-        return [_row(folder, settle.Settled(job, settle.BUSY))]
+        return [_row(folder, Settled(job, outcome.BUSY))]
     detail = f"{shown}, which a benchmark had left, was removed"
     io.log(f"job {job}: {detail}")
-    return [_row(folder, settle.Settled(job, settle.REVERTED, detail=detail))]
+    return [_row(folder, Settled(job, outcome.REVERTED, detail=detail))]
 
 
-def _row(folder: _Folder, settled: settle.Settled) -> dict[str, Any]:
-    now = settle.stat_in(folder.fd, settled.name) if settled.name is not None else None
-    return {
-        "job": settled.job,
-        "pool": folder.pool,
-        "path_b64": b64(folder.path.rstrip(b"/") + b"/" + settled.name) if settled.name is not None else None,
-        "outcome": settled.outcome,
-        "undo_bytes": settled.undo_bytes,
-        "undo_waits": settled.undo_waits,
-        "dev": now.dev if now else None,
-        "inode": now.inode if now else None,
-        "original": asdict(settled.before) if settled.before else None,
-        "before_bytes": settled.before.allocated_size if settled.before else None,
-        "after_bytes": now.allocated_size if now else None,
-        "made_bytes": settled.made_bytes,
-        "undone_bytes": settled.undone_bytes,
-        "discarded_bytes": settled.discarded_bytes,
-        "goes_shared": settled.goes_shared,
-        "made_shared": settled.made_shared,
-        "undone_shared": settled.undone_shared,
-        "undo_of": settled.undo_of,
-        "put_back": settled.put_back,
-        "surely_back": settled.surely_back,
-        "detail": settled.detail,
-    }
+def _row(folder: _Folder, settled: Settled) -> dict[str, Any]:
+    if settled.name is None:
+        return settled.told(None, pool=folder.pool)
+    now = outcome.stat_in(folder.fd, settled.name)
+    more = {"dev": now.dev, "inode": now.inode, "after_bytes": now.allocated_size} if now else {}
+    return settled.told(b64(folder.path.rstrip(b"/") + b"/" + settled.name), pool=folder.pool, **more)
 
 
 def _shown(folder: _Folder, job: str, kind: str) -> str:

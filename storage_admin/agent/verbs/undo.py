@@ -28,7 +28,7 @@ from storage_admin.agent.protocol import (
 )
 from storage_admin.agent.rewrite import last_copy
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
-from storage_admin.agent.swap import fence, journal, moment, settle, swap
+from storage_admin.agent.swap import fence, journal, moment, outcome, settle, swap
 from storage_admin.agent.swap.fence import Fence
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, Story, file_name
 from storage_admin.agent.swap.outcome import names_left, stamp_now
@@ -136,7 +136,7 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
         story = _story(place)
         undo_name = file_name(place.journal.job, "orig")
         freed, found = 0, False
-        named = settle.stat_in(place.folder, place.name)
+        named = outcome.stat_in(place.folder, place.name)
         try:
             old = os.open(undo_name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place.folder)
         except FileNotFoundError:
@@ -158,7 +158,7 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
                 os.close(old)
         place.journal.remove()
         told: dict[str, Any] = {"freed_bytes": freed, "found": found, "original": asdict(story.original)}
-        put_back, surely_back = (False, False) if found else settle.is_back(named, story.original)
+        put_back, surely_back = (False, False) if found else outcome.is_back(named, story.original)
         return {**told, "put_back": put_back, "surely_back": surely_back}
 
 
@@ -175,7 +175,7 @@ def _remove(place: _Place, old: int, before: os.stat_result, io: AgentIO) -> int
 
 def _refuse_changed(place: _Place, old: int, before: os.stat_result) -> None:
     """Also by force the copy stays where it was opened, written to or exchanged while it was looked at."""
-    here, named = stamp_now(old), settle.stat_in(place.folder, file_name(place.journal.job, "orig"))
+    here, named = stamp_now(old), outcome.stat_in(place.folder, file_name(place.journal.job, "orig"))
     if named is None or not named.same_file(here):
         raise RefusedError("undo_missing", "the undo copy was replaced by another file; check it yourself")
     if _content(here) != _content(Stamp.of(before)):
@@ -186,7 +186,7 @@ def _refuse_changed(place: _Place, old: int, before: os.stat_result) -> None:
 def _refuse_needed_still(place: _Place, story: Story, old: int, name: bytes, form: str, *, by_itself: bool) -> None:
     """The copy stays where it holds what nothing else does: the image is gone, or damaged, or the copy written to."""
     copy = stamp_now(old)
-    if not settle.same_content(copy, story.original):
+    if not outcome.same_content(copy, story.original):
         raise RefusedError(
             "undo_written_to",
             "someone wrote to the undo copy, perhaps a program that had the image open when it was replaced. "
@@ -256,9 +256,9 @@ def _story(place: _Place) -> Story:
     except JournalError as error:
         raise RefusedError("undo_missing", f"the journal of this job cannot be read: {error}") from error
     settled = settle.settle(place.journal)
-    if settled.outcome == settle.REVERTED and settled.undo_of is None:
+    if settled.outcome == outcome.REVERTED and settled.undo_of is None:
         raise RefusedError("undo_missing", "the job did not replace the image, so there is nothing to undo")
-    if settled.outcome == settle.FINISHED and settled.undo_of is not None:
+    if settled.outcome == outcome.FINISHED and settled.undo_of is not None:
         raise RefusedError("undo_missing", "the original has already been restored")
     try:
         story = Story.of(place.journal.records())
@@ -282,7 +282,7 @@ def _refuse(place: _Place, story: Story, new: int, old: int, *, force: bool) -> 
     """All that has to be true before and in the moment of the undo."""
     here, copy = stamp_now(new), stamp_now(old)
     done = story.done
-    named = settle.stat_in(place.folder, place.name)
+    named = outcome.stat_in(place.folder, place.name)
     if done is None or here.inode != done.inode or named is None or named.inode != done.inode:
         raise RefusedError("stale_plan", "the image was replaced again since the job; undo the later job first")
     if not force and story.is_written_to(here):
@@ -290,10 +290,10 @@ def _refuse(place: _Place, story: Story, new: int, old: int, *, force: bool) -> 
             "undo_written_to",
             "the image was written to since the job, and these writes would be lost. Force the undo to accept that",
         )
-    undo_named = settle.stat_in(place.folder, file_name(place.journal.job, "orig"))
+    undo_named = outcome.stat_in(place.folder, file_name(place.journal.job, "orig"))
     if undo_named is None or undo_named.inode != copy.inode or copy.inode != story.original.inode:
         raise RefusedError("undo_missing", "the undo copy was replaced by another file; check it yourself")
-    if story.old_name is not None and settle.stat_in(place.folder, story.old_name) is not None:
+    if story.old_name is not None and outcome.stat_in(place.folder, story.old_name) is not None:
         raise RefusedError("target_exists", f"{display(story.old_name)} exists again; move it away, then undo the job")
     if (copy.file_size, copy.mtime_ns) != (story.original.file_size, story.original.mtime_ns):
         raise RefusedError("undo_missing", "the undo copy was written to and is no longer the original")
