@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import os
 
-from storage_admin.agent.host import attributes
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import HostError, RefusedError, Request, b64, display
 from storage_admin.agent.swap import exchange, journal
-from storage_admin.agent.swap.exchange import OtherName
 from storage_admin.agent.swap.journal import Stamp
-from storage_admin.agent.swap.moment import refuse_unguarded
 from storage_admin.agent.swap.outcome import stat_in
 from storage_admin.agent.swap.settle import settle
-from storage_admin.agent.swap.swap import Looks, NewFile, Swapped
+from storage_admin.agent.swap.swap import Looks, NewFile, Replacement, Swapped
 
 
 class Publication(NewFile):
@@ -39,16 +36,7 @@ class Publication(NewFile):
         super().__init__(folder, name, original, request, undo_hours=0)
 
     def swap(self, io: AgentIO, looks: Looks) -> Swapped:
-        """Give the new file its name. The original keeps its own, so that nothing happens to who opens it meanwhile.
-
-        Args:
-            io: the controller, which has to say ``go``.
-            looks: raise where the original, its base or their users changed.
-
-        Raises:
-            StoppedError: the controller did not say ``go``; nothing was changed.
-            RefusedError: what a look raised, or ``target_exists``; nothing was changed.
-        """
+        """Give the new file its name. The original keeps its own, so that nothing happens to who opens it meanwhile."""
         self.written()
         io.wait_for_go(self.generation, **self.facts())
         looks.thorough()
@@ -96,7 +84,7 @@ class Birth(Publication):
         return super().facts() | {"before_bytes": 0}
 
 
-class Succession(NewFile):
+class Succession(Replacement):
     """A new file under a new name, which takes over from an image; that one's own name goes.
 
     Args:
@@ -115,28 +103,10 @@ class Succession(NewFile):
         self.old_name = old_name
         super().__init__(folder, name, original, request, undo_hours, old_name_b64=b64(old_name))
 
-    def _prepare(self) -> None:
-        refuse_unguarded(self.original, self.guard)
-        attributes.copy_flags(self.original, self.new)
-
     def swap(self, io: AgentIO, looks: Looks) -> Swapped:
-        """Give the new file its name, and take the original's away.
-
-        Args:
-            io: the controller, which has to say ``go``.
-            looks: raise where the original, its base or their users changed.
-
-        Raises:
-            StoppedError: the controller did not say ``go``; nothing was changed.
-            RefusedError: what a look raised, ``target_exists``, ``stale_plan``, ``image_in_use`` or ``immutable``;
-                nothing was changed.
-            HostError: others used both files, or put theirs there, in that very moment: nothing was removed.
-        """
-        comes, goes = os.fstat(self.new).st_ino, os.fstat(self.original).st_ino
-        undo_name = journal.file_name(self.job, "orig")
-        moves = OtherName(self.folder, comes, goes, self.new_name, undo_name, self.name, self.old_name)
+        """Give the new file its name, and take the original's away."""
         try:
-            return self._take_over(io, looks, moves, self.old_name)
+            return super().swap(io, looks)
         except FileExistsError:
             _refuse_taken(self.folder, self.name)
             raise

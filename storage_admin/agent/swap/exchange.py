@@ -22,6 +22,7 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from storage_admin.agent.swap.journal import file_name
 from storage_admin.agent.swap.outcome import stat_in, unlink
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -347,3 +348,24 @@ class OtherName(TakeOver):
     def finish(self) -> None:
         """See above."""
         self._drop(self.coming, self.comes)
+
+
+def moves(
+    folder: int, job: str, made: int, original: int, name: bytes, old_name: bytes | None, *, back: bool = False
+) -> TakeOver:
+    """The steps by which the file that a job made takes over from the original; ``back``: the original again.
+
+    Args:
+        folder: descriptor of the folder.
+        made, original: inodes of the files.
+        name: of the file that the job made.
+        old_name: of the original, where that is another one.
+    """
+    new, orig = file_name(job, "new"), file_name(job, "orig")
+    if back and old_name is not None:
+        return OtherName(folder, original, made, orig, new, old_name, name)
+    if back:
+        return SameName(folder, original, made, orig, new, name)
+    if old_name is not None:
+        return OtherName(folder, made, original, new, orig, name, old_name)
+    return SameName(folder, made, original, new, orig, name)

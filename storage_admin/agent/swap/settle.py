@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from storage_admin.agent.protocol import display, unb64
 from storage_admin.agent.swap import journal, outcome, settle_aside
-from storage_admin.agent.swap.exchange import OtherName, SameName, TakeOver
+from storage_admin.agent.swap.exchange import moves
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, Story
 from storage_admin.agent.swap.outcome import Settled, is_back, stat_in, unlink
 from storage_admin.agent.swap.straighten import is_free, straighten
@@ -75,7 +75,8 @@ def _settle(one: Journal, story: Story) -> Settled:
         return _settle_done(one, story)
     ready = story.ready
     if ready is not None and (story.exchanging or story.old_name is not None):
-        straighten(_moves(one, story, ready.inode), story.original, ready)
+        forward = moves(one.folder, one.job, ready.inode, story.original.inode, story.name, story.old_name)
+        straighten(forward, story.original, ready)
     named = stat_in(one.folder, story.name)
     if ready is not None and named is not None and named.inode == ready.inode:
         # It has its name, but the last record is missing. Written to since? Then its time and size differ from these.
@@ -86,22 +87,6 @@ def _settle(one: Journal, story: Story) -> Settled:
         one.append(journal.DONE, new=replace(named, file_size=ready.file_size, mtime_ns=ready.mtime_ns))
         return replace(_settle_done(one, story), outcome=outcome.FINISHED)
     return _revert(one, story)
-
-
-def _moves(one: Journal, story: Story, made: int) -> TakeOver:
-    """The steps by which the file that the job made takes over from the original."""
-    names = journal.file_name(one.job, "new"), journal.file_name(one.job, "orig")
-    if story.old_name is None:
-        return SameName(one.folder, made, story.original.inode, *names, story.name)
-    return OtherName(one.folder, made, story.original.inode, *names, story.name, story.old_name)
-
-
-def _moves_back(one: Journal, story: Story, made: int) -> TakeOver:
-    """The steps by which the original takes over again."""
-    names = journal.file_name(one.job, "orig"), journal.file_name(one.job, "new")
-    if story.old_name is None:
-        return SameName(one.folder, story.original.inode, made, *names, story.name)
-    return OtherName(one.folder, story.original.inode, made, *names, story.old_name, story.name)
 
 
 def _two_images(one: Journal, story: Story) -> Settled:
@@ -222,7 +207,9 @@ def _strangers(one: Journal, story: Story) -> Settled:
 def _settle_undo(one: Journal, story: Story) -> Settled:
     undo_job, copy_name = str(story.undo_job), journal.file_name(one.job, "orig")
     if story.undone is not None and (story.exchanging or story.old_name is not None):
-        straighten(_moves_back(one, story, story.undone.inode), story.undone, story.original)
+        made, original = story.undone.inode, story.original.inode
+        steps = moves(one.folder, one.job, made, original, story.name, story.old_name, back=True)
+        straighten(steps, story.undone, story.original)
     gone = stat_in(one.folder, journal.file_name(one.job, "new"))
     named = stat_in(one.folder, story.name_before)
     if named is not None and named.inode == story.original.inode:

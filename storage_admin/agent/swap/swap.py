@@ -17,10 +17,9 @@ from typing import Any, Callable
 from storage_admin.agent.host import attributes, locking, space
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import HostError, RefusedError, Request, b64
-from storage_admin.agent.swap import journal, moment
-from storage_admin.agent.swap.exchange import OtherName, SameName, TakeOver
+from storage_admin.agent.swap import exchange, journal, moment
 from storage_admin.agent.swap.fence import Fence
-from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
+from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, Story
 from storage_admin.agent.swap.moment import Guard, refuse_unguarded, take_over
 from storage_admin.agent.swap.outcome import REVERTED, Made, stat_in
 from storage_admin.agent.swap.settle import settle
@@ -160,26 +159,6 @@ class NewFile(ABC):
         """
         self._journal.append(journal.MADE, **Made.of(self.new, form, self.name, was).fields())
 
-    def check_names(self, image: bytes) -> None:
-        """Both names, in the very folder that is worked in, must be of the files that were looked at and made.
-
-        The folder and the image were opened one after the other, and who may rename folders of the pool could have put
-        another one there in between.
-
-        Args:
-            image: the name that the original has.
-
-        Raises:
-            RefusedError: ``stale_plan``.
-            HostError: the new file was exchanged, or is used.
-        """
-        named = stat_in(self.folder, image)
-        if named is None or not named.same_file(Stamp.of(os.fstat(self.original))):
-            raise RefusedError("stale_plan", "the image was replaced by someone else; scan the host and try again")
-        self.check_made()
-        if locking.locked_bytes(self.new) or locking.opener([locking.file_id(self.new)]):
-            raise HostError("the temporary file is in use by another program")
-
     def check_made(self) -> None:
         """The new file must have the name that it was made under, and no other; raises HostError."""
         made = stat_in(self.folder, self.new_name)
@@ -228,21 +207,48 @@ class NewFile(ABC):
         more = {"parts_bytes": self.parts_bytes} if self.parts else {}
         self._journal.append(journal.READY, new=Stamp.of(os.fstat(self.new)), **self._shared, **more)
 
-    def _take_over(self, io: AgentIO, looks: Looks, moves: TakeOver, image: bytes) -> Swapped:
-        """The new file takes over from the original, whose name is ``image``; see :meth:`swap`."""
+    @abstractmethod
+    def swap(self, io: AgentIO, looks: Looks) -> Swapped:
+        """Give the new file its name.
+
+        Args:
+            io: the controller, which has to say ``go``.
+            looks: raise where the original, its base or their users changed.
+
+        Raises:
+            StoppedError: the controller did not say ``go``; nothing was changed.
+            RefusedError: what a look raised, ``target_exists``, ``stale_plan``, ``image_in_use`` or ``immutable``;
+                nothing was changed.
+            HostError: others used both files, or put theirs there, in that very moment: nothing was removed.
+        """
+
+
+class Replacement(NewFile):
+    """A new file beside an image that will take its place."""
+
+    #: The image's name, where the new file gets another one.
+    old_name: bytes | None = None
+
+    def _prepare(self) -> None:
+        refuse_unguarded(self.original, self.guard)
+        attributes.copy_flags(self.original, self.new)
+
+    def swap(self, io: AgentIO, looks: Looks) -> Swapped:
+        image, comes, goes = self.old_name or self.name, os.fstat(self.new).st_ino, os.fstat(self.original).st_ino
+        steps = exchange.moves(self.folder, self.job, comes, goes, self.name, self.old_name)
         self.written()
         io.wait_for_go(self.generation, **self.facts())
         with Fence(self.folder, self.original, self.new) as fence:
             looks.thorough()
-            self.check_names(image)
+            self._check_names(image)
             self._journal.append(journal.EXCHANGING, keeps=self.guard.held.is_asked_for)
 
             def last_look() -> None:
-                self.check_names(image)
+                self._check_names(image)
                 looks.last()
 
             try:
-                done = take_over(moves, self.original, self.new, last_look, io, self.guard, self.dress)
+                done = take_over(steps, self.original, self.new, last_look, io, self.guard, self.dress)
             except PermissionError as error:
                 raise RefusedError(
                     "immutable", "the image or its folder is protected (chattr +i), so it cannot be replaced"
@@ -257,39 +263,25 @@ class NewFile(ABC):
                     self._journal.append(journal.DONE, new=closed.came, undo=closed.went)
                 fence.outlast_names(self.original, io)
         made = max(done.came.allocated_size - self._shared["made_shared"], 0)
-        goes = max(os.fstat(self.original).st_blocks * 512 - self._shared["goes_shared"], 0)
-        return Swapped(done.came, made, goes, settled.undo_waits)
+        freed = max(os.fstat(self.original).st_blocks * 512 - self._shared["goes_shared"], 0)
+        return Swapped(done.came, made, freed, settled.undo_waits)
 
-    @abstractmethod
-    def swap(self, io: AgentIO, looks: Looks) -> Swapped:
-        """Give the new file its name, once the controller has said ``go`` and no look raises anything."""
+    def _check_names(self, image: bytes) -> None:
+        """Both names, in the very folder that is worked in, must be of the files that were looked at and made.
 
-
-class Replacement(NewFile):
-    """A new file beside an image that will take its place."""
-
-    def _prepare(self) -> None:
-        refuse_unguarded(self.original, self.guard)
-        attributes.copy_flags(self.original, self.new)
-
-    def swap(self, io: AgentIO, looks: Looks) -> Swapped:
-        """Put the new file in the image's place.
-
-        Args:
-            io: the controller, which has to say ``go``.
-            looks: raise where the image, its base or their users changed.
-
-        Returns:
-            The new image's facts.
+        The folder and the image were opened one after the other, and who may rename folders of the pool could have put
+        another one there in between.
 
         Raises:
-            StoppedError: the controller did not say ``go``; nothing was changed.
-            RefusedError: what a look raised, ``stale_plan``, ``image_in_use`` or ``immutable``; nothing was changed.
-            HostError: others used both files, or put theirs there, in that very moment: nothing was removed.
+            RefusedError: ``stale_plan``.
+            HostError: the new file was exchanged, or is used.
         """
-        comes, goes = os.fstat(self.new).st_ino, os.fstat(self.original).st_ino
-        moves = SameName(self.folder, comes, goes, self.new_name, journal.file_name(self.job, "orig"), self.name)
-        return self._take_over(io, looks, moves, self.name)
+        named = stat_in(self.folder, image)
+        if named is None or not named.same_file(Stamp.of(os.fstat(self.original))):
+            raise RefusedError("stale_plan", "the image was replaced by someone else; scan the host and try again")
+        self.check_made()
+        if locking.locked_bytes(self.new) or locking.opener([locking.file_id(self.new)]):
+            raise HostError("the temporary file is in use by another program")
 
 
 def clear_earlier(folder: int, request: Request) -> None:
@@ -328,26 +320,14 @@ def _generation(record: dict[str, Any]) -> int:
     return generation if isinstance(generation, int) else 0
 
 
-@dataclass(frozen=True)
-class Ends:
-    """What an undo exchanges: descriptors of the image that is there now and of the undo copy, and the image's name.
-
-    ``old_name`` is the name that the original had, where the job gave the image another one.
-    """
-
-    name: bytes
-    new: int
-    old: int
-    old_name: bytes | None = None
-
-
-def swap_back(one: Journal, request: Request, ends: Ends, io: AgentIO, looks: Looks) -> int:
+def swap_back(one: Journal, story: Story, new: int, old: int, request: Request, io: AgentIO, looks: Looks) -> int:
     """Put an undo copy back into its image's place; what was there is gone afterwards.
 
     Args:
         one: the journal of the replacement that is undone; removed in the end.
+        story: what that tells.
+        new, old: descriptors of the image that is there now and of the undo copy.
         request: the undo.
-        ends: the two files.
         io: the controller, which has to say ``go``.
         looks: raise where something has changed.
 
@@ -358,21 +338,18 @@ def swap_back(one: Journal, request: Request, ends: Ends, io: AgentIO, looks: Lo
         StoppedError, RefusedError: nothing was changed.
         HostError: others used both files, or put theirs there, in that very moment: nothing was removed.
     """
-    gone, back = Stamp.of(os.fstat(ends.new)), Stamp.of(os.fstat(ends.old))
-    shared = space.shared_bytes(ends.new)
+    gone, back = Stamp.of(os.fstat(new)), Stamp.of(os.fstat(old))
+    shared = space.shared_bytes(new)
     one.append(journal.UNDO, job=request.job, generation=request.generation, new=gone, goes_shared=shared)
-    names = journal.file_name(one.job, "orig"), journal.file_name(one.job, "new")
-    moves: TakeOver = SameName(one.folder, back.inode, gone.inode, *names, ends.name)
-    if ends.old_name is not None:
-        moves = OtherName(one.folder, back.inode, gone.inode, *names, ends.old_name, ends.name)
+    steps = exchange.moves(one.folder, one.job, gone.inode, back.inode, story.name, story.old_name, back=True)
     guard = Guard.of(request, keep=False)
     try:
         facts = {"before_bytes": gone.allocated_size, "made_bytes": back.allocated_size, "made_inode": back.inode}
         io.wait_for_go(request.generation, **facts, goes_shared=shared)
-        with Fence(one.folder, ends.new, ends.old):
+        with Fence(one.folder, new, old):
             looks.thorough()
             one.append(journal.EXCHANGING)
-            take_over(moves, ends.new, ends.old, looks.last, io, guard)
+            take_over(steps, new, old, looks.last, io, guard)
     except PermissionError as error:
         raise RefusedError("immutable", "the image is protected (chattr +i), so it cannot be replaced") from error
     except FileExistsError as error:

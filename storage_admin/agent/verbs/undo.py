@@ -91,7 +91,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         look_everywhere()
         io.progress("swapping", 0, None, "waiting for the go-ahead")
         looks = swap.Looks(look_everywhere, look)
-        shared = swap.swap_back(place.journal, request, swap.Ends(place.name, new, old, story.old_name), io, looks)
+        shared = swap.swap_back(place.journal, story, new, old, request, io, looks)
         gone, status = os.fstat(new), os.fstat(old)
         before = gone.st_blocks * 512
         return {
