@@ -144,7 +144,8 @@ def _convert(io: AgentIO, source: Node, image: Node, target: Conversion, effort:
         asked += ["-o", options]
     written = image.path_by_descriptor() if target.backing is None else image.written()
     shown = [*map(text, asked), *formats([source]), display(source.path), display(target.shown)]
-    return _converted(io, [*asked, source.argument(), written], image, source, shown, effort)
+    files = image.files(written=True, beside=[source])
+    return _run(io, [*asked, source.argument(), written], shown, files, effort)
 
 
 def fill(
@@ -164,22 +165,8 @@ def fill(
     asked += ["-t", "none"] if isinstance(target, DeviceNode) else []
     asked += ["-O", target.format]
     shown = [*map(text, asked), *formats([source]), display(source.path), display(target.path)]
-    return _converted(io, [*asked, source.argument(), target.written()], target, source, shown, effort)
-
-
-def _converted(
-    io: AgentIO, argv: Sequence[tools.Argument], image: Node, source: Node, shown: Sequence[str], effort: Effort
-) -> tools.Finished:
-    return tools.run(
-        ["qemu-img", *argv],
-        io,
-        limits=None,
-        idle_io=effort.idle_io,
-        files=image.files(written=True, beside=[source]),
-        on_output=effort.on_output(),
-        watch=effort.watch,
-        shown=["qemu-img", *shown],
-    )
+    files = target.files(written=True, beside=[source])
+    return _run(io, [*asked, source.argument(), target.written()], shown, files, effort)
 
 
 _MIB = 1 << 20
@@ -273,7 +260,7 @@ def info(io: AgentIO, image: Node) -> dict[str, Any]:
     Raises:
         HostError: it fails.
     """
-    answer = _query(io, ["info", "-U"], [image], SLOW_QUERY)
+    answer = _query(io, ["info", "-U"], image)
     return answered(answer.stdout) if answer.exit_code == 0 else fail("info", answer)
 
 
@@ -288,7 +275,7 @@ def measure(io: AgentIO, image: Node, options: str) -> int:
     Raises:
         HostError: it fails.
     """
-    answer = _query(io, ["measure", "-U", "-O", "qcow2", "-o", options], [image], SLOW_QUERY)
+    answer = _query(io, ["measure", "-U", "-O", "qcow2", "-o", options], image)
     required = answered(answer.stdout).get("required") if answer.exit_code == 0 else None
     if not isinstance(required, int):
         return int(fail("measure", answer))
@@ -301,7 +288,7 @@ def check(io: AgentIO, image: Node, effort: Effort) -> CheckReport:
     Raises:
         HostError: it could not be looked through at all.
     """
-    answer = _query(io, ["check", "-U"], [image], SLOW_QUERY, effort)
+    answer = _query(io, ["check", "-U"], image, effort)
     # 2: corruptions, 3: leaks only; 1 also stands for errors during the check, which the report counts.
     if answer.exit_code in {0, 1, 2, 3} and answer.stdout.lstrip().startswith(b"{"):
         report = answered(answer.stdout)
@@ -324,16 +311,8 @@ def rebase(io: AgentIO, image: Node, base: Node | None, effort: Effort) -> tools
     declared = ["-F", base.format] if base is not None else []
     asked = ["rebase", "-p", "-b", "" if base is None else base.shared(), *declared]
     shown = ["rebase", "-p", "-f", image.format, "-b", "" if base is None else display(base.path), *declared]
-    return tools.run(
-        ["qemu-img", *asked, image.written()],
-        io,
-        limits=None,
-        idle_io=effort.idle_io,
-        files=image.files(written=True, beside=[] if base is None else [base]),
-        on_output=effort.on_output(),
-        watch=effort.watch,
-        shown=["qemu-img", *shown, display(image.path)],
-    )
+    files = image.files(written=True, beside=[] if base is None else [base])
+    return _run(io, [*asked, image.written()], [*shown, display(image.path)], files, effort)
 
 
 def name_base(io: AgentIO, image: Node, name: bytes, base_format: str) -> tools.Finished:
@@ -350,7 +329,9 @@ def commit(io: AgentIO, image: Node, effort: Effort) -> tools.Finished:
     """
     # qemu opens the base anew to write to it, which it does not where something below was opened by `force-share`.
     files = image.files(written=True, written_below=True)
-    return _run(io, ["commit", "-d", "-p"], [image], None, effort, files)
+    asked = ["commit", "-d", "-p"]
+    shown = [*asked, *formats([image]), display(image.path)]
+    return _run(io, [*asked, image.argument()], shown, files, effort)
 
 
 def change(
@@ -362,39 +343,32 @@ def change(
         asked: the subcommand and its options.
         behind: what stands behind the image's name.
     """
-    return tools.run(
-        ["qemu-img", *asked, image.written(), *behind],
-        io,
-        limits=SLOW_QUERY,
-        idle_io=effort.idle_io,
-        files=image.files(written=True),
-        watch=effort.watch,
-        shown=["qemu-img", *map(text, asked), "-f", image.format, display(image.path), *behind],
-    )
+    shown = [*map(text, asked), "-f", image.format, display(image.path), *behind]
+    return _run(io, [*asked, image.written(), *behind], shown, image.files(written=True), effort, SLOW_QUERY)
 
 
-def _query(
-    io: AgentIO, asked: Sequence[str], images: Sequence[Node], limits: tools.Limits, effort: Effort | None = None
-) -> tools.Finished:
-    return _run(io, [*asked, "--output=json"], images, limits, effort or Effort())
+def _query(io: AgentIO, asked: Sequence[str], image: Node, effort: Effort | None = None) -> tools.Finished:
+    asked = [*asked, "--output=json"]
+    shown = [*asked, *formats([image]), display(image.path)]
+    return _run(io, [*asked, image.argument()], shown, image.files(), effort or Effort(), SLOW_QUERY)
 
 
 def _run(
     io: AgentIO,
-    asked: Sequence[str],
-    images: Sequence[Node],
-    limits: tools.Limits | None,
+    argv: Sequence[tools.Argument],
+    shown: Sequence[str],
+    files: Files,
     effort: Effort,
-    files: Files | None = None,
+    limits: tools.Limits | None = None,
 ) -> tools.Finished:
+    """Args: ``shown`` is as an admin would type it: what is run names descriptors, which mean nothing to others."""
     return tools.run(
-        ["qemu-img", *asked, *(image.argument() for image in images)],
+        ["qemu-img", *argv],
         io,
         limits=limits,
         idle_io=effort.idle_io,
-        files=files or images[0].files(beside=images[1:]),
+        files=files,
         on_output=effort.on_output(),
         watch=effort.watch,
-        # As an admin would type it: what is run names descriptors, which mean nothing to anybody else.
-        shown=["qemu-img", *asked, *formats(images), *(display(image.path) for image in images)],
+        shown=["qemu-img", *shown],
     )
