@@ -53,6 +53,8 @@ class Wish:
             *("secrets", "iter_time"),
         )
     )
+    #: Those of an image whose content, and so its size, comes from elsewhere.
+    OF_A_SOURCE = ARGS - {"virtual_size", "base", "chain", "secrets", "iter_time"}
 
     #: Zero as long as only what is packed says it.
     virtual_size: int

@@ -45,13 +45,10 @@ def hidden(backend: Maker[Any], place: Place, request: Request, io: AgentIO) -> 
                 volumes.put_back(backend, place, journal, io, lock)
             raise
     try:
-        device = Device.open(backend.device(now))
-        try:
+        with contextlib.closing(Device.open(backend.device(now))) as device:
             fcntl.ioctl(device.fd, _BLKROSET, struct.pack("i", 1))
             device.refuse_used()
             yield device
-        finally:
-            device.close()
     finally:
         with left_to_recovery(), volumes.alone(backend, place.group, patiently) as lock:
             backend.hide(volumes.find(backend, place, name, io), io, lock)  # its device is one that can only be read

@@ -156,12 +156,9 @@ def detach(request: Request, io: AgentIO) -> dict[str, Any]:
     _found(*wanted)
     with host_errors(), nbd.alone():
         found = _found(*wanted)
-        device = Device.open(os.fsencode(found["path"]), found["pid"])
-        try:
+        with contextlib.closing(Device.open(os.fsencode(found["path"]), found["pid"])) as device:
             os.fsync(device.fd)
             done = tools.run(["qemu-nbd", "--disconnect", found["path"]], io)
-        finally:
-            device.close()
         if done.exit_code:
             raise HostError(f"qemu-nbd failed, {done.words()}")
         _wait_until_closed(found["device"], found["pid"])

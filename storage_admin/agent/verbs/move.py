@@ -6,6 +6,7 @@ watched, and a volume has no name in that time, so that no guest can start from 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import replace
@@ -104,18 +105,17 @@ def volume_to_file(request: Request, io: AgentIO) -> dict[str, Any]:
     """Read a volume into an image of a name that no file has.
 
     Args:
-        request: ``args``: the volume as of :func:`volume_to_volume`; else as of :mod:`from_device`.
+        request: ``args``: the volume as of :func:`volume_to_volume`; else as of :func:`create.from_device`.
         io: the controller.
 
     Returns:
-        As of :mod:`from_device`.
+        As of :func:`create.from_device`.
 
     Raises:
         RefusedError, HostError, StoppedError: nothing is left of the new file; of the volume as of
             :func:`file_to_volume`.
     """
-    left_out = {"virtual_size", "base", "chain", "secrets", "iter_time"}
-    args = Arguments(request.args, WHERE | (creation.Wish.ARGS - left_out))
+    args = Arguments(request.args, WHERE | creation.Wish.OF_A_SOURCE)
     backend, place = _place(args)
     target, wish = Target.parse(args.take("target", dict)), creation.Wish.parse(args)
     with host_errors(), hidden(backend, place, request, io) as device:
@@ -165,13 +165,10 @@ _SPEED = ("bandwidth_bytes_sec", "idle_io", "reserve", "others_bytes")
 
 def _write(new: NewVolume, source: Source, io: AgentIO) -> dict[str, Any]:
     """Writes onto the new volume and compares; gives what the verb tells of it, once it has its name."""
-    device = Device.open(new.backend.device(new.one), to_write=True)
-    try:
+    with contextlib.closing(Device.open(new.backend.device(new.one), to_write=True)) as device:
         write(source, device, io, zeroed=new.zeroed, watch=new.watch)
         if not new.zeroed:
             _clear_tail(device, source.size)
-    finally:
-        device.close()
     io.progress("swapping", 0, None, "waiting for the go-ahead")
     taken = new.publish(source.look_again)
     return {"virtual_size": source.size, "volume_size": device.size, "after_bytes": taken, "id": new.one.id}

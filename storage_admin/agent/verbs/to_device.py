@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from storage_admin.agent.host.devices import Device
@@ -33,9 +34,5 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         owners = [(unb64(path), str(whose)) for path, whose in args.get("owners", list, [])]
     except (TypeError, ValueError, AttributeError) as error:
         raise RefusedError(INVALID, "owners are pairs of a path and whose it is") from error
-    with opened(wish) as chain:
-        device = Device.open(args.path("device_b64"), to_write=True)
-        try:
-            return DeviceWrite(request, io, wish, chain, device, overwrite, owners).run()
-        finally:
-            device.close()
+    with opened(wish) as chain, contextlib.closing(Device.open(args.path("device_b64"), to_write=True)) as device:
+        return DeviceWrite(request, io, wish, chain, device, overwrite, owners).run()
