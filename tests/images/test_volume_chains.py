@@ -12,7 +12,7 @@ from images.models import Image
 from images.rewrite import neighbours, planning
 from storage_admin.agent.protocol import RefusedError, Request, b64
 from storage_admin.agent.rewrite import volume_chains as on_the_spot
-from storage_admin.agent.verbs import aside, convert, flatten, reclaim
+from storage_admin.agent.verbs import aside, reclaim, rewrites
 from tests.agent.aside import aside_args
 from tests.agent.harness import reclaim_args
 from tests.agent.recording import RecordingIO, request
@@ -70,9 +70,9 @@ def cut_by_the_agent(state: State) -> list[str]:
     found = []
     stands = [state.disk] if state.disk is not None and set(state.ancestors(state.disk)) & set(state.inner) else []
     for image in (*state.inner, *stands):
-        tried = {"convert": refused(convert.run, asked(state, image, **target(image)))}
+        tried = {"convert": refused(rewrites.convert, asked(state, image, **target(image)))}
         if state.ancestors(image):
-            tried["flatten"] = refused(flatten.run, asked(state, image, method="rebase"))
+            tried["flatten"] = refused(rewrites.flatten, asked(state, image, method="rebase"))
         if image in state.inner:
             tried["reclaim"] = refused(reclaim.run, asked(state, image, method="copy"))
             tried["in place"] = refused(reclaim.run, asked(state, image, method="in_place"))

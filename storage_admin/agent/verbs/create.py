@@ -23,10 +23,9 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     """Create an image under a name that no file has.
 
     Args:
-        request: its ``args`` are ``target`` as for :mod:`convert`; ``virtual_size`` in bytes; ``base``, a link of a
-            chain, and ``chain``, its ancestors, for an overlay; ``secrets`` with a ``passphrase`` for an encrypted
-            image; ``bandwidth_bytes_sec``, ``idle_io``, ``reserve`` and
-            ``others_bytes`` as for any rewrite.
+        request: its ``args`` are ``target`` as for :func:`rewrites.convert`; ``virtual_size`` in bytes; ``base``, a
+            link of a chain, and ``chain``, its ancestors, for an overlay; ``secrets`` with a ``passphrase`` for an
+            encrypted image; ``bandwidth_bytes_sec``, ``idle_io``, ``reserve`` and ``others_bytes`` as for any rewrite.
         io: the controller.
 
     Returns:
@@ -54,7 +53,7 @@ def from_device(request: Request, io: AgentIO) -> dict[str, Any]:
     """Read a device that nobody uses, as a logical volume, into an image of a name that no file has.
 
     Args:
-        request: its ``args`` are ``device_b64`` (a path below ``/dev``), ``target`` as for :mod:`convert`,
+        request: its ``args`` are ``device_b64`` (a path below ``/dev``), ``target`` as for :func:`rewrites.convert`,
             ``bandwidth_bytes_sec``, ``idle_io``, ``reserve`` and ``others_bytes`` as for any rewrite.
         io: the controller.
 
@@ -75,8 +74,8 @@ def unpack(request: Request, io: AgentIO) -> dict[str, Any]:
 
     Args:
         request: its ``args`` are ``source`` (``pool_path_b64``, ``path_b64`` of the first file), ``target`` as for
-            :mod:`convert`, ``member`` (of an archive: the disk's name), ``sha256`` (that the source has to have),
-            ``bandwidth_bytes_sec``, ``idle_io``, ``reserve`` and ``others_bytes`` as for any rewrite.
+            :func:`rewrites.convert`, ``member`` (of an archive: the disk's name), ``sha256`` (that the source has to
+            have), ``bandwidth_bytes_sec``, ``idle_io``, ``reserve`` and ``others_bytes`` as for any rewrite.
         io: the controller.
 
     Returns:
