@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
@@ -141,6 +142,15 @@ class Effort:
     watch: Callable[[], None] | None = None
     progress: Callable[[float], None] | None = None
 
+    @classmethod
+    def telling(
+        cls, io: AgentIO, stage: str, size: int, idle_io: bool, watch: Callable[[], None] | None = None
+    ) -> Effort:
+        """One that tells how many of so many bytes are done in a stage; of 0 bytes it tells nothing."""
+        if not size:
+            return cls(idle_io, watch)
+        return cls(idle_io, watch, lambda share: io.progress(stage, round(share * size), size))
+
     def on_output(self) -> Callable[[bytes], None] | None:
         """What reads the share out of the tool's ``(12.00/100%)\\r``."""
         read = self.on_outputs([1])
@@ -163,6 +173,22 @@ class Effort:
                 tell(sum(done) / sum(sizes))
 
         return read
+
+
+#: Seconds between two looks at the image and at the free space while a tool works.
+WATCH_INTERVAL = 0.5
+
+
+def seldom(look: Callable[[], None], seconds: float = WATCH_INTERVAL, since: float = 0.0) -> Callable[[], None]:
+    """What may be called all the time, and looks once in so many seconds; ``since``, by the monotonic clock, it has."""
+
+    def watch() -> None:
+        nonlocal since
+        if time.monotonic() - since > seconds:
+            since = time.monotonic()
+            look()
+
+    return watch
 
 
 def formats(images: Sequence[Node]) -> list[str]:

@@ -21,6 +21,7 @@ from storage_admin.agent.folders.pools import open_parent
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.host import cgroups, locking, space
 from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.programs.tools import Finished
 from storage_admin.agent.protocol import (
     INVALID,
     SPACE,
@@ -33,7 +34,7 @@ from storage_admin.agent.protocol import (
     refusal_of_tool,
 )
 from storage_admin.agent.qemu import img
-from storage_admin.agent.qemu.node import Node
+from storage_admin.agent.qemu.node import WATCH_INTERVAL, Node
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.rewrite.backing_name import leads_to
 from storage_admin.agent.rewrite.chain import Chain, Link, Planned, refuse_unsafe
@@ -110,10 +111,6 @@ def opened(wish: Wish, *, base_lost: bool = False) -> Iterator[Chain]:
     """
     with host_errors(), contextlib.closing(Chain(wish.image, wish.ancestors, base_lost=base_lost)) as chain:
         yield chain
-
-
-#: Seconds between two looks at the image and at the free space while a tool works.
-WATCH_INTERVAL = 0.5
 
 
 def refuse_needed(link: Link, pools: list[LookedAt], io: AgentIO) -> None:
@@ -244,7 +241,7 @@ class Rewrite:
         self.io.progress("checking", 0, None, "checking the image and its users")
         clear_earlier(self.folder, self.request)
         self._refuse()
-        self._needed = self.recipe.needed(self)
+        self._needed = self.wish.predicted_high or self.recipe.needed(self)
         self._claim.take(self._needed, self.wish.reserve, self.wish.others)
         self.io.emit(SPACE, needed_bytes=self._needed)  # plans that look for space have to count with all of it
         before = space.allocated_on_disk(self.chain.image.fd)
@@ -311,11 +308,12 @@ class Rewrite:
         """The new file's path, for the log."""
         return os.path.join(self.recipe.folder_path(self), replacement.new_name)
 
-    def failed(self, what: str, words: str, stderr: bytes) -> Exception:
-        """What a tool's failure means; raises what is truer: a guest that has started, a disk that is full."""
-        self.chain.refuse_changes()
-        space.watch(self.folder, self.wish.reserve)
-        return refusal_of_tool(stderr) or HostError(f"{what} failed, {words}")
+    def refuse_failed(self, what: str, done: Finished) -> None:
+        """Raise what it means where a tool has failed; truer is a guest that has started, or a disk that is full."""
+        if done.exit_code:
+            self.chain.refuse_changes()
+            space.watch(self.folder, self.wish.reserve)
+            raise refusal_of_tool(done.stderr) or HostError(f"{what} failed, {done.words()}")
 
     def _verify(self, replacement: NewFile) -> None:
         """The copy's header says what it should, its metadata is sound, and a guest reads the same bytes from it."""
@@ -364,11 +362,7 @@ class Rewrite:
 
     def effort(self, stage: str, total: int) -> img.Effort:
         """How a tool is to work: its progress counts for this stage of ``total`` bytes; 0 tells none."""
-
-        def progress(share: float) -> None:
-            self.io.progress(stage, int(total * share), total)
-
-        return img.Effort(self.wish.idle_io, self.watch, progress if total else None)
+        return img.Effort.telling(self.io, stage, total, self.wish.idle_io, self.watch)
 
     def watch(self) -> None:
         """A guest that starts wins, and so do guests that need the last of the space."""

@@ -188,8 +188,7 @@ def _merge(io: Any, chain: Chain, idle_io: bool) -> None:
         HostError, RefusedError: the base may be a mixture; the overlay reads as before.
     """
     size = chain.image.facts.virtual_size
-    effort = img.Effort(idle_io, None, lambda share: io.progress("merging", round(share * size), size))
-    done = img.commit(io, chain.node(), effort)
+    done = img.commit(io, chain.node(), img.Effort.telling(io, "merging", size, idle_io))
     try:
         with host_errors():
             os.fsync(chain.links[1].fd)
@@ -213,7 +212,7 @@ def _verify(io: Any, chain: Chain, idle_io: bool) -> int:
     """
     overlay, base, link = chain.node(), chain.below(1), chain.links[1]
     size = chain.image.facts.virtual_size
-    effort = img.Effort(idle_io, None, lambda share: io.progress("verifying", round(share * size), size))
+    effort = img.Effort.telling(io, "verifying", size, idle_io)
     assert base is not None  # noqa: S101 (it was refused before where there is none)
     if base.format in img.CHECKED and not img.check(io, base, effort).sound:
         raise HostError(f"{link.shown} has errors after the merge; go on with {chain.image.shown} alone")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +83,12 @@ class Target:
         if why := wrong_name_for(name, form):
             raise RefusedError(INVALID, why)
         return cls(pool_path, path, form, options, replaces)
+
+    def argument(self, more: Mapping[str, str]) -> str:
+        """The creation options and some more, as for ``-o``."""
+        # Without force_size, the size of a VHD is rounded up to what a disk's geometry can say.
+        own = self.options | ({"force_size": "on"} if self.format == "vpc" else {})
+        return ",".join(f"{name}={value}" for name, value in sorted({**own, **more}.items()))
 
 
 def refuse_place(pool_path: bytes, path: bytes) -> bytes:
@@ -169,8 +176,6 @@ class Convert(Recipe):
 
     def needed(self, work: Rewrite) -> int:
         """What qemu-img measures for the whole chain; all of the virtual size where that is preallocated."""
-        if work.wish.predicted_high is not None:
-            return work.wish.predicted_high
         virtual_size = work.chain.image.facts.virtual_size
         if self.target.options.get("preallocation") in {"full", "falloc"} or self._is_fixed():
             return virtual_size + _TABLES
@@ -187,22 +192,9 @@ class Convert(Recipe):
 
     def make(self, work: Rewrite, replacement: NewFile) -> None:
         """Convert, and put a VMDK's own name into it."""
-        facts, options = work.chain.image.facts, dict(self.target.options)
-        if self.target.format == "vpc":
-            options["force_size"] = "on"  # else it rounds up to what a disk's geometry can say
-        target = img.Conversion(
-            folder=work.folder,
-            name=replacement.new_name,
-            shown=work.shown(replacement),
-            format=self.target.format,
-            options=",".join(f"{name}={value}" for name, value in sorted(options.items())),
-            compress="compression_type" in options or options.get("subformat") == "streamOptimized",
-            bitmaps=bool(facts.bitmaps),
-            bandwidth=work.wish.bandwidth,
-        )
-        done = img.convert(work.io, work.chain.node(), target, work.effort("copying", facts.virtual_size))
-        if done.exit_code:
-            raise work.failed("qemu-img convert", done.words(), done.stderr)
+        facts, options = work.chain.image.facts, self.target.options
+        compress = "compression_type" in options or options.get("subformat") == "streamOptimized"
+        copying.convert(work, replacement, self.target.format, self.target.argument({}), compress=compress)
         if self.target.format == "vmdk":
             vmdk_descriptor.name_extent(replacement.new, work.name)
         if self.target.replaces and self.target.format == facts.format:

@@ -148,6 +148,37 @@ _TABLES = 8 << 20
 _SECTOR = 512
 
 
+def convert(
+    work: Rewrite,
+    replacement: NewFile,
+    form: str,
+    options: str,
+    *,
+    compress: bool,
+    backing: tuple[bytes, str] | None = None,
+) -> None:
+    """Have qemu-img write the chain into the new file, or only the image's own layer on a ``backing``.
+
+    Args:
+        form, options, compress, backing: as of :class:`img.Conversion`.
+    """
+    facts = work.chain.image.facts
+    target = img.Conversion(
+        folder=work.folder,
+        name=replacement.new_name,
+        shown=work.shown(replacement),
+        format=form,
+        options=options,
+        compress=compress,
+        backing=backing,
+        virtual_size=facts.virtual_size,
+        bitmaps=bool(facts.bitmaps),
+        bandwidth=work.wish.bandwidth,
+    )
+    done = img.convert(work.io, work.chain.node(), target, work.effort("copying", facts.virtual_size))
+    work.refuse_failed("qemu-img convert", done)
+
+
 class Copy(Recipe):
     """``qemu-img convert`` into the same format with the same options; an overlay keeps its immediate base."""
 
@@ -173,9 +204,7 @@ class Copy(Recipe):
         work.refuse_damaged()
 
     def needed(self, work: Rewrite) -> int:
-        """What the plan's estimate says at most, else what qemu-img measures for the layer uncompressed."""
-        if work.wish.predicted_high is not None:
-            return work.wish.predicted_high
+        """What qemu-img measures for the layer uncompressed."""
         if work.chain.image.facts.format not in {"qcow2", "raw"}:
             return work.chain.image.stamp.allocated_size + _TABLES  # qemu-img does not measure these
         if work.chain.image.facts.format == "raw":
@@ -201,21 +230,8 @@ class Copy(Recipe):
     def make(self, work: Rewrite, replacement: NewFile) -> None:
         """Convert the image's own layer, or the whole of it without a base, into the new file."""
         facts = work.chain.image.facts
-        target = img.Conversion(
-            folder=work.folder,
-            name=replacement.new_name,
-            shown=work.shown(replacement),
-            format=facts.format,
-            options=self.options(work),
-            compress=self.compress or facts.subformat == "streamOptimized",
-            backing=self.backing(work),
-            virtual_size=facts.virtual_size,
-            bitmaps=bool(facts.bitmaps),
-            bandwidth=work.wish.bandwidth,
-        )
-        done = img.convert(work.io, work.chain.node(), target, work.effort("copying", facts.virtual_size))
-        if done.exit_code:
-            raise work.failed("qemu-img convert", done.words(), done.stderr)
+        compress = self.compress or facts.subformat == "streamOptimized"
+        convert(work, replacement, facts.format, self.options(work), compress=compress, backing=self.backing(work))
         if facts.format == "vmdk":
             vmdk_descriptor.carry_over(work.chain.image.fd, replacement.new, work.name)
         else:

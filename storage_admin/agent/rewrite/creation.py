@@ -27,10 +27,9 @@ from storage_admin.agent.protocol import (
 )
 from storage_admin.agent.qemu import img, keys
 from storage_admin.agent.qemu.keys import Keys
-from storage_admin.agent.qemu.node import Node
+from storage_admin.agent.qemu.node import Node, seldom
 from storage_admin.agent.rewrite import vmdk_descriptor
 from storage_admin.agent.rewrite.backing_name import leads_to, near
-from storage_admin.agent.rewrite.base import WATCH_INTERVAL
 from storage_admin.agent.rewrite.chain import Chain
 from storage_admin.agent.rewrite.conversion import Target
 from storage_admin.agent.rewrite.publish import Birth
@@ -96,7 +95,6 @@ class Creation:
     base: Chain | None
     folder: int = -1
     name: bytes = b""
-    _looked: float = 0.0
 
     def run(self) -> dict[str, Any]:
         """All steps; returns and raises as the verb."""
@@ -127,15 +125,13 @@ class Creation:
         self.io.emit(SPACE, needed_bytes=needed)
         with Birth(self.folder, self.name, self.request) as new:
 
-            def watch() -> None:
-                if time.monotonic() - self._looked > WATCH_INTERVAL:
-                    self._looked = time.monotonic()
-                    space.watch(self.folder, self.wish.reserve)
-                    written = space.allocated(new.new)
-                    claim.left(needed - written)
-                    self._tell(written)
+            def look() -> None:
+                space.watch(self.folder, self.wish.reserve)
+                written = space.allocated(new.new)
+                claim.left(needed - written)
+                self._tell(written)
 
-            self._make(new, img.Effort(self.wish.idle_io, watch))
+            self._make(new, img.Effort(self.wish.idle_io, seldom(look)))
             os.fsync(new.new)
             claim.left(0)
             self._verify(new)
@@ -166,9 +162,7 @@ class Creation:
 
     def _written(self, new: NewFile) -> img.Conversion:
         """What qemu-img is to write."""
-        options = dict(self.target.options)
-        if self.target.format == "vpc":
-            options["force_size"] = "on"  # else it rounds up to what a disk's geometry can say
+        options: dict[str, str] = {}
         if self.wish.keys.by_id:
             prefix = "" if self.format == "luks" else "encrypt."
             options |= {"encrypt.format": "luks"} if prefix else {}
@@ -179,7 +173,7 @@ class Creation:
             name=new.new_name,
             shown=os.path.join(os.path.dirname(self.target.path), new.new_name),
             format=self.format,
-            options=",".join(f"{name}={value}" for name, value in sorted(options.items())),
+            options=self.target.argument(options),
             compress=False,
             backing=self._backing(),
             virtual_size=self.wish.virtual_size,

@@ -53,9 +53,7 @@ class DeviceCopy(Creation):
         super()._verify(new)
         node = Node(new.new, self.target.format, self.name)
         size = self.wish.virtual_size
-        told = img.Effort(
-            self.wish.idle_io, None, lambda share: self.io.progress("verifying", round(share * size), size)
-        )
+        told = img.Effort.telling(self.io, "verifying", size, self.wish.idle_io)
         if not img.compare(self.io, self._node, node, size, told):
             self._refuse()
             raise HostError("the new image differs from the device; something has written to it")

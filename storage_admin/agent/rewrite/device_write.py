@@ -14,9 +14,9 @@ from storage_admin.agent.programs import tools
 from storage_admin.agent.programs.confined import Files
 from storage_admin.agent.protocol import HostError, RefusedError, Request, display, refusal_of_tool
 from storage_admin.agent.qemu import img
-from storage_admin.agent.qemu.node import DeviceNode, Node
+from storage_admin.agent.qemu.node import DeviceNode, Node, seldom
 from storage_admin.agent.rewrite import chain as links
-from storage_admin.agent.rewrite.base import WATCH_INTERVAL, Wish
+from storage_admin.agent.rewrite.base import Wish
 from storage_admin.agent.rewrite.chain import PROCESS_INTERVAL, Chain
 from storage_admin.agent.rewrite.copying import refuse_two_sizes
 
@@ -47,7 +47,6 @@ class Source:
     look: Callable[[], None]
     look_again: Callable[[], None]
     idle_io: bool
-    _looked: float = 0.0
 
     @classmethod
     def of_image(cls, chain: Chain, wish: Wish) -> Source:
@@ -60,12 +59,6 @@ class Source:
         size = chain.image.facts.virtual_size
         return cls(chain.node(), size, wish.bandwidth, chain.refuse_changes, look_again, wish.idle_io)
 
-    def watch(self) -> None:
-        """A guest that starts wins."""
-        if time.monotonic() - self._looked > WATCH_INTERVAL:
-            self._looked = time.monotonic()
-            self.look()
-
 
 def refuse_unfit(chain: Chain, wish: Wish, io: AgentIO) -> None:
     """Let only an image be written onto a device that is whole, that nobody uses, and that is as it was planned."""
@@ -76,8 +69,7 @@ def refuse_unfit(chain: Chain, wish: Wish, io: AgentIO) -> None:
     if size != wish.virtual_size:
         raise RefusedError("stale_plan", f"{shown} was resized since it was scanned; scan the host and try again")
     if chain.image.planned.format in img.CHECKED:
-        effort = img.Effort(wish.idle_io, None, lambda share: io.progress("checking", round(share * size), size))
-        report = img.check(io, chain.node(), effort)
+        report = img.check(io, chain.node(), img.Effort.telling(io, "checking", size, wish.idle_io))
         if not report.sound:
             raise RefusedError("dirty_or_corrupt", f"{shown} has {report.corruptions} corruptions; check it first")
 
@@ -94,18 +86,14 @@ def write(source: Source, device: Device, io: AgentIO, *, zeroed: bool, watch: C
         HostError: it could not be written, or is not equal.
     """
     target, size = DeviceNode(device.fd, "raw", device.path, None, source.size), source.size
-    looked = 0.0
+    looks = (seldom(source.look), watch, seldom(device.refuse_used, PROCESS_INTERVAL))
 
     def look() -> None:
-        nonlocal looked
-        source.watch()
-        watch()
-        if time.monotonic() - looked > PROCESS_INTERVAL:
-            looked = time.monotonic()
-            device.refuse_used()
+        for one in looks:
+            one()
 
     def effort(stage: str) -> img.Effort:
-        return img.Effort(source.idle_io, look, lambda share: io.progress(stage, round(share * size), size))
+        return img.Effort.telling(io, stage, size, source.idle_io, look)
 
     def look_again() -> None:
         source.look_again()

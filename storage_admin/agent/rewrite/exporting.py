@@ -162,8 +162,7 @@ class Exporting(Convert):
             _PACK[packing], work.io, limits=None, idle_io=work.wish.idle_io, files=Files(), on_output=take,
             watch=work.watch, shown=[*_PACK[packing], display(work.wish.image.path)], stdin=source,
         )  # fmt: skip
-        if done.exit_code:
-            raise work.failed(packing, done.words(), done.stderr)
+        work.refuse_failed(packing, done)
 
     def _part_name(self, number: int) -> bytes:
         if number > MOST_PARTS:
@@ -182,8 +181,7 @@ class Exporting(Convert):
             self._move(new)
             disk = Member(new, "vmdk", work.shown(replacement), None, ova.DISK)
             done = img.fill(work.io, work.chain.node(), disk, effort, zeroed=True, bandwidth=work.wish.bandwidth)
-        if done.exit_code:
-            raise work.failed("qemu-img convert", done.words(), done.stderr)
+        work.refuse_failed("qemu-img convert", done)
         os.fsync(new)
         end = os.fstat(new).st_size
         end += -end % len(ova.END)

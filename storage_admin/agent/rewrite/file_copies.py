@@ -14,7 +14,6 @@ from typing import Any
 from storage_admin.agent import formats
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.measure.new_image import tables
-from storage_admin.agent.programs.tools import Finished
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import Node
@@ -101,11 +100,6 @@ class FileCopy(Recipe):
     @abstractmethod
     def change(self, work: Rewrite, copy: Node) -> None:
         """Have the copy changed; raises HostError or RefusedError."""
-
-    def ended(self, work: Rewrite, what: str, done: Finished) -> None:
-        """Raise what the end of a program means."""
-        if done.exit_code:
-            raise work.failed(what, done.words(), done.stderr)
 
 
 class Repair(FileCopy):
@@ -197,7 +191,7 @@ class Grow(FileCopy):
         """Have qemu-img enlarge it."""
         effort = work.effort("enlarging", 0)
         done = img.change(work.io, copy, ["resize", "-q"], effort, [str(self.virtual_size)])
-        self.ended(work, "qemu-img resize", done)
+        work.refuse_failed("qemu-img resize", done)
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
         """The header as it was but for the size."""
@@ -245,7 +239,7 @@ class RemoveBitmaps(FileCopy):
         """Have qemu-img remove the bitmaps from it."""
         for name in self.names:
             done = img.change(work.io, copy, ["bitmap", "--remove", "--"], work.effort("removing", 0), [name])
-            self.ended(work, "qemu-img bitmap", done)
+            work.refuse_failed("qemu-img bitmap", done)
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
         """The header as it was but for the bitmaps."""

@@ -66,8 +66,6 @@ class Rebase(Recipe):
 
     def needed(self, work: Rewrite) -> int:
         """The image as it is, and all data of the images in between, uncompressed."""
-        if work.wish.predicted_high is not None:
-            return work.wish.predicted_high
         between = work.chain.links[1 : self.keep]
         options = f"cluster_size={work.chain.image.facts.cluster_size}"
         layers = (Node(link.fd, link.planned.format, link.planned.path) for link in between)
@@ -117,13 +115,11 @@ class Rebase(Recipe):
         refuse_other_header(work, replacement, work.chain.image.facts.backing_file)
         copy = Node(replacement.new, "qcow2", work.shown(replacement), work.chain.below(1))
         done = img.rebase(work.io, copy, self.base(work), work.effort("flattening", size))
-        if done.exit_code:
-            raise work.failed("qemu-img rebase", done.words(), done.stderr)
+        work.refuse_failed("qemu-img rebase", done)
         if self.name:
             refuse_other_header(work, replacement, self._argument(work))
             done = img.name_base(work.io, copy, self.name, self._format(work) or "")
-            if done.exit_code:
-                raise work.failed("qemu-img rebase -u", done.words(), done.stderr)
+            work.refuse_failed("qemu-img rebase -u", done)
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
         """All as it was but for the base."""
@@ -223,8 +219,7 @@ class Relink(Onto):
         refuse_other_header(work, replacement, work.chain.image.facts.backing_file)
         copy = Node(replacement.new, "qcow2", work.shown(replacement))
         done = img.name_base(work.io, copy, self.name, self._format(work) or "")
-        if done.exit_code:
-            raise work.failed("qemu-img rebase -u", done.words(), done.stderr)
+        work.refuse_failed("qemu-img rebase -u", done)
         refuse_different(work, copy, work.chain.image.facts.virtual_size)
 
 
@@ -243,8 +238,6 @@ class Standalone(Copy):
 
     def needed(self, work: Rewrite) -> int:
         """What the whole chain needs, uncompressed."""
-        if work.wish.predicted_high is not None:
-            return work.wish.predicted_high
         return img.measure(work.io, work.chain.node(), self.options(work))
 
     def base(self, work: Rewrite) -> Node | None:  # noqa: ARG002 (the same for all)

@@ -84,7 +84,7 @@ class Shrink(FileCopy):
             os.ftruncate(copy.fd, size)
         else:
             done = img.change(work.io, copy, ["resize", "-q", "--shrink"], work.effort("shrinking", 0), [str(size)])
-            self.ended(work, "qemu-img resize", done)
+            work.refuse_failed("qemu-img resize", done)
         refuse_different(work, copy, size)
         if (gpt := self._table.gpt) is not None:
             first, end = gpt.moved(size)

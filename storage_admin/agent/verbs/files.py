@@ -9,8 +9,9 @@ from typing import Any
 from storage_admin.agent.appliance import appliance
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import DATA, INVALID, Arguments, RefusedError, Request, b64
+from storage_admin.agent.qemu.node import seldom
 from storage_admin.agent.rewrite import chain as links
-from storage_admin.agent.rewrite.base import COMMON, WATCH_INTERVAL, Wish, opened
+from storage_admin.agent.rewrite.base import COMMON, Wish, opened
 from storage_admin.agent.verbs.inside import HARMLESS
 
 LOOK, LIST, READ = "look", "list", "read"
@@ -42,17 +43,11 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         where = {"device": args.take("device", str), "path": args.take("path", str)}
     if any("\0" in one for one in where.values()) or not where.get("path", "/").startswith("/"):
         raise RefusedError(INVALID, "a path begins with a slash")
-    wish, looked = Wish.parse(request.args, args), time.monotonic()
+    wish = Wish.parse(request.args, args)
     with opened(wish) as chain:
         links.refuse_unsafe(chain, children_known=True, carried=HARMLESS)
         chain.refuse_in_use()
-
-        def watch() -> None:
-            nonlocal looked
-            if time.monotonic() - looked > WATCH_INTERVAL:
-                looked = time.monotonic()
-                chain.refuse_changes()
-
+        watch = seldom(chain.refuse_changes, since=time.monotonic())
         with appliance.on(io, chain.node(), watch) as inside:
             if do != READ:
                 told = inside.ask(do, **where)

@@ -12,7 +12,7 @@ from storage_admin.agent.formats.facts import UnreadableError
 from storage_admin.agent.host import cgroups, space
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, KEPT, Arguments, RefusedError, Request, b64, display, host_errors
-from storage_admin.agent.rewrite.base import WATCH_INTERVAL
+from storage_admin.agent.qemu.node import WATCH_INTERVAL
 from storage_admin.agent.rewrite.incoming import Incoming
 from storage_admin.agent.swap import exchange
 from storage_admin.agent.swap.journal import Stamp

@@ -9,7 +9,8 @@ from typing import Any
 
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import DATA, INVALID, Arguments, HostError, RefusedError, Request, b64
-from storage_admin.agent.rewrite.base import COMMON, WATCH_INTERVAL, Wish, opened
+from storage_admin.agent.qemu.node import seldom
+from storage_admin.agent.rewrite.base import COMMON, Wish, opened
 
 _PIECE = 1 << 20
 
@@ -30,13 +31,14 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     """
     args = Arguments(request.args, COMMON | {"offset", "length"})
     at, length = args.get("offset", int, 0), args.take("length", int)
-    wish, digest, looked = Wish.parse(request.args, args), hashlib.sha256(), time.monotonic()
+    wish, digest = Wish.parse(request.args, args), hashlib.sha256()
     with opened(wish, base_lost=True) as chain:
         image = chain.image
         end = at + length
         if at < 0 or length < 0 or end > image.stamp.file_size:
             raise RefusedError(INVALID, f"{image.shown} has {image.stamp.file_size} bytes")
         chain.refuse_in_use()
+        watch = seldom(chain.refuse_changes, since=time.monotonic())
         while at < end:
             piece = os.pread(image.fd, min(_PIECE, end - at), at)
             if not piece:
@@ -45,8 +47,6 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
             at += len(piece)
             io.emit(DATA, **({"b64": b64(piece)} if piece.strip(b"\0") else {"zeros": len(piece)}))
             io.check()
-            if time.monotonic() - looked > WATCH_INTERVAL:
-                looked = time.monotonic()
-                chain.refuse_changes()
+            watch()
         chain.refuse_stale()
     return {"bytes": length, "sha256": digest.hexdigest()}
