@@ -57,7 +57,6 @@ class Sparsify(FileCopy):
             raise RefusedError("nothing_to_free", f"{image.shown} has no filesystem that can be trimmed")
 
     def change(self, work: Rewrite, copy: Node) -> None:
-        """Have the appliance trim the copy."""
         work.io.progress("trimming", 0, None, "trimming the filesystems of the copy")
         with appliance.on(work.io, copy, work.watch, writable=True, long=True) as inside:
             self._told = inside.ask("trim", _PATIENCE)
@@ -71,6 +70,5 @@ class Sparsify(FileCopy):
                 raise HostError("files in the copy differ from those in the image")
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
-        """The header as it was."""
         wrong = changed(work.chain.image.facts, made)
         return wrong if work.chain.image.facts.bitmaps == made.bitmaps else [*wrong, "bitmaps"]

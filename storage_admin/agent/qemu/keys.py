@@ -113,7 +113,6 @@ class LockedNode(Node):
         return cls(node.fd, node.format, node.path, node.backing, key)
 
     def options(self) -> dict[str, Any]:
-        """As of any node, with the passphrase's id."""
         if self.format == "luks":
             return super().options() | {"key-secret": self.key}
         return super().options() | {"encrypt": {"format": "luks", "key-secret": self.key}}

@@ -112,7 +112,6 @@ class Member(Node):
     size: int | None = None
 
     def options(self) -> dict[str, Any]:
-        """As of any node; its file is so many bytes of the other one."""
         opened = super().options()
         length = {} if self.size is None else {"size": self.size}
         return opened | {"file": {"driver": "raw", "offset": self.offset, **length, "file": opened["file"]}}

@@ -80,7 +80,6 @@ class Link:
 
     @property
     def id(self) -> FileId:
-        """Its identity."""
         return FileId(self.stamp.dev, self.stamp.inode)
 
     @contextlib.contextmanager

@@ -120,7 +120,6 @@ class Convert(Recipe):
         return told if self.target.replaces else {**told, "freed_bytes": 0}
 
     def place(self, work: Rewrite) -> tuple[int, bytes]:
-        """The target's folder and name."""
         if self.target.replaces:
             image = work.wish.image
             if os.path.dirname(self.target.path) != os.path.dirname(image.path):
@@ -130,7 +129,6 @@ class Convert(Recipe):
         return open_parent(self.target.pool_path, self.target.path)
 
     def folder_path(self, work: Rewrite) -> bytes:  # noqa: ARG002
-        """The target's folder."""
         return os.path.dirname(self.target.path)
 
     def begin(self, work: Rewrite) -> NewFile:
@@ -152,7 +150,6 @@ class Convert(Recipe):
         return self.target.path == work.wish.image.path
 
     def format(self, work: Rewrite) -> str:  # noqa: ARG002
-        """The target's."""
         return self.target.format
 
     def refuse(self, work: Rewrite) -> None:
@@ -171,7 +168,6 @@ class Convert(Recipe):
         work.refuse_damaged()
 
     def takes_away(self, work: Rewrite) -> bool:
-        """Where it replaces the image under another name."""
         return self.target.replaces and not self._keeps_name(work)
 
     def needed(self, work: Rewrite) -> int:
@@ -187,7 +183,6 @@ class Convert(Recipe):
         return self.target.options.get("subformat") == "fixed"
 
     def base(self, work: Rewrite) -> Node | None:  # noqa: ARG002
-        """None: the target holds all."""
         return None
 
     def make(self, work: Rewrite, replacement: NewFile) -> None:

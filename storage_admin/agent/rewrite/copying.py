@@ -219,7 +219,6 @@ class Copy(Recipe):
         return other_options(facts)
 
     def base(self, work: Rewrite) -> Node | None:
-        """The same as the image's."""
         return work.chain.node().backing
 
     def backing(self, work: Rewrite) -> tuple[bytes, str] | None:
@@ -264,7 +263,6 @@ class Compress(Copy):
 
     @property
     def result(self) -> dict[str, object]:
-        """The compression that was chosen."""
         return {"compression": self.compression}
 
     def refuse(self, work: Rewrite) -> None:
@@ -292,11 +290,9 @@ class Compress(Copy):
         return "zlib"
 
     def options(self, work: Rewrite) -> str:
-        """Creation options, with the chosen compression."""
         return creation_options(work.chain.image.facts, self.compression)
 
     def compression_of(self, work: Rewrite) -> str | None:  # noqa: ARG002 (it was chosen before)
-        """The chosen one."""
         return self.compression
 
 

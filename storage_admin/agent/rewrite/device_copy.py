@@ -30,7 +30,6 @@ class DeviceCopy(Creation):
         return DeviceNode(self.device.fd, "raw", self.device.path)
 
     def run(self) -> dict[str, Any]:
-        """All steps; returns and raises as the verb."""
         if self.device is None or not self.device.size or self.device.size % 512:
             raise RefusedError(INVALID, "the device has no size in whole sectors")
         self.wish = replace(self.wish, virtual_size=self.device.size)

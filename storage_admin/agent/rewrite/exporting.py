@@ -128,7 +128,6 @@ class Exporting(Convert):
         self._told["after_bytes"] = sum(space.allocated_on_disk(fd) for fd in self._made)
 
     def make(self, work: Rewrite, replacement: NewFile) -> None:
-        """Pack it."""
         self._made = [replacement.new]
         if self._asked.packing == OVA:
             self._make_ova(work, replacement)

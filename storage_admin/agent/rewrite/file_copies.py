@@ -86,11 +86,9 @@ class FileCopy(Recipe):
         return work.chain.image.stamp.allocated_size + (1 << 20)
 
     def base(self, work: Rewrite) -> Node | None:
-        """The same as the image's."""
         return work.chain.below(1)
 
     def make(self, work: Rewrite, replacement: NewFile) -> None:
-        """Copy the file, and change the copy."""
         image = work.chain.image
         copy_image(work, replacement)
         refuse_other_header(work, replacement, image.facts.backing_file)
@@ -141,14 +139,12 @@ class Repair(FileCopy):
         return image.allocated_size + image.file_size // 64 + (1 << 20)
 
     def change(self, work: Rewrite, copy: Node) -> None:
-        """Have qemu-img repair it."""
         alone = replace(copy, backing=None)
         done = img.change(work.io, alone, ["check", "-r", self.level], work.effort("repairing", 0))
         if done.exit_code not in {0, 3}:
             raise HostError(f"qemu-img check -r {self.level} did not succeed, {done.words()}")
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
-        """The header as it was, no longer marked."""
         return changed(work.chain.image.facts, made)
 
 
@@ -167,7 +163,6 @@ class Grow(FileCopy):
 
     @property
     def result(self) -> dict[str, Any]:
-        """The new size."""
         return {"virtual_size": self.virtual_size}
 
     def refuse(self, work: Rewrite) -> None:
@@ -188,13 +183,11 @@ class Grow(FileCopy):
         return work.chain.image.stamp.allocated_size + tables(work.chain.image.facts.cluster_size, self.virtual_size)
 
     def change(self, work: Rewrite, copy: Node) -> None:
-        """Have qemu-img enlarge it."""
         effort = work.effort("enlarging", 0)
         done = img.change(work.io, copy, ["resize", "-q"], effort, [str(self.virtual_size)])
         work.refuse_failed("qemu-img resize", done)
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
-        """The header as it was but for the size."""
         wrong = changed(replace(work.chain.image.facts, virtual_size=self.virtual_size), made)
         same = [one.name for one in work.chain.image.facts.bitmaps] == [one.name for one in made.bitmaps]
         return wrong if same else [*wrong, "bitmaps"]
@@ -224,7 +217,6 @@ class RemoveBitmaps(FileCopy):
 
     @property
     def result(self) -> dict[str, Any]:
-        """The names."""
         return {"removed": self.names}
 
     def refuse(self, work: Rewrite) -> None:
@@ -236,13 +228,11 @@ class RemoveBitmaps(FileCopy):
         work.refuse_damaged()
 
     def change(self, work: Rewrite, copy: Node) -> None:
-        """Have qemu-img remove the bitmaps from it."""
         for name in self.names:
             done = img.change(work.io, copy, ["bitmap", "--remove", "--"], work.effort("removing", 0), [name])
             work.refuse_failed("qemu-img bitmap", done)
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
-        """The header as it was but for the bitmaps."""
         stay = [one.name for one in work.chain.image.facts.bitmaps if one.name not in self.names]
         wrong = changed(work.chain.image.facts, made)
         return wrong if stay == [one.name for one in made.bitmaps] else [*wrong, "bitmaps"]

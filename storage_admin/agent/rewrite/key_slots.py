@@ -121,7 +121,6 @@ class KeySlots(FileCopy):
                 work.io.progress("verifying", at, size)
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
-        """The header as it was but for the slots."""
         self._after = made.key_slots or ()
         before = set(work.chain.image.facts.key_slots or ())
         wrong = changed(work.chain.image.facts, made)

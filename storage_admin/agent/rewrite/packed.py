@@ -58,7 +58,6 @@ class Source:
         return source
 
     def close(self) -> None:
-        """Let go of it."""
         while self.fds:
             os.close(self.fds.pop())
 

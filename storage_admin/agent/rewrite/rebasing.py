@@ -72,7 +72,6 @@ class Rebase(Recipe):
         return work.chain.image.stamp.allocated_size + sum(img.measure(work.io, layer, options) for layer in layers)
 
     def base(self, work: Rewrite) -> Node | None:
-        """The image that is kept below, with its own chain."""
         return None if self.keep is None else work.chain.below(self.keep)
 
     def _kept(self, work: Rewrite) -> Link | None:
@@ -122,7 +121,6 @@ class Rebase(Recipe):
             work.refuse_failed("qemu-img rebase -u", done)
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
-        """All as it was but for the base."""
         return different_chain(work.chain.image.facts, made, self.name or None, self._format(work))
 
 
@@ -155,7 +153,6 @@ class Onto(Rebase):
         self.onto.refuse_stale()
 
     def base(self, work: Rewrite) -> Node | None:  # noqa: ARG002 (the same for all)
-        """The other one, with its own chain."""
         return self.onto.node()
 
     def _kept(self, work: Rewrite) -> Link | None:  # noqa: ARG002 (the same for all)
@@ -214,7 +211,6 @@ class Relink(Onto):
         return work.chain.image.stamp.allocated_size + (1 << 20)
 
     def make(self, work: Rewrite, replacement: NewFile) -> None:
-        """Copy the file, and write the base's name."""
         copy_image(work, replacement)
         refuse_other_header(work, replacement, work.chain.image.facts.backing_file)
         copy = Node(replacement.new, "qcow2", work.shown(replacement))
@@ -241,15 +237,12 @@ class Standalone(Copy):
         return img.measure(work.io, work.chain.node(), self.options(work))
 
     def base(self, work: Rewrite) -> Node | None:  # noqa: ARG002 (the same for all)
-        """None."""
         return None
 
     def backing(self, work: Rewrite) -> tuple[bytes, str] | None:  # noqa: ARG002
-        """None."""
         return None
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
-        """All as it was but for the base."""
         return different_chain(work.chain.image.facts, made, None, None)
 
 

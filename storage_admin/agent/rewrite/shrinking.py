@@ -95,5 +95,4 @@ class Shrink(FileCopy):
                 raise HostError("the partition table of the copy was not written as it should be")
 
     def differences(self, work: Rewrite, made: Facts) -> list[str]:
-        """The header as it was but for the size."""
         return changed(replace(work.chain.image.facts, virtual_size=self.virtual_size), made)

@@ -61,7 +61,6 @@ class Unpacking(Creation):
     _done_bytes: int = 0
 
     def run(self) -> dict[str, Any]:
-        """All steps; returns and raises as the verb."""
         self._kind = self.source.kind
         told = super().run()
         digest = None if self._node is not None else self._content.hexdigest()

@@ -223,7 +223,7 @@ class SameName(TakeOver):
         return self.inode(self.name) == self.comes and self.goes in {self.inode(self.coming), self.inode(self.going)}
 
     def forward(self, fd: int) -> None:
-        """See above; no name is taken here, so that FileExistsError means that the files are in the wrong places."""
+        """No name is taken here, so that FileExistsError means that the files are in the wrong places."""
         try:
             out = self.inode(self.coming) if exchange(self.folder, self.coming, self.name) else self._forward_in_two(fd)
         except FileNotFoundError:
@@ -243,7 +243,6 @@ class SameName(TakeOver):
         return out
 
     def back(self) -> bool:
-        """See above."""
         named, came, went = (self.inode(name) for name in (self.name, self.coming, self.going))
         if came == self.goes and named not in {None, self.comes}:
             self.finish()
@@ -273,7 +272,6 @@ class SameName(TakeOver):
         return False
 
     def finish(self) -> None:
-        """See above."""
         if self.inode(self.coming) == self.goes:
             if self.inode(self.going) == self.goes:
                 unlink(self.folder, self.coming)
@@ -296,7 +294,6 @@ class OtherName(TakeOver):
 
     @property
     def public_names(self) -> tuple[bytes, ...]:
-        """Both."""
         return (self.name, self.name_out)
 
     @property
@@ -311,7 +308,6 @@ class OtherName(TakeOver):
         return went and self.inode(self.name) == self.comes and self.inode(self.name_out) != self.goes
 
     def forward(self, fd: int) -> None:
-        """See above."""
         if self.inode(self.name) != self.comes:
             link(fd, self.folder, self.name)
         self.retire()
@@ -332,7 +328,6 @@ class OtherName(TakeOver):
             raise StrangerError(self.back())
 
     def back(self) -> bool:
-        """See above."""
         if self.inode(self.name_out) == self.goes:
             self._drop(self.going, self.goes)
         given = self.inode(self.going) is None or self._give(self.going, self.name_out)
@@ -346,7 +341,6 @@ class OtherName(TakeOver):
         return given
 
     def finish(self) -> None:
-        """See above."""
         self._drop(self.coming, self.comes)
 
 

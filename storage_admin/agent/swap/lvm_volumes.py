@@ -33,12 +33,10 @@ class LogicalVolume(Volume):
 
 
 def lock_name(group: str) -> str:
-    """Of a group."""
     return group
 
 
 def check(place: Place) -> None:
-    """As of :class:`Backend`."""
     if place.backend != "lvm" or not lvm.NAME.match(place.group) or not lvm.NAME.match(place.name):
         raise RefusedError(INVALID, "that is no volume of LVM")
 
@@ -124,12 +122,10 @@ def hide(one: LogicalVolume, io: AgentIO, lock: int) -> None:
 
 
 def is_taken(place: Place, name: str, io: AgentIO) -> bool:
-    """As of :class:`Backend`."""
     return any((other.group, other.name) == (place.group, name) for other in there([], io))
 
 
 def rename(one: LogicalVolume, name: str, io: AgentIO, lock: int) -> None:
-    """As of :class:`Backend`."""
     change(["lvrename", one.group, one.name, name], io, lock)
 
 
@@ -176,13 +172,11 @@ def used_with(one: LogicalVolume, io: AgentIO) -> int | None:
 
 
 def check_new(wanted: Wanted) -> None:
-    """As of :class:`Maker`."""
     if (wanted.pool and not lvm.NAME.match(wanted.pool)) or not lvm.can_be_named(wanted.place.name):
         raise RefusedError(INVALID, "LVM has no thin pool, or takes no new volume, of that name")
 
 
 def is_sparse(wanted: Wanted) -> bool:
-    """A thin one."""
     return bool(wanted.pool)
 
 
@@ -252,7 +246,6 @@ def appear(one: LogicalVolume, io: AgentIO, lock: int) -> None:
 
 
 def device(one: LogicalVolume) -> bytes:
-    """As of :class:`Maker`."""
     return f"/dev/{one.path}".encode()
 
 

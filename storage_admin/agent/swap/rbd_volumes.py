@@ -51,12 +51,10 @@ class RbdImage(Volume):
 
 
 def lock_name(group: str) -> str:
-    """Of a pool."""
     return f"rbd-{group.replace('/', '-')}"
 
 
 def check(place: Place) -> None:
-    """As of :class:`Backend`."""
     pool, _, namespace = place.group.partition("/")
     if not all(map(_NAME.match, (pool, namespace or pool, place.name))):
         raise RefusedError(INVALID, "that is no image of Ceph that Proxmox VE could have made")
@@ -178,7 +176,6 @@ def hide(one: RbdImage, io: AgentIO, lock: int) -> None:  # noqa: ARG001 (nothin
 
 
 def is_taken(place: Place, name: str, io: AgentIO) -> bool:
-    """As of :class:`Backend`."""
     return name in _json(["rbd", *_options(place, io), "ls"], io)
 
 

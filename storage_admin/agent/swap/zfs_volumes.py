@@ -66,12 +66,10 @@ class Dataset(Volume):
 
 
 def lock_name(group: str) -> str:
-    """Of a ZFS pool."""
     return f"zfs-{group.partition('/')[0]}"
 
 
 def check(place: Place) -> None:
-    """As of :class:`Backend`."""
     if not zfs.is_name(f"{place.group}/{place.name}") or "/" in place.name or place.group.startswith("-"):
         raise RefusedError(INVALID, "that is no volume of ZFS")
 
@@ -202,12 +200,10 @@ def _is_open(one: Dataset) -> bool:
 
 
 def is_taken(place: Place, name: str, io: AgentIO) -> bool:
-    """As of :class:`Backend`."""
     return f"{place.group}/{name}" in _names(place.group, io)
 
 
 def rename(one: Dataset, name: str, io: AgentIO, lock: int) -> None:
-    """As of :class:`Backend`."""
     change(["zfs", "rename", one.path, f"{one.group}/{name}"], io, lock)
 
 
@@ -261,7 +257,6 @@ def _freeing(pool: str, io: AgentIO, lock: int) -> int:
 
 
 def check_new(wanted: Wanted) -> None:
-    """As of :class:`Maker`."""
     if wanted.pool or not zfs.can_be_named(f"{wanted.place.group}/{wanted.place.name}"):
         raise RefusedError(INVALID, "ZFS takes no new volume of that name, or guests could not name it")
 
@@ -272,7 +267,6 @@ def is_sparse(wanted: Wanted) -> bool:  # noqa: ARG001 (all are)
 
 
 def unit(wanted: Wanted, io: AgentIO) -> int:  # noqa: ARG001 (its blocks are smaller, or not much larger)
-    """As of :class:`Maker`."""
     return UNIT
 
 
