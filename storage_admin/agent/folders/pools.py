@@ -10,10 +10,12 @@ above, and a symbolic link ends the walk.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,6 +191,15 @@ def open_beneath(pool_path: bytes, path: bytes, flags: int) -> int:
         return _open(folder, name, flags | os.O_CLOEXEC | os.O_NONBLOCK, path)
     finally:
         os.close(folder)
+
+
+@contextlib.contextmanager
+def held(fd: int) -> Iterator[int]:
+    """A descriptor that is closed in the end."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _open(folder: int, name: bytes, flags: int, path: bytes) -> int:

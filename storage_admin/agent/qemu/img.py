@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from storage_admin.agent.folders.pools import held
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
@@ -65,8 +66,7 @@ def convert(io: AgentIO, source: Node, target: Conversion, effort: Effort) -> to
     Raises:
         HostError: the target is not the empty file that it should be.
     """
-    new = _open_new(target)
-    try:
+    with held(_open_new(target)) as new:
         image = Node(new, target.format, target.shown, source.backing if target.backing is not None else None)
         if target.backing is not None:
             # By itself convert would open the base by the name that the header is to have, wherever that leads by now.
@@ -74,8 +74,6 @@ def convert(io: AgentIO, source: Node, target: Conversion, effort: Effort) -> to
             if made.exit_code:
                 return made
         return _convert(io, source, image, target, effort)
-    finally:
-        os.close(new)
 
 
 def create(io: AgentIO, target: Conversion, effort: Effort) -> tools.Finished:
@@ -84,11 +82,8 @@ def create(io: AgentIO, target: Conversion, effort: Effort) -> tools.Finished:
     Returns, raises:
         As :func:`convert`.
     """
-    new = _open_new(target)
-    try:
+    with held(_open_new(target)) as new:
         return _create(io, Node(new, target.format, target.shown), target, effort)
-    finally:
-        os.close(new)
 
 
 def _open_new(target: Conversion) -> int:

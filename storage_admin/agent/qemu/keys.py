@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
+from storage_admin.agent.folders.pools import held
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import confined, tools
 from storage_admin.agent.programs.confined import Files
@@ -79,14 +80,10 @@ class Handed:
 @contextlib.contextmanager
 def _pipe(passphrase: str) -> Iterator[int]:
     out, into = os.pipe()
-    try:
-        try:
+    with held(out):
+        with held(into):
             os.write(into, passphrase.encode("utf-8"))
-        finally:
-            os.close(into)
         yield out
-    finally:
-        os.close(out)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.pools import open_parent
+from storage_admin.agent.folders.pools import held, open_parent
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.host import cgroups, locking, space
 from storage_admin.agent.lifeline import AgentIO
@@ -229,13 +229,11 @@ class Rewrite:
             RefusedError, HostError, StoppedError: the image is as it was.
         """
         self.folder, self.name = self.recipe.place(self)
-        try:
+        with held(self.folder):
             image, wish = self.chain.image.fd, self.wish
             limited = cgroups.limited(self.io, image, idle=wish.idle_io, bandwidth=wish.bandwidth)
             with limited, space.SpaceClaim(self.request.job, self.folder) as self._claim:
                 return self._run()
-        finally:
-            os.close(self.folder)
 
     def _run(self) -> dict[str, Any]:
         self.io.progress("checking", 0, None, "checking the image and its users")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.pools import is_ours, open_beneath, open_parent
+from storage_admin.agent.folders.pools import held, is_ours, open_beneath, open_parent
 from storage_admin.agent.formats.facts import Facts, UnreadableError
 from storage_admin.agent.host import attributes, locking, special_mounts
 from storage_admin.agent.host.in_use import FileId
@@ -85,11 +85,8 @@ class Link:
     @contextlib.contextmanager
     def folder(self) -> Iterator[int]:
         """The folder that it is in, open; raises as :func:`open_parent`."""
-        folder, _ = open_parent(self.planned.pool_path, self.planned.path)
-        try:
+        with held(open_parent(self.planned.pool_path, self.planned.path)[0]) as folder:
             yield folder
-        finally:
-            os.close(folder)
 
 
 class Chain:

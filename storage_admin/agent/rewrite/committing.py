@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent.folders.pools import open_beneath
+from storage_admin.agent.folders.pools import held, open_beneath
 from storage_admin.agent.host import cgroups, locking, space
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import (
@@ -299,13 +299,10 @@ def _now(told: dict[str, Any], *, same: bool) -> Planned:
     """
     path, pool = unb64(told["path_b64"]), unb64(told["pool_path_b64"])
     try:
-        fd = open_beneath(pool, path, os.O_RDONLY)
+        with held(open_beneath(pool, path, os.O_RDONLY)) as fd:
+            status = os.fstat(fd)
     except OSError as error:
         raise RefusedError("stale_plan", f"{os.fsdecode(path)} cannot be opened: {error.strerror}") from error
-    try:
-        status = os.fstat(fd)
-    finally:
-        os.close(fd)
     if not stat.S_ISREG(status.st_mode) or (same and status.st_ino != told["inode"]):
         raise RefusedError("stale_plan", f"{os.fsdecode(path)} was replaced by another file")
     stamp = Stamp.of(status)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.pools import open_parent
+from storage_admin.agent.folders.pools import held, open_parent
 from storage_admin.agent.formats.facts import UnreadableError
 from storage_admin.agent.host import cgroups, space
 from storage_admin.agent.lifeline import AgentIO
@@ -100,12 +100,10 @@ class Creation:
         """All steps; returns and raises as the verb."""
         started = time.monotonic()
         self.folder, self.name = open_parent(self.target.pool_path, self.target.path)
-        try:
+        with held(self.folder):
             limited = cgroups.limited(self.io, self.folder, idle=self.wish.idle_io, bandwidth=self.wish.bandwidth)
             with limited, space.SpaceClaim(self.request.job, self.folder) as claim:
                 done = self._run(claim)
-        finally:
-            os.close(self.folder)
         return {
             "virtual_size": self.wish.virtual_size,
             "after_bytes": done.new.allocated_size,

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from storage_admin.agent.folders.pools import held
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.measure.likeness import likeness
 from storage_admin.agent.protocol import INVALID, Arguments, HostError, Moment, RefusedError, display
 from storage_admin.agent.qemu.node import Node
-from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, Story, parse_name
+from storage_admin.agent.swap.journal import FLAGS, Journal, JournalError, Stamp, Story, parse_name
 from storage_admin.agent.swap.outcome import Identity, Made
 
 #: Seconds before and after a guest's time that count to it: its manager changes the file's owner around it.
@@ -161,11 +162,8 @@ def _made_file(folder: int, name: bytes, inode: int) -> Iterator[tuple[int, tupl
         Its descriptor, and when it was changed last by somebody else than such a job.
     """
     later = _kept_by_a_later_job(folder, inode)
-    fd = os.open(later[0] if later else name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    try:
+    with held(os.open(later[0] if later else name, FLAGS, dir_fd=folder)) as fd:
         yield fd, later[1] if later else _times(Stamp.of(os.fstat(fd)))
-    finally:
-        os.close(fd)
 
 
 def _kept_by_a_later_job(folder: int, inode: int) -> tuple[bytes, tuple[int, int]] | None:
@@ -177,11 +175,8 @@ def _kept_by_a_later_job(folder: int, inode: int) -> tuple[bytes, tuple[int, int
         if status.st_ino != inode:
             continue
         with contextlib.suppress(JournalError, RefusedError, FileNotFoundError):
-            journal = Journal.open(folder, ours[0])
-            try:
+            with contextlib.closing(Journal.open(folder, ours[0])) as journal:
                 story = Story.of(journal.records())
-            finally:
-                journal.close()
             # Its own links and renames changed the inode alone, and nobody changed anything afterwards.
             if (
                 story.original.inode == inode

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from storage_admin.agent.folders.pools import open_beneath, open_parent
+from storage_admin.agent.folders.pools import held, open_beneath, open_parent
 from storage_admin.agent.host import locking
 from storage_admin.agent.protocol import INVALID, RefusedError, display
 from storage_admin.agent.swap.journal import Stamp
@@ -136,11 +136,8 @@ def _parts(pool_path: bytes, path: bytes) -> list[bytes]:
         return [path]
     stem, last = match.groups()
     like = re.compile(re.escape(stem) + _as_wide(last))
-    fd, _ = open_parent(pool_path, path)
-    try:
+    with held(open_parent(pool_path, path)[0]) as fd:
         found = {os.fsencode(one) for one in os.listdir(fd) if like.fullmatch(os.fsencode(one))}
-    finally:
-        os.close(fd)
     parts = [name]
     while found - set(parts):
         last = _next(last)

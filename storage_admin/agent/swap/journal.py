@@ -39,6 +39,9 @@ ASIDE, RESTORE, DELETE, STAYED = "aside", "restore", "delete", "stayed"
 #: A journal is a few hundred bytes a line; a longer file, or first line, is none of ours.
 MAX_BYTES, _FIRST_RECORD = 1 << 20, 16 * 1024
 
+#: By which a file is opened that somebody may have put there.
+FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
 _NAME = re.compile(rb"\.sa-(%s)\.(journal|new|orig|aside|[0-9]{3})" % JOB.encode())
 
 
@@ -235,7 +238,7 @@ def image_name(folder: int, name: bytes) -> str | None:
         name: of the journal.
     """
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        fd = os.open(name, FLAGS, dir_fd=folder)
     except OSError:
         return None
     try:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Callable
 
+from storage_admin.agent.folders.pools import held
 from storage_admin.agent.host import attributes, locking
 from storage_admin.agent.host.open_gate import Doors
 from storage_admin.agent.lifeline import AgentIO
@@ -22,7 +23,7 @@ from storage_admin.agent.protocol import BOTH_KEPT, STRANGERS_KEPT, HostError, R
 from storage_admin.agent.swap import fence
 from storage_admin.agent.swap.exchange import StrangerError, TakeOver
 from storage_admin.agent.swap.fence import Held
-from storage_admin.agent.swap.journal import Stamp
+from storage_admin.agent.swap.journal import FLAGS, Stamp
 from storage_admin.agent.swap.outcome import same_content, stamp_now, unlink
 
 #: Seconds for which is waited for those who looked the name up before it changed and are on their way to the file.
@@ -276,11 +277,8 @@ def closed(done: TakenOver, folder: int, name: bytes, coming: int, going: int) -
         ``None`` where that name does not go soon, or somebody has changed a file meanwhile: nobody knows then.
     """
     try:
-        anew = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-        try:
+        with held(os.open(name, FLAGS, dir_fd=folder)) as anew:
             os.dup2(anew, coming, inheritable=False)
-        finally:
-            os.close(anew)
         deadline = time.monotonic() + PASSING_OPENER
         while os.stat(name, dir_fd=folder, follow_symlinks=False).st_nlink > 1 and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from storage_admin.agent import formats
+from storage_admin.agent.folders.pools import held
 from storage_admin.agent.formats import qcow2
 from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.host.mounts import Mounts
@@ -97,11 +98,8 @@ def stamp_now(fd: int) -> Stamp:
     mount = Mounts.of_this_machine().of_descriptor(fd)
     if mount is None or not mount.is_network:
         return Stamp.of(os.fstat(fd))
-    fresh = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with held(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fresh:
         return Stamp.of(os.fstat(fresh))
-    finally:
-        os.close(fresh)
 
 
 def names_left(fd: int) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 
+from storage_admin.agent.folders.pools import held
 from storage_admin.agent.swap import moment
 from storage_admin.agent.swap.exchange import OtherName, StrangerError, TakeOver
-from storage_admin.agent.swap.journal import Stamp
+from storage_admin.agent.swap.journal import FLAGS, Stamp
 from storage_admin.agent.swap.outcome import same_content, stat_in
-
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def straighten(moves: TakeOver, went: Stamp, came: Stamp) -> None:
@@ -45,8 +44,5 @@ def is_free(folder: int, name: bytes, before: Stamp) -> bool:
     named = stat_in(folder, name)
     if named is None or named.inode != before.inode:
         return False
-    fd = os.open(name, _FLAGS, dir_fd=folder)
-    try:
+    with held(os.open(name, FLAGS, dir_fd=folder)) as fd:
         return same_content(Stamp.of(os.fstat(fd)), before) and moment.user(fd) is None
-    finally:
-        os.close(fd)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from storage_admin.agent.folders.pools import held
 from storage_admin.agent.host import devices, zfs
 from storage_admin.agent.host.mounts import parse
 from storage_admin.agent.lifeline import AgentIO
@@ -330,12 +331,8 @@ def device(one: Dataset) -> bytes:
 
 def _dataset_of(path: str) -> str:
     """The volume that a device is, as the kernel calls it; empty for what is none."""
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            return fcntl.ioctl(fd, _BLKZNAME, bytes(_NAME_BYTES)).partition(b"\0")[0].decode("utf-8", "replace")
-        finally:
-            os.close(fd)
+    with contextlib.suppress(OSError), held(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
+        return fcntl.ioctl(fd, _BLKZNAME, bytes(_NAME_BYTES)).partition(b"\0")[0].decode("utf-8", "replace")
     return ""
 
 

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent.folders.pools import open_beneath
+from storage_admin.agent.folders.pools import held, open_beneath
 from storage_admin.agent.formats import Facts, UnreadableError, probe_reader, read_as
 from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.host import cgroups
@@ -98,16 +98,14 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     """
     started = time.monotonic()
     args = _parse(request.args)
-    fd = _open(args.image)
-    try:
+    whole = args.mode == "full"
+    with held(_open(args.image)) as fd:
         io.check()
-        whole = args.mode == "full"
-        with cgroups.limited(io, fd, idle=whole, bandwidth=None), idle(whole):
-            result = _analyze(fd, args, io)
-    except OSError as error:
-        raise HostError(f"{display(args.image.path)} could not be read: {error.strerror}") from error
-    finally:
-        os.close(fd)
+        try:
+            with cgroups.limited(io, fd, idle=whole, bandwidth=None), idle(whole):
+                result = _analyze(fd, args, io)
+        except OSError as error:
+            raise HostError(f"{display(args.image.path)} could not be read: {error.strerror}") from error
     return {"mode": args.mode, **result, "seconds": round(time.monotonic() - started, 3)}
 
 
@@ -158,10 +156,8 @@ def _hidden(overlay: Reader, base: Place, io: AgentIO, deadline: float | None) -
         fd = _open(base)
     except (RefusedError, HostError) as error:
         return {"hidden_bytes": None, "hidden_reason": error.detail}
-    try:
+    with held(fd):
         return hidden_basis(overlay, Reader(fd, os.fstat(fd).st_size), base.format, io.check, deadline)
-    finally:
-        os.close(fd)
 
 
 def _untouchable(facts: Facts) -> str | None:

@@ -19,10 +19,10 @@ from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import moment, outcome, settle, swap
 from storage_admin.agent.swap import set_aside as aside
-from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, file_name
+from storage_admin.agent.swap.journal import FLAGS, Journal, JournalError, Stamp, file_name
 from storage_admin.agent.swap.outcome import names_left, stamp_now
 from storage_admin.agent.swap.settle_aside import AsideStory
-from storage_admin.agent.verbs.needed import FLAGS, WHERE, OpenImage, opened
+from storage_admin.agent.verbs.needed import WHERE, OpenImage, opened
 
 _STAMP = ("dev", "inode", "file_size", "mtime_ns", "ctime_ns")
 

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import importlib
 import importlib.util
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from storage_admin.agent import protocol
 from storage_admin.agent.bench import environment
 from storage_admin.agent.bench.step import Bench, Step
 from storage_admin.agent.folders import scratch
-from storage_admin.agent.folders.pools import is_absolute, open_root
+from storage_admin.agent.folders.pools import held, is_absolute, open_root
 from storage_admin.agent.host import cgroups, space
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
@@ -163,11 +162,8 @@ def _require(tool: str) -> None:
 def _pool(path: bytes) -> Iterator[int]:
     """The pool's folder, open; what the host says while work goes on in it becomes a refusal or an error."""
     try:
-        pool = open_root(path)
-        try:
+        with held(open_root(path)) as pool:
             yield pool
-        finally:
-            os.close(pool)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise RefusedError("not_enough_space", "the disk is full; free some space and try again") from error

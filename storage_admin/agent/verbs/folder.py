@@ -10,6 +10,7 @@ from typing import Any
 
 from storage_admin.agent.folders import image_folders, pools
 from storage_admin.agent.folders.image_folders import HEADER
+from storage_admin.agent.folders.pools import held
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, b64, display, unb64
 
@@ -77,13 +78,12 @@ def _of_folder(real: bytes) -> dict[str, Any]:
     except RefusedError as error:  # a link has come this moment
         return _told("unknown", detail=error.detail)
     refusal = ""
-    try:
-        which = pools.identity(found.fd)
-        image_folders.check(found)
-    except RefusedError as error:
-        refusal = error.detail
-    finally:
-        os.close(found.fd)
+    with held(found.fd):
+        try:
+            which = pools.identity(found.fd)
+            image_folders.check(found)
+        except RefusedError as error:
+            refusal = error.detail
     return _told(
         "folder", path_b64=b64(real), root=None if which is None else vars(which),
         forbidden=image_folders.forbidden(real), refusal=refusal,

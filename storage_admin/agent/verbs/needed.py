@@ -14,8 +14,8 @@ from storage_admin.agent.host.in_use import FileId
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, display, host_errors
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
+from storage_admin.agent.swap.journal import FLAGS
 
-FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 WHERE = frozenset({"path_b64", "pool_path_b64"})
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from storage_admin.agent.folders import image_folders
+from storage_admin.agent.folders.pools import held
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import Arguments, HostError, Request, b64
 
@@ -58,14 +59,12 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         return {"proxmox": False, "node": "", "files": [], "failed": [], "running": {}}
     except OSError as error:
         raise HostError(f"{etc_pve} cannot be read: {error.strerror}") from error
-    try:
+    with held(folder):
         files = _Files(folder, io)
         for name in _SINGLE:
             files.take(folder, name, name)
         _take_guests(files)
         node = _own_name(folder)
-    finally:
-        os.close(folder)
     return {
         "proxmox": True,
         "node": node,
@@ -110,11 +109,9 @@ class _Files:
         except OSError as error:
             self.failed[shown] = _why(error)
             return
-        try:
+        with held(opened):
             for entry in sorted(os.listdir(opened)):
                 yield opened, entry
-        finally:
-            os.close(opened)
 
 
 def _take_guests(files: _Files) -> None:
@@ -134,10 +131,8 @@ def _below(files: _Files, nodes: int, node: str, folder: str) -> Iterator[tuple[
         if error.errno != errno.ENOENT:
             files.failed[f"nodes/{node}"] = _why(error)
         return
-    try:
+    with held(opened):
         yield from files.entries(opened, folder, f"nodes/{node}/{folder}")
-    finally:
-        os.close(opened)
 
 
 def _content(folder: int, name: str) -> bytes:

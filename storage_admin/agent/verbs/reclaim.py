@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent import protocol
+from storage_admin.agent.folders.pools import held
 from storage_admin.agent.host import attributes, cgroups, locking, priority, space
 from storage_admin.agent.host.open_gate import Door, holds_everybody, shut_alone
 from storage_admin.agent.lifeline import AgentIO
@@ -311,10 +312,8 @@ def _reopen(image: Link, mode: int) -> None:
         if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
             raise RefusedError("immutable", f"{image.shown} cannot be written to: {error.strerror}") from error
         raise
-    try:
+    with held(opened):
         os.dup2(opened, image.fd, inheritable=False)
-    finally:
-        os.close(opened)
 
 
 METHODS = frozenset({"compress", "copy", "in_place"})

@@ -9,7 +9,7 @@ from typing import Any
 
 from storage_admin.agent.appliance import appliance
 from storage_admin.agent.folders import scratch
-from storage_admin.agent.folders.pools import is_job, open_parent, open_root
+from storage_admin.agent.folders.pools import held, is_job, open_parent, open_root
 from storage_admin.agent.host import private_device, special_mounts, thin
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
@@ -156,13 +156,9 @@ def _look_at(one: _Expected, io: AgentIO) -> dict[str, Any] | None:
     except (OSError, RefusedError) as error:
         io.log(f"the folder of {display(one.path)} cannot be opened: {error}", "warning")
         return None
-    try:
+    with held(fd):
         now = outcome.stat_in(fd, name)
-        if now is None:
-            return None
-        return {"job": one.job, "bytes": now.allocated_size, "dev": now.dev, "inode": now.inode}
-    finally:
-        os.close(fd)
+    return None if now is None else {"job": one.job, "bytes": now.allocated_size, "dev": now.dev, "inode": now.inode}
 
 
 def _without_a_trace(one: _Expected, io: AgentIO) -> list[dict[str, Any]]:
@@ -176,15 +172,12 @@ def _without_a_trace(one: _Expected, io: AgentIO) -> list[dict[str, Any]]:
     except (OSError, RefusedError) as error:
         io.log(f"the folder of {display(one.path)} cannot be opened: {error}", "warning")
         return []
-    try:
+    with held(fd):
         if any(outcome.stat_in(fd, file_name(one.job, kind)) is not None for kind in ("journal", "orig", "aside")):
             return []  # deeper than recovery looks, or it came this moment
         detail = "its file beside the image and its journal were removed by someone else"
         settled = Settled(one.job, outcome.LOST, name, detail=detail)
-        folder = _Folder(None, one.path.rpartition(b"/")[0] or b"/", fd, {})
-        return [_row(folder, settled)]
-    finally:
-        os.close(fd)
+        return [_row(_Folder(None, one.path.rpartition(b"/")[0] or b"/", fd, {}), settled)]
 
 
 def _pool(fields: Any) -> tuple[Any, bytes, int]:
@@ -222,7 +215,7 @@ class _Walk:
 
     def _below(self, here: _Folder, dev: int, depth: int) -> Iterator[_Folder]:
         """A folder and those below it; takes over its descriptor."""
-        try:
+        with held(here.fd):
             self.io.check()
             status = os.fstat(here.fd)
             if (status.st_dev, status.st_ino) in self.seen or status.st_dev != dev:
@@ -240,8 +233,6 @@ class _Walk:
                     self.io.log(f"{display(path)} cannot be opened: {error.strerror}", "warning")
                     continue
                 yield from self._below(_Folder(here.pool, path, fd, {}), dev, depth - 1)
-        finally:
-            os.close(here.fd)
 
 
 def _listing(fd: int) -> tuple[dict[str, set[str]], frozenset[str], list[bytes]]:

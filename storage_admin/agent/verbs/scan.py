@@ -18,7 +18,7 @@ from typing import Any
 
 from storage_admin.agent import protocol
 from storage_admin.agent.folders import image_folders, scratch
-from storage_admin.agent.folders.pools import is_absolute, open_root
+from storage_admin.agent.folders.pools import held, is_absolute, open_root
 from storage_admin.agent.formats import Facts, UnreadableError, guess, read_as
 from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.host import facts, in_use, lvm, rbd, special_mounts, zfs
@@ -196,11 +196,10 @@ def _roots(pools: list[Pool]) -> dict[tuple[int, int], tuple[int, str]]:
     found: dict[tuple[int, int], tuple[int, str]] = {}
     for pool in pools:
         try:
-            root = open_root(pool.path)
+            with held(open_root(pool.path)) as root:
+                status = os.fstat(root)
         except (OSError, RefusedError):
             continue  # its own turn tells
-        status = os.fstat(root)
-        os.close(root)
         found.setdefault((status.st_dev, status.st_ino), (pool.id, pool.kind))
     return found
 
@@ -312,20 +311,15 @@ def _open_disk(path: bytes) -> int | None:
         OSError: it is not there, or cannot be opened.
     """
     folder = image_folders.reach(os.path.dirname(path))
-    try:
-        # Only looked at; whatever gets its name from now on is another file.
-        seen = os.open(os.path.basename(path), os.O_PATH | os.O_CLOEXEC, dir_fd=folder.fd)
-        try:
-            status = os.fstat(seen)
-            if stat.S_ISREG(status.st_mode):
-                _refuse_hidden(path, folder, status)
-            elif not stat.S_ISBLK(status.st_mode):
-                return None
-            return os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        finally:
-            os.close(seen)
-    finally:
-        os.close(folder.fd)
+    name, flags = os.path.basename(path), os.O_PATH | os.O_CLOEXEC
+    # Only looked at; whatever gets its name from now on is another file.
+    with held(folder.fd), held(os.open(name, flags, dir_fd=folder.fd)) as seen:
+        status = os.fstat(seen)
+        if stat.S_ISREG(status.st_mode):
+            _refuse_hidden(path, folder, status)
+        elif not stat.S_ISBLK(status.st_mode):
+            return None
+        return os.open(f"/proc/self/fd/{seen}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _refuse_hidden(path: bytes, folder: image_folders.Reached, status: os.stat_result) -> None:
@@ -364,10 +358,7 @@ def _disk_facts(path: bytes) -> Facts | None:
     fd = _open_disk(path)
     if fd is None:
         return None
-    try:
+    with held(fd), contextlib.suppress(UnreadableError):
         reader = Reader(fd, os.lseek(fd, 0, os.SEEK_END))
         return read_as(reader, guess(reader, path))
-    except UnreadableError:
-        return None
-    finally:
-        os.close(fd)
+    return None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import Any
 
 from storage_admin.agent import protocol
 from storage_admin.agent.folders import image_folders
-from storage_admin.agent.folders.pools import open_root, place
+from storage_admin.agent.folders.pools import held, open_root, place
 from storage_admin.agent.host import lvm, rbd, special_mounts, zfs
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
@@ -53,7 +52,5 @@ def _folder(path: bytes, mounts: Mounts, machine: str) -> dict[str, Any] | None:
         root = open_root(path)
     except (OSError, RefusedError):
         return None
-    try:
+    with held(root):
         return place(root, mounts, machine)[1]
-    finally:
-        os.close(root)

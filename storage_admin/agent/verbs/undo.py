@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.pools import is_job, open_parent
+from storage_admin.agent.folders.pools import held, is_job, open_parent
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.host import attributes, locking, space, special_mounts
 from storage_admin.agent.lifeline import AgentIO
@@ -30,7 +30,7 @@ from storage_admin.agent.rewrite import last_copy
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import fence, journal, moment, outcome, settle, swap
 from storage_admin.agent.swap.fence import Fence
-from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, Story, file_name
+from storage_admin.agent.swap.journal import FLAGS, Journal, JournalError, Stamp, Story, file_name
 from storage_admin.agent.swap.outcome import names_left, stamp_now
 
 _KNOWN = frozenset({"path_b64", "pool_path_b64", "undo_job"})
@@ -71,11 +71,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     with _place(args) as place, contextlib.ExitStack() as open_files:
         io.progress("checking", 0, None, "checking the image and its undo copy")
         story = _story(place)
-        new = _open(place.folder, place.name)
-        open_files.callback(os.close, new)
-        old = _open(place.folder, file_name(place.journal.job, "orig"))
-        open_files.callback(os.close, old)
-
+        new = open_files.enter_context(held(_open(place.folder, place.name)))
+        old = open_files.enter_context(held(_open(place.folder, file_name(place.journal.job, "orig"))))
         wanted = Wanted(locking.file_id(new), locking.file_id(place.folder), place.name, display(place.path))
         found = Stamp.of(os.fstat(new))
 
@@ -138,12 +135,12 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
         freed, found = 0, False
         named = outcome.stat_in(place.folder, place.name)
         try:
-            old = os.open(undo_name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place.folder)
+            old = os.open(undo_name, FLAGS, dir_fd=place.folder)
         except FileNotFoundError:
             io.log("the undo copy was already removed by someone else", "warning")
         else:
             found = True
-            try:
+            with held(old):
                 status = os.fstat(old)
                 if status.st_ino != story.original.inode:
                     raise RefusedError("undo_missing", "the undo copy was replaced by another file; check it yourself")
@@ -154,8 +151,6 @@ def discard(request: Request, io: AgentIO) -> dict[str, Any]:
                     _refuse_needed_still(place, story, old, by_now, form, by_itself=evidence.by_itself)
                     last_copy.refuse_last(place.journal, story, old, by_now, evidence, io)
                 freed = _remove(place, old, status, io)
-            finally:
-                os.close(old)
         place.journal.remove()
         told: dict[str, Any] = {"freed_bytes": freed, "found": found, "original": asdict(story.original)}
         put_back, surely_back = (False, False) if found else outcome.is_back(named, story.original)
@@ -198,16 +193,14 @@ def _refuse_needed_still(place: _Place, story: Story, old: int, name: bytes, for
         "the undo copy is not removed, because it may be all that is left of the image. Check it, or force the removal"
     )
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place.folder)
+        fd = os.open(name, FLAGS, dir_fd=place.folder)
     except OSError as error:
         raise RefusedError("stale_plan", f"{display(name)} no longer exists ({error.strerror}): {stays}") from error
-    try:
+    with held(fd):
         looks_like = formats.guess(formats.Reader(fd, os.fstat(fd).st_size), name)
         # What it is declared as may be from before a later job changed that. All damaged files look raw.
         taken_for = {form or looks_like, *({looks_like} - {"raw"})}
         sizes = [size for one in taken_for if (size := _virtual_size(fd, name, one)) is not None]
-    finally:
-        os.close(fd)
     if not sizes:
         raise RefusedError("stale_plan", f"{display(name)} can no longer be read: {stays}")
     before = _virtual_size(old, story.name_before, form if story.old_name is None else "")
@@ -232,11 +225,8 @@ def _place(args: Arguments) -> Iterator[_Place]:
         raise RefusedError(INVALID, "undo_job is no job's id")
     with host_errors():
         folder, name = open_parent(args.path("pool_path_b64"), path)
-        try:
-            with contextlib.closing(_open_journal(folder, job)) as one:
-                yield _Place(path, name, folder, one)
-        finally:
-            os.close(folder)
+        with held(folder), contextlib.closing(_open_journal(folder, job)) as one:
+            yield _Place(path, name, folder, one)
 
 
 def _open_journal(folder: int, job: str) -> Journal:
@@ -273,7 +263,7 @@ def _story(place: _Place) -> Story:
 
 def _open(folder: int, name: bytes) -> int:
     try:
-        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        return os.open(name, FLAGS, dir_fd=folder)
     except FileNotFoundError as error:
         raise RefusedError("undo_missing", f"{display(name)} was removed by someone else") from error
 

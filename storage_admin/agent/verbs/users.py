@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from storage_admin.agent.folders.pools import open_parent
+from storage_admin.agent.folders.pools import held, open_parent
 from storage_admin.agent.host import locking
 from storage_admin.agent.host.in_use import FileId
 from storage_admin.agent.lifeline import AgentIO
@@ -39,10 +39,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:  # noqa: ARG001 (as ev
         folder, name = open_parent(pool, path)
     except OSError as error:
         raise RefusedError("stale_plan", f"{display(path)} cannot be opened: {error.strerror}") from error
-    try:
+    with held(folder):
         named, dev = stat_in(folder, name), os.fstat(folder).st_dev
-    finally:
-        os.close(folder)
     time.sleep(GRACE)  # who has looked the name up before is on his way to the file
     used = [inode for inode in inodes if locking.opener([FileId(dev, inode)])]
     return {"used": used, "inode": None if named is None else named.inode}
