@@ -363,7 +363,7 @@ def refuse_unsafe(chain: Chain, *, children_known: bool, carried: Collection[str
     image, facts = chain.image, chain.image.facts
     status = os.fstat(image.fd)
     for link in chain.links:
-        _refuse_content(link, carried if link is image else ())
+        refuse_content(link, carried if link is image else ())
     if facts.snapshots and "has_internal_snapshots" not in carried:
         raise RefusedError(
             "has_internal_snapshots",
@@ -377,16 +377,20 @@ def refuse_unsafe(chain: Chain, *, children_known: bool, carried: Collection[str
         )
     if "hard_linked" not in carried:
         chain.refuse_mounted()
-    protected = attributes.flags(image.fd) & (attributes.IMMUTABLE | attributes.APPEND_ONLY)
-    if protected and "immutable" not in carried:
-        raise RefusedError(
-            "immutable", f"{image.shown} is protected (chattr +i or +a), as templates are, and is not changed"
-        )
+    if "immutable" not in carried:
+        refuse_protected(image.fd, image.shown)
     if not children_known:
         raise RefusedError("guests_unknown", f"the overlays of {image.shown} are not known; scan the host first")
 
 
-def _refuse_content(link: Link, carried: Collection[str]) -> None:
+def refuse_protected(fd: int, shown: str) -> None:
+    """Refuse a file that may not be changed (``immutable``)."""
+    if attributes.flags(fd) & (attributes.IMMUTABLE | attributes.APPEND_ONLY):
+        raise RefusedError("immutable", f"{shown} is protected (chattr +i or +a), as templates are, and is not changed")
+
+
+def refuse_content(link: Link, carried: Collection[str]) -> None:
+    """Refuse what cannot be read, or not be trusted, unless that is ``carried``."""
     facts = link.facts
     if facts.encrypted and "encrypted" not in carried:
         raise RefusedError("encrypted", f"{link.shown} is encrypted and cannot be read without its key")

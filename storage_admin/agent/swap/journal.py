@@ -16,7 +16,7 @@ import stat
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from storage_admin.agent.folders.pools import JOB, fits_in_folder, is_possible
+from storage_admin.agent.folders.pools import JOB, fits_in_folder, held, is_possible
 from storage_admin.agent.protocol import SQUASHED, RefusedError, unb64
 
 #: The steps, in order. ``UNDO`` and ``UNDO_REVERTED`` may follow ``DONE``, which comes once more on NFS when the files
@@ -238,17 +238,11 @@ def image_name(folder: int, name: bytes) -> str | None:
         name: of the journal.
     """
     try:
-        fd = os.open(name, FLAGS, dir_fd=folder)
-    except OSError:
-        return None
-    try:
-        first = json.loads(os.pread(fd, _FIRST_RECORD, 0).split(b"\n")[0])
-        told = first["name_b64"]
+        with held(os.open(name, FLAGS, dir_fd=folder)) as fd:
+            told = json.loads(os.pread(fd, _FIRST_RECORD, 0).split(b"\n")[0])["name_b64"]
         return told if fits_in_folder(unb64(told)) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    finally:
-        os.close(fd)
 
 
 def is_commit(records: list[dict[str, Any]]) -> bool:
@@ -264,6 +258,17 @@ def is_aside(records: list[dict[str, Any]]) -> bool:
 def is_image_name(name: bytes) -> bool:
     """Whether it can be the name of an image: of one file in a folder, and none of a job's own."""
     return is_possible(name) and not parse_name(name)
+
+
+def told_name(record: dict[str, Any], field: str = "name_b64") -> bytes:
+    """The name of an image that a record tells; raises JournalError."""
+    try:
+        name = unb64(record[field])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise JournalError("it does not say which image it belongs to") from error
+    if not is_image_name(name):
+        raise JournalError("it names something that is not an image")
+    return name
 
 
 @dataclass(frozen=True)
@@ -339,16 +344,17 @@ class Story:
     def of(cls, records: list[dict[str, Any]]) -> Story:
         """The story that a journal's records tell; raises JournalError."""
         first = records[0]
-        try:
-            name = unb64(first["name_b64"])
-            old_name = unb64(first["old_name_b64"]) if "old_name_b64" in first else None
-            keep_undo = bool(first["undo_hours"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise JournalError("it does not say which image it belongs to") from error
-        if not is_image_name(name) or not is_image_name(old_name or name) or name == old_name:
-            raise JournalError("it names something that is not an image")
+        name = told_name(first)
+        old_name = told_name(first, "old_name_b64") if "old_name_b64" in first else None
+        if name == old_name or "undo_hours" not in first:
+            raise JournalError("it does not say which image it belongs to, and for how long that is kept")
+        keep_undo = bool(first["undo_hours"])
         recorded = first.get("records_created") is True
-        parts = tuple(_part(record) for record in records[1:] if record["step"] == PART)
+        parts = tuple(
+            (told_name(record), Stamp.parse(record.get("new")).inode)
+            for record in records[1:]
+            if record["step"] == PART
+        )
         original = Stamp.parse(first.get("original"))
         story = cls(name, original, keep_undo, recorded, old_name=old_name, parts=parts)
         for record in records[1:]:
@@ -383,16 +389,6 @@ class Story:
 
 def _bytes(told: Any) -> int:
     return told if type(told) is int and told > 0 else 0
-
-
-def _part(record: dict[str, Any]) -> tuple[bytes, int]:
-    try:
-        name = unb64(record["name_b64"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise JournalError("a further part has no name") from error
-    if not is_image_name(name):
-        raise JournalError("it names something that is not an image")
-    return name, Stamp.parse(record.get("new")).inode
 
 
 def _left(record: dict[str, Any]) -> tuple[tuple[bytes, Stamp], ...]:

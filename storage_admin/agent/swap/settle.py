@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from storage_admin.agent.protocol import display, unb64
+from storage_admin.agent.protocol import RefusedError, display, unb64
 from storage_admin.agent.swap import journal, outcome, settle_aside
 from storage_admin.agent.swap.exchange import moves
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, Story
@@ -63,9 +63,19 @@ def _with_sizes(settled: Settled, story: Story) -> Settled:
     )
 
 
-def is_aside(one: Journal) -> bool:
-    """Whether a journal is that of an image that is set aside; raises JournalError where it says nothing."""
-    return journal.is_aside(one.records())
+def waiting(folder: int, job: str, code: str, missing: str) -> Journal:
+    """The journal of a job whose file should wait; refuses (``code``) where there is none, which ``missing`` says."""
+    try:
+        return Journal.open(folder, job)
+    except FileNotFoundError as error:
+        raise RefusedError(code, missing) from error
+    except JournalError as error:
+        raise unreadable(code, error) from error
+
+
+def unreadable(code: str, error: JournalError) -> RefusedError:
+    """What a journal that says nothing means for a job that needs it."""
+    return RefusedError(code, f"the journal of this job cannot be read: {error}")
 
 
 def _settle(one: Journal, story: Story) -> Settled:

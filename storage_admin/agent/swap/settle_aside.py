@@ -11,9 +11,9 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storage_admin.agent.protocol import display, unb64
+from storage_admin.agent.protocol import display
 from storage_admin.agent.swap import exchange, journal, outcome
-from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, is_image_name
+from storage_admin.agent.swap.journal import Journal, Stamp, told_name
 from storage_admin.agent.swap.outcome import Settled, is_back, stat_in, unlink
 
 
@@ -38,12 +38,7 @@ class AsideStory:
     @classmethod
     def of(cls, records: list[dict[str, Any]]) -> AsideStory:
         """The story that a journal's records tell; raises JournalError."""
-        try:
-            name = unb64(records[0]["name_b64"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise JournalError("it does not say which image it belongs to") from error
-        if not is_image_name(name):
-            raise JournalError("it names something that is not an image")
+        name = told_name(records[0])
         story = cls(name, Stamp.parse(records[0].get("original")))
         for record in records[1:]:
             step = record["step"]

@@ -9,17 +9,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from storage_admin.agent import formats
-from storage_admin.agent.folders.pools import is_job, open_parent
+from storage_admin.agent.folders.pools import held, is_job, open_parent
 from storage_admin.agent.formats import UnreadableError
-from storage_admin.agent.host import attributes, locking, space, special_mounts
+from storage_admin.agent.host import locking, space, special_mounts
 from storage_admin.agent.host.open_gate import Doors
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, b64, display, host_errors
 from storage_admin.agent.rewrite import volume_chains
+from storage_admin.agent.rewrite.chain import refuse_protected
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import moment, outcome, settle, swap
 from storage_admin.agent.swap import set_aside as aside
-from storage_admin.agent.swap.journal import FLAGS, Journal, JournalError, Stamp, file_name
+from storage_admin.agent.swap.journal import FLAGS, Journal, JournalError, Stamp, file_name, is_aside
 from storage_admin.agent.swap.outcome import names_left, stamp_now
 from storage_admin.agent.swap.settle_aside import AsideStory
 from storage_admin.agent.verbs.needed import WHERE, OpenImage, opened
@@ -241,10 +242,7 @@ def _refuse(image: OpenImage, planned: tuple[int, ...]) -> None:
             f"{image.shown} has {status.st_nlink} names (hard links); the users of the others are "
             "not known, and no space would be freed",
         )
-    if attributes.flags(image.fd) & (attributes.IMMUTABLE | attributes.APPEND_ONLY):
-        raise RefusedError(
-            "immutable", f"{image.shown} is protected (chattr +i or +a), as templates are, and is not changed"
-        )
+    refuse_protected(image.fd, image.shown)
     _refuse_parts(image, status.st_size)
 
 
@@ -281,29 +279,22 @@ def _waiting(args: Arguments) -> Iterator[tuple[Journal, AsideStory, int]]:
     path, job = args.path("path_b64"), args.take("aside_job", str)
     if not is_job(job):
         raise RefusedError(INVALID, "aside_job is no job's id")
-    with contextlib.ExitStack() as open_files:
-        folder, name = open_parent(args.path("pool_path_b64"), path)
-        open_files.callback(os.close, folder)
-        try:
-            one = Journal.open(folder, job)
-        except FileNotFoundError as error:
-            raise RefusedError("aside_missing", "this job no longer has an image set aside; scan the host") from error
-        except JournalError as error:
-            raise RefusedError("aside_missing", f"the journal of this job cannot be read: {error}") from error
-        open_files.callback(one.close)
+    folder, name = open_parent(args.path("pool_path_b64"), path)
+    missing = "this job no longer has an image set aside; scan the host"
+    with held(folder), contextlib.closing(settle.waiting(folder, job, "aside_missing", missing)) as one:
         story = _story(one, name)
         try:
             fd = os.open(file_name(job, "aside"), FLAGS, dir_fd=folder)
         except FileNotFoundError as error:
             raise RefusedError("aside_missing", f"{display(name)} was removed by someone else") from error
-        open_files.callback(os.close, fd)
-        yield one, story, fd
+        with held(fd):
+            yield one, story, fd
 
 
 def _story(one: Journal, name: bytes) -> AsideStory:
     """What the journal tells, after an interrupted run of whatever job was settled."""
     try:
-        if not settle.is_aside(one):
+        if not is_aside(one.records()):
             raise RefusedError("aside_missing", "that job did not set anything aside")
         settled = settle.settle(one)
         if settled.undo_of is not None and settled.outcome == outcome.REVERTED:
@@ -312,7 +303,7 @@ def _story(one: Journal, name: bytes) -> AsideStory:
             raise RefusedError("aside_missing", settled.detail or "the image is no longer set aside; scan the host")
         story = AsideStory.of(one.records())
     except JournalError as error:
-        raise RefusedError("aside_missing", f"the journal of this job cannot be read: {error}") from error
+        raise settle.unreadable("aside_missing", error) from error
     if story.name != name:
         raise RefusedError("stale_plan", f"the job has set {display(story.name)} aside, not this image")
     return story

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent.folders.pools import is_ours, open_parent
+from storage_admin.agent.folders.pools import held, is_ours, open_parent
 from storage_admin.agent.host.in_use import FileId
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, display, host_errors
@@ -68,8 +68,7 @@ def opened(args: Arguments) -> Iterator[OpenImage]:
     path = args.path("path_b64")
     folder, name = open_parent(args.path("pool_path_b64"), path)
     shown = display(path)
-    with contextlib.ExitStack() as open_files:
-        open_files.callback(os.close, folder)
+    with held(folder):
         if is_ours(name):
             raise RefusedError(INVALID, f"{shown} has a name that is reserved for files of jobs; rename it first")
         try:
@@ -79,8 +78,7 @@ def opened(args: Arguments) -> Iterator[OpenImage]:
         # Already to open a device or a pipe may do something to who stands behind it.
         if not stat.S_ISREG(named.st_mode):
             raise RefusedError("outside_pool", f"{shown} is not a regular file")
-        fd = os.open(name, FLAGS, dir_fd=folder)
-        open_files.callback(os.close, fd)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise RefusedError("outside_pool", f"{shown} is not a regular file")
-        yield OpenImage(shown, name, folder, fd)
+        with held(os.open(name, FLAGS, dir_fd=folder)) as fd:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise RefusedError("outside_pool", f"{shown} is not a regular file")
+            yield OpenImage(shown, name, folder, fd)

@@ -34,7 +34,7 @@ from storage_admin.agent.protocol import Arguments, RefusedError, Request
 from storage_admin.agent.qemu import img
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.rewrite.base import COMMON, Wish, opened
-from storage_admin.agent.rewrite.chain import Chain, Link
+from storage_admin.agent.rewrite.chain import Chain, Link, refuse_content, refuse_protected
 
 FORMATS = ("qcow2", "raw")
 #: Seconds between two looks at the controller while the work is throttled.
@@ -119,7 +119,7 @@ def refuse_digging(chain: Chain, *, children_known: bool) -> None:
             f"{image.shown} is on a filesystem that other machines may have mounted. They could not be kept from "
             "writing to it while holes are punched; reclaim it with a copy",
         )
-    if facts.format not in FORMATS or facts.extents:
+    if facts.format not in FORMATS:
         raise RefusedError(
             "unsupported_subformat",
             f"{image.shown} is a {facts.format} image; only qcow2 and raw images can be reclaimed in place. Convert "
@@ -127,17 +127,8 @@ def refuse_digging(chain: Chain, *, children_known: bool) -> None:
         )
     if facts.encrypted:
         raise RefusedError("encrypted", f"{image.shown} is encrypted, so its zeros cannot be recognised")
-    if facts.data_file is not None:
-        raise RefusedError(
-            "external_data_file", f"{image.shown} keeps its data in a separate data file; convert it first"
-        )
-    if facts.dirty or facts.corrupt:
-        state = "corrupt" if facts.corrupt else "dirty (it was not closed)"
-        raise RefusedError("dirty_or_corrupt", f"{image.shown} is marked {state}; check and repair it first")
-    if attributes.flags(image.fd) & (attributes.IMMUTABLE | attributes.APPEND_ONLY):
-        raise RefusedError(
-            "immutable", f"{image.shown} is protected (chattr +i or +a), as templates are, and is not changed"
-        )
+    refuse_content(image, {"encrypted"})
+    refuse_protected(image.fd, image.shown)
     if attributes.has_capabilities(image.fd):
         raise RefusedError(
             "unsupported_subformat",

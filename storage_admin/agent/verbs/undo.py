@@ -30,7 +30,7 @@ from storage_admin.agent.rewrite import last_copy
 from storage_admin.agent.scan.overlays import LookedAt, Wanted, refuse_needed
 from storage_admin.agent.swap import fence, journal, moment, outcome, settle, swap
 from storage_admin.agent.swap.fence import Fence
-from storage_admin.agent.swap.journal import FLAGS, Journal, JournalError, Stamp, Story, file_name
+from storage_admin.agent.swap.journal import FLAGS, Journal, JournalError, Stamp, Story, file_name, is_aside
 from storage_admin.agent.swap.outcome import names_left, stamp_now
 
 _KNOWN = frozenset({"path_b64", "pool_path_b64", "undo_job"})
@@ -225,35 +225,24 @@ def _place(args: Arguments) -> Iterator[_Place]:
         raise RefusedError(INVALID, "undo_job is no job's id")
     with host_errors():
         folder, name = open_parent(args.path("pool_path_b64"), path)
-        with held(folder), contextlib.closing(_open_journal(folder, job)) as one:
+        missing = "this job no longer has an undo copy"
+        with held(folder), contextlib.closing(settle.waiting(folder, job, "undo_missing", missing)) as one:
             yield _Place(path, name, folder, one)
-
-
-def _open_journal(folder: int, job: str) -> Journal:
-    try:
-        return Journal.open(folder, job)
-    except FileNotFoundError as error:
-        raise RefusedError("undo_missing", "this job no longer has an undo copy") from error
-    except JournalError as error:
-        raise RefusedError("undo_missing", f"the journal of this job cannot be read: {error}") from error
 
 
 def _story(place: _Place) -> Story:
     """What the journal tells, after an interrupted run of whatever job was settled; refuses what was not swapped."""
     try:
-        if settle.is_aside(place.journal):
+        if is_aside(place.journal.records()):
             raise RefusedError("undo_missing", "the job has set its image aside; restore that image instead")
-    except JournalError as error:
-        raise RefusedError("undo_missing", f"the journal of this job cannot be read: {error}") from error
-    settled = settle.settle(place.journal)
-    if settled.outcome == outcome.REVERTED and settled.undo_of is None:
-        raise RefusedError("undo_missing", "the job did not replace the image, so there is nothing to undo")
-    if settled.outcome == outcome.FINISHED and settled.undo_of is not None:
-        raise RefusedError("undo_missing", "the original has already been restored")
-    try:
+        settled = settle.settle(place.journal)
+        if settled.outcome == outcome.REVERTED and settled.undo_of is None:
+            raise RefusedError("undo_missing", "the job did not replace the image, so there is nothing to undo")
+        if settled.outcome == outcome.FINISHED and settled.undo_of is not None:
+            raise RefusedError("undo_missing", "the original has already been restored")
         story = Story.of(place.journal.records())
     except JournalError as error:
-        raise RefusedError("undo_missing", f"the journal of this job cannot be read: {error}") from error
+        raise settle.unreadable("undo_missing", error) from error
     if story.done is None:
         raise RefusedError("stale_plan", f"{settled.detail}; check it yourself")
     if story.name != place.name:
