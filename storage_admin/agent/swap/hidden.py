@@ -13,10 +13,30 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import HostError, RefusedError, Request
 from storage_admin.agent.swap import volumes
 from storage_admin.agent.swap.new_volumes import patiently
-from storage_admin.agent.swap.volumes import Maker, Place, left_to_recovery
+from storage_admin.agent.swap.volumes import Backend, Maker, Place, V, left_to_recovery
 
 #: linux/fs.h: nobody writes to a device from now on, not even who has it open (EPERM; measured on Linux 6.1).
 _BLKROSET = 0x125D
+
+
+@contextlib.contextmanager
+def away(
+    backend: Backend[V], place: Place, one: V, name: str, job: str, io: AgentIO, lock: int
+) -> Iterator[tuple[V, str]]:
+    """A volume with its journal and under another name; what fails then, also of what is done with it, puts it back.
+
+    Yields:
+        The volume as it is then, and the journal's text.
+    """
+    text = backend.write_journal(one, job, io, lock)
+    try:
+        backend.hide(one, io, lock)
+        volumes.give_name(backend, place, one, name, io, lock)
+        yield volumes.find(backend, place, name, io), text
+    except (RefusedError, HostError):
+        with left_to_recovery():
+            volumes.put_back(backend, place, text, io, lock)
+        raise
 
 
 @contextlib.contextmanager
@@ -34,16 +54,8 @@ def hidden(backend: Maker[Any], place: Place, request: Request, io: AgentIO) -> 
     with volumes.alone(backend, place.group, io.check) as lock:
         backend.refuse_shared(place, io)
         one = volumes.unused(backend, place, io)
-        journal = backend.write_journal(one, request.job, io, lock)
-        try:
-            backend.hide(one, io, lock)
-            volumes.give_name(backend, place, one, name, io, lock)
-            now = volumes.find(backend, place, name, io)
+        with away(backend, place, one, name, request.job, io, lock) as (now, journal):
             backend.appear(now, io, lock)
-        except (RefusedError, HostError):
-            with left_to_recovery():
-                volumes.put_back(backend, place, journal, io, lock)
-            raise
     try:
         with contextlib.closing(Device.open(backend.device(now))) as device:
             fcntl.ioctl(device.fd, _BLKROSET, struct.pack("i", 1))

@@ -11,6 +11,7 @@ from typing import Any
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, b64
 from storage_admin.agent.swap import lvm_volumes, outcome, rbd_volumes, volumes, zfs_volumes
+from storage_admin.agent.swap.hidden import away
 from storage_admin.agent.swap.outcome import Settled
 from storage_admin.agent.swap.volumes import Backend, Journal, Place, Volume, left_to_recovery
 
@@ -45,29 +46,16 @@ def set_aside(request: Request, io: AgentIO) -> dict[str, Any]:
     started = time.monotonic()
     backend, place = _parse(Arguments(request.args, WHERE))
     with volumes.alone(backend, place.group, io.check) as lock:
-        taken = _set_aside(backend, place, request, io, lock)
-    return {"held_bytes": taken, "seconds": round(time.monotonic() - started, 3)}
-
-
-def _set_aside(backend: Backend[Any], place: Place, request: Request, io: AgentIO, lock: int) -> int:
-    backend.refuse_shared(place, io)
-    volumes.unused(backend, place, io)
-    io.progress("swapping", 0, None, "waiting for the go-ahead")
-    io.wait_for_go(request.generation)
-    one: Volume = volumes.unused(backend, place, io)
-    name = volumes.aside_name(request.job)
-    journal = backend.write_journal(one, request.job, io, lock)
-    try:
-        backend.hide(one, io, lock)
-        volumes.give_name(backend, place, one, name, io, lock)
-        now = volumes.find(backend, place, name, io)
-        backend.refuse_used(now, io)
-        backend.hide(now, io, lock)
-    except (RefusedError, HostError):
-        with left_to_recovery():
-            volumes.put_back(backend, place, journal, io, lock)
-        raise
-    return one.taken
+        backend.refuse_shared(place, io)
+        volumes.unused(backend, place, io)
+        io.progress("swapping", 0, None, "waiting for the go-ahead")
+        io.wait_for_go(request.generation)
+        one: Volume = volumes.unused(backend, place, io)
+        name = volumes.aside_name(request.job)
+        with away(backend, place, one, name, request.job, io, lock) as (now, _):
+            backend.refuse_used(now, io)
+            backend.hide(now, io, lock)
+    return {"held_bytes": one.taken, "seconds": round(time.monotonic() - started, 3)}
 
 
 def restore(request: Request, io: AgentIO) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from storage_admin.agent.verbs.aside_volume import WHERE
 
 #: Bytes that qemu-img measures by (a cluster of a qcow2).
 _LARGEST_CLUSTER = 2 << 20
+_SPEED = ("bandwidth_bytes_sec", "idle_io", "reserve", "others_bytes")
 BACKENDS: dict[str, Maker[Any]] = {"lvm": lvm_volumes, "zfs": zfs_volumes}
 
 
@@ -158,9 +159,6 @@ def _backend(place: Place) -> Maker[Any]:
         raise RefusedError(INVALID, f"no volumes of {place.backend} are moved")
     BACKENDS[place.backend].check(place)
     return BACKENDS[place.backend]
-
-
-_SPEED = ("bandwidth_bytes_sec", "idle_io", "reserve", "others_bytes")
 
 
 def _write(new: NewVolume, source: Source, io: AgentIO) -> dict[str, Any]:
