@@ -20,7 +20,7 @@ from storage_admin.agent.measure.extents import analyze_other
 from storage_admin.agent.measure.hidden import hidden_basis
 from storage_admin.agent.measure.prediction import unknown
 from storage_admin.agent.measure.sampling import Pace
-from storage_admin.agent.protocol import HostError, RefusedError, Request, display, unb64
+from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, display
 
 _PLACE = frozenset({"path_b64", "pool_path_b64", "format", "dev", "inode"})
 _WORDS = _PLACE | {"base", "mode", "compression", "samples", "seconds", "seed"}
@@ -47,6 +47,12 @@ class Place:
     format: str
     dev: int
     inode: int
+
+    @classmethod
+    def parse(cls, args: Arguments) -> Place:
+        """The arguments of these names; raises RefusedError(``invalid``)."""
+        path, pool_path = args.path("path_b64"), args.path("pool_path_b64")
+        return cls(path, pool_path, args.take("format", str), args.take("dev", int), args.take("inode", int))
 
 
 @dataclass(frozen=True)
@@ -164,43 +170,20 @@ def _untouchable(facts: Facts) -> str | None:
     return next((reason for name, reason in _REASONS.items() if getattr(facts, name)), None)
 
 
-def _parse(args: dict[str, Any]) -> AnalyzeArgs:
-    if set(args) - _WORDS:
-        raise RefusedError("invalid", f"analyze knows no argument {', '.join(sorted(set(args) - _WORDS))}")
-    seed, base = args.get("seed"), args.get("base")
-    try:
-        parsed = AnalyzeArgs(
-            image=_place(args),
-            base=None if base is None else _place(base),
-            mode=args.get("mode", "sample"),
-            compression=args.get("compression", "auto"),
-            samples=args.get("samples", 2000),
-            seconds=args.get("seconds", 1.0),
-            seed=time.time_ns() if seed is None else seed,
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RefusedError("invalid", f"analyze's arguments are not as they should be: {error!r}") from error
-    places = [parsed.image, *([] if parsed.base is None else [parsed.base])]
-    whole = (parsed.samples, parsed.seed, *(number for one in places for number in (one.dev, one.inode)))
-    if any(isinstance(number, bool) or not isinstance(number, int) for number in whole):
-        raise RefusedError("invalid", "dev, inode, samples and seed are whole numbers")
-    if parsed.base is not None and (set(base or ()) != _PLACE or parsed.base.format not in {"raw", "qcow2"}):
-        raise RefusedError("invalid", "analyze's base is a raw or qcow2 image, and has " + ", ".join(sorted(_PLACE)))
-    formats = all(isinstance(one.format, str) for one in places)
-    if not formats or not isinstance(parsed.mode, str) or parsed.mode not in _MODES:
-        raise RefusedError("invalid", "analyze's mode is sample or full, its format a name such as qcow2")
-    if not isinstance(parsed.compression, str) or parsed.compression not in _COMPRESSIONS:
-        raise RefusedError("invalid", "analyze's compression is one of " + ", ".join(sorted(_COMPRESSIONS)))
-    if not 1 <= parsed.samples <= 1_000_000 or not _is_time(parsed.seconds):
-        raise RefusedError("invalid", "samples are 1 to 1,000,000, seconds above 0 and up to 3,600")
+def _parse(fields: dict[str, Any]) -> AnalyzeArgs:
+    args = Arguments(fields, _WORDS)
+    base, seed = args.maybe("base", dict), args.maybe("seed", int)
+    parsed = AnalyzeArgs(
+        image=Place.parse(args),
+        base=None if base is None else Place.parse(Arguments(base, _PLACE)),
+        mode=args.choice("mode", _MODES, "sample"),
+        compression=args.choice("compression", _COMPRESSIONS, "auto"),
+        samples=args.get("samples", int, 2000),
+        seconds=args.get("seconds", float, 1.0),
+        seed=time.time_ns() if seed is None else seed,
+    )
+    if parsed.base is not None and parsed.base.format not in {"raw", "qcow2"}:
+        raise RefusedError(INVALID, "analyze's base is a raw or qcow2 image")
+    if not 1 <= parsed.samples <= 1_000_000 or not 0 < parsed.seconds <= 3600:
+        raise RefusedError(INVALID, "samples are 1 to 1,000,000, seconds above 0 and up to 3,600")
     return parsed
-
-
-def _place(args: dict[str, Any]) -> Place:
-    return Place(
-        unb64(args["path_b64"]), unb64(args["pool_path_b64"]), args["format"], args["dev"], args["inode"]
-    )  # fmt: skip
-
-
-def _is_time(seconds: object) -> bool:
-    return isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 < seconds <= 3600
