@@ -18,7 +18,7 @@ from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.programs.confined import Files
-from storage_admin.agent.protocol import HostError, display
+from storage_admin.agent.protocol import HostError, RefusedError, display
 from storage_admin.agent.qemu import node
 from storage_admin.agent.qemu.keys import Keys, deriving
 from storage_admin.agent.qemu.node import SLOW_QUERY, DeviceNode, Effort, Node, answered, fail, formats, text
@@ -227,7 +227,7 @@ def _shown_compare(images: Sequence[Node], parts: int) -> list[str]:
 
 __all__ = [
     "CHECKED", "REPAIRED", "CheckReport", "Conversion", "Effort", "Node", "change", "check", "commit", "compare",
-    "convert", "create", "fill", "info", "measure", "name_base", "rebase",
+    "convert", "create", "fill", "info", "measure", "name_base", "rebase", "refuse_damaged",
 ]  # fmt: skip
 
 #: Formats that ``qemu-img check`` knows, and those that it repairs.
@@ -291,6 +291,15 @@ def check(io: AgentIO, image: Node, effort: Effort) -> CheckReport:
         if all(isinstance(count, int) for count in counts):
             return CheckReport(*counts)
     return CheckReport(*fail("check", answer))
+
+
+def refuse_damaged(io: AgentIO, image: Node, shown: str, effort: Effort) -> None:
+    """Refuse (``dirty_or_corrupt``) an image that a check finds errors in; one without a check is taken as it is."""
+    if image.format in CHECKED and not (report := check(io, image, effort)).sound:
+        raise RefusedError(
+            "dirty_or_corrupt",
+            f"{shown} has {report.corruptions} corruptions and {report.errors} errors; check and repair it",
+        )
 
 
 def rebase(io: AgentIO, image: Node, base: Node | None, effort: Effort) -> tools.Finished:

@@ -292,15 +292,7 @@ class Rewrite:
 
     def refuse_damaged(self) -> None:
         """Refuse an image that ``qemu-img check`` finds errors in; formats without a check are taken as they are."""
-        image = self.chain.image
-        if image.planned.format not in img.CHECKED:
-            return
-        report = img.check(self.io, self.chain.node(), self.effort("checking", 0))
-        if not report.sound:
-            raise RefusedError(
-                "dirty_or_corrupt",
-                f"{image.shown} has {report.corruptions} corruptions and {report.errors} errors; check and repair it",
-            )
+        img.refuse_damaged(self.io, self.chain.node(), self.chain.image.shown, self.effort("checking", 0))
 
     def shown(self, replacement: NewFile) -> bytes:
         """The new file's path, for the log."""

@@ -148,11 +148,8 @@ class Commit:
         with overlay.folder() as folder:
             volume_chains.refuse_foreign(base, [overlay], folder)
         for one in (self.chain, self.below):
-            if one.image.facts.format in img.CHECKED:
-                found = img.check(self.io, one.node(), img.Effort(self.wish.idle_io, one.refuse_changes))
-                if not found.sound:
-                    told = f"{one.image.shown} has {found.corruptions} corruptions and {found.errors} errors"
-                    raise RefusedError("dirty_or_corrupt", f"{told}; check and repair it")
+            effort = img.Effort(self.wish.idle_io, one.refuse_changes)
+            img.refuse_damaged(self.io, one.node(), one.image.shown, effort)
         self.chain.refuse_in_use()
         self.below.refuse_in_use()
         self.chain.refuse_stale()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from storage_admin.agent.host import lvm, thin
 from storage_admin.agent.lifeline import AgentIO
@@ -77,7 +78,7 @@ def refuse_shared(place: Place, io: AgentIO) -> None:
         HostError: LVM does not answer.
     """
     group = place.group
-    lines = [line for line in lvm.ask("vgs", "vg", lvm.GROUPS, io, to_end=True) if line["vg_name"] == group]
+    lines = _groups(group, lvm.GROUPS, io)
     if {line["vg_uuid"] for line in lines} != {place.group_id}:
         raise RefusedError("stale_plan", f"the volume group {group} of the plan is not on this host, or not alone")
     volumes.refuse_unless_alone(f"the volume group {group}", lvm.not_alone(lines))
@@ -161,14 +162,20 @@ def remove(one: LogicalVolume, journal: Journal, io: AgentIO, lock: int) -> int 
 def used_with(one: LogicalVolume, io: AgentIO) -> int | None:
     """What its thin pool, or the group, has of its space in use now, in bytes; ``None`` where nobody tells."""
     if not one.pool:
-        lines = [
-            line
-            for line in lvm.ask("vgs", "vg", "vg_name,vg_size,vg_free", io, to_end=True)
-            if line["vg_name"] == one.group
-        ]
+        lines = _groups(one.group, "vg_name,vg_size,vg_free", io)
         return int(lines[0]["vg_size"]) - int(lines[0]["vg_free"]) if len(lines) == 1 else None
-    found = [pool for pool in lvm.thin_pools(io) if (pool["group"], pool["name"]) == (one.group, one.pool)]
-    return found[0]["used"] if found else None
+    pool = thin_pool(one.group, one.pool, io)
+    return pool["used"] if pool is not None else None
+
+
+def thin_pool(group: str, name: str, io: AgentIO) -> dict[str, Any] | None:
+    """What the kernel says of a thin pool (:func:`lvm.thin_pools`), where it is active."""
+    return next((one for one in lvm.thin_pools(io) if (one["group"], one["name"]) == (group, name)), None)
+
+
+def _groups(name: str, columns: str, io: AgentIO) -> list[dict[str, str]]:
+    """The volume groups of that name."""
+    return [line for line in lvm.ask("vgs", "vg", columns, io, to_end=True) if line["vg_name"] == name]
 
 
 def check_new(wanted: Wanted) -> None:
@@ -191,12 +198,12 @@ def refuse_full(wanted: Wanted, needed: int, io: AgentIO) -> None:
     """Let nothing be written that a group has no room for, or that would fill a thin pool up to its reserve."""
     group, pool = wanted.place.group, wanted.pool
     if not pool:
-        lines = [line for line in lvm.ask("vgs", "vg", "vg_name,vg_free", io, to_end=True) if line["vg_name"] == group]
+        lines = _groups(group, "vg_name,vg_free", io)
         free = int(lines[0]["vg_free"]) if len(lines) == 1 else 0
         if free < needed:
             raise RefusedError("not_enough_space", f"{group} has {free} bytes free, {needed} are needed")
         return
-    told = next((one for one in lvm.thin_pools(io) if (one["group"], one["name"]) == (group, pool)), None)
+    told = thin_pool(group, pool, io)
     if told is None or told["mode"] != "rw" or told["needs_check"]:
         raise RefusedError("busy", f"the thin pool {group}/{pool} is not active, or takes no writes now")
     free = told["size"] - told["used"] - wanted.reserve.of(told["size"])

@@ -92,11 +92,6 @@ def refuse_unfit(one: ThinVolume, io: AgentIO) -> None:
         )
     if told["discards"] == "ignore" or features & _UNFIT:
         raise RefusedError("unsupported_pool", f"the thin pool {pool} keeps what is discarded (discards=ignore)")
-    state = next((p for p in lvm.thin_pools(io) if (p["group"], p["name"]) == pool_of(one)), None)
+    state = lvm_volumes.thin_pool(one.volume.group, one.volume.pool, io)
     if state is None or state["mode"] not in {"rw", "out_of_data_space"} or state["needs_check"]:
         raise RefusedError("busy", f"the thin pool {pool} takes no changes now; repair it first (lvconvert --repair)")
-
-
-def pool_of(one: ThinVolume) -> tuple[str, str]:
-    """The group and the name of its pool."""
-    return one.volume.group, one.volume.pool

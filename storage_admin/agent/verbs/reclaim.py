@@ -81,7 +81,9 @@ def dig(io: AgentIO, chain: Chain, *, children_known: bool, bandwidth: int | Non
     try:
         with cgroups.limited(io, chain.image.fd, idle=idle_io, bandwidth=bandwidth):
             if chain.image.facts.format == "qcow2":
-                _refuse_corrupt(io, chain, idle_io)
+                # Holes make no image worse, but one whose metadata lies needs its admin before it needs space.
+                effort = img.Effort(idle_io, chain.refuse_changes)
+                img.refuse_damaged(io, chain.node(), chain.image.shown, effort)
             with priority.idle(idle_io):
                 work.run()
                 os.fsync(chain.image.fd)
@@ -138,16 +140,6 @@ def refuse_digging(chain: Chain, *, children_known: bool) -> None:
     if not children_known:
         raise RefusedError(
             "guests_unknown", f"it is not known which guests could use {image.shown}; scan the host first"
-        )
-
-
-def _refuse_corrupt(io: AgentIO, chain: Chain, idle_io: bool) -> None:
-    # Holes make no image worse, but one whose metadata lies needs its admin before it needs space.
-    report = img.check(io, chain.node(), img.Effort(idle_io, chain.refuse_changes))
-    if not report.sound:
-        raise RefusedError(
-            "dirty_or_corrupt",
-            f"{chain.image.shown} has {report.corruptions} corruptions and {report.errors} errors; check and repair it",
         )
 
 

@@ -324,14 +324,13 @@ def _recover_orphans(folder: _Folder, job: str, kinds: set[str], io: AgentIO) ->
         outcome.unlink(folder.fd, file_name(job, "new"))
         io.log(f"{_shown(folder, job, 'new')} had no journal and was removed")
         rows.append(_row(folder, Settled(job, outcome.REVERTED)))
-    copy = outcome.stat_in(folder.fd, file_name(job, "orig"))
-    if copy is not None:
-        detail = f"{_shown(folder, job, 'orig')} is an undo copy without a journal; check it yourself"
-        rows.append(_row(folder, Settled(job, outcome.FAILED, undo_bytes=copy.allocated_size, detail=detail)))
-    aside = outcome.stat_in(folder.fd, file_name(job, "aside"))
-    if aside is not None:
-        detail = f"{_shown(folder, job, 'aside')} is an image that was set aside, without a journal; check it yourself"
-        rows.append(_row(folder, Settled(job, outcome.FAILED, undo_bytes=aside.allocated_size, detail=detail)))
+    lost = {"orig": "an undo copy without a journal", "aside": "an image that was set aside, without a journal"}
+    for kind, told in lost.items():
+        left = outcome.stat_in(folder.fd, file_name(job, kind))
+        if left is not None:
+            detail = f"{_shown(folder, job, kind)} is {told}; check it yourself"
+            settled = Settled(job, outcome.FAILED, undo_bytes=left.allocated_size, detail=detail)
+            rows.append(_row(folder, settled))
     return rows
 
 

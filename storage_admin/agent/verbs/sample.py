@@ -8,7 +8,7 @@ from typing import Any
 
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.measure.prediction import unknown
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Request
+from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request
 from storage_admin.agent.verbs import analyze
 
 #: ``ioprio_set(2)`` by machine, its class for idle, and how far the class is shifted (linux/ioprio.h).
@@ -30,9 +30,8 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
         RefusedError: ``invalid``.
         StoppedError: the controller stopped the work; what was told stands.
     """
-    images, seconds = request.args.get("images"), request.args.get("seconds", 1.0)
-    if not isinstance(images, list) or set(request.args) - {"images", "seconds"}:
-        raise RefusedError(INVALID, "sample takes images and seconds")
+    args = Arguments(request.args, frozenset({"images", "seconds"}))
+    images, seconds = args.take("images", list), args.get("seconds", float, 1.0)
     be_idle(io)
     failed = 0
     for done, fields in enumerate(images):
@@ -40,10 +39,10 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
             raise RefusedError(INVALID, "each image is an object with an id")
         one = _OneOfMany(io, done, len(images))
         one.tell()
-        args = {key: value for key, value in fields.items() if key != "id"}
+        own = {key: value for key, value in fields.items() if key != "id"}
         try:
             estimate = analyze.run(
-                Request("analyze", request.job, request.generation, {**args, "seconds": seconds}), one
+                Request("analyze", request.job, request.generation, {**own, "seconds": seconds}), one
             )
         except (RefusedError, HostError) as error:
             # One image that is gone, or damaged, says nothing about the others.
