@@ -23,6 +23,7 @@ from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite import vmdk_descriptor
 from storage_admin.agent.rewrite.base import Recipe, Rewrite
 from storage_admin.agent.rewrite.chain import Link
+from storage_admin.agent.rewrite.incoming import write
 from storage_admin.agent.swap.swap import NewFile
 
 #: Offset and length in a VDI: its comment; its own UUID and that of its last change.
@@ -131,10 +132,8 @@ def _copy_piece(source: int, target: int, start: int, length: int) -> int:
     piece = os.pread(source, length, start)
     if not piece:
         raise OSError(errno.EIO, "the file became shorter while it was copied")
-    done = 0
-    while done < len(piece):
-        done += os.pwrite(target, memoryview(piece)[done:], start + done)
-    return done
+    write(target, memoryview(piece), start)
+    return len(piece)
 
 
 def _wait_until(when: float, watch: Callable[[], None]) -> None:

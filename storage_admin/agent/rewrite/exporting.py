@@ -22,6 +22,7 @@ from storage_admin.agent.rewrite import vmdk_descriptor
 from storage_admin.agent.rewrite.base import Rewrite
 from storage_admin.agent.rewrite.conversion import Convert, Target
 from storage_admin.agent.rewrite.copying import refuse_two_sizes
+from storage_admin.agent.rewrite.incoming import write
 from storage_admin.agent.rewrite.packed import GZIP, MOST_PARTS, OVA, ZSTD, fed
 from storage_admin.agent.swap.swap import NewFile
 
@@ -187,8 +188,8 @@ class Exporting(Convert):
         os.ftruncate(new, end)
         self._disk_bytes = end - ova.DISK
         digest = self._digest_of(work, new, ova.DISK, "copying")
-        _write(new, self._asked.appliance.front(self._disk_bytes, digest), 0)
-        _write(new, ova.END, end)
+        write(new, self._asked.appliance.front(self._disk_bytes, digest), 0)
+        write(new, ova.END, end)
 
     def _move(self, new: int) -> None:
         """Put the empty disk where it is to be in the archive, under its name there. Most of its tables are zeros."""
@@ -199,7 +200,7 @@ class Exporting(Convert):
             at += len(piece)
         os.ftruncate(new, 0)
         for at, piece in made:
-            _write(new, piece, ova.DISK + at)
+            write(new, piece, ova.DISK + at)
         os.ftruncate(new, ova.DISK + size)
 
     def _digest_of(self, work: Rewrite, fd: int, at: int, stage: str) -> str:
@@ -267,9 +268,3 @@ def _pieces(fd: int, at: int) -> Iterator[bytes]:
     while piece := os.pread(fd, _PIECE, at):
         yield piece
         at += len(piece)
-
-
-def _write(fd: int, content: bytes, at: int) -> None:
-    while content:
-        done = os.pwrite(fd, content, at)
-        content, at = content[done:], at + done

@@ -18,10 +18,26 @@ from storage_admin.agent.swap.journal import file_name
 from storage_admin.agent.swap.outcome import stat_in, unlink
 
 #: What is all zeros in pieces of this size is not written: a hole takes no space.
-HOLE = 64 << 10
+_HOLE = 64 << 10
 #: Seconds that an agent which was cut off may take to notice it.
 _PATIENCE = 45.0
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def write(fd: int, content: bytes | memoryview, at: int) -> None:
+    """Put all of these bytes there."""
+    while content:
+        done = os.pwrite(fd, content, at)
+        content, at = content[done:], at + done
+
+
+def write_sparse(fd: int, piece: bytes, at: int) -> None:
+    """Put bytes there, zeros as holes; the file may be too short afterwards."""
+    view = memoryview(piece)
+    for start in range(0, len(piece), _HOLE):
+        part = view[start : start + _HOLE]
+        if part.tobytes().strip(b"\0"):
+            write(fd, part, at + start)
 
 
 class Incoming:
@@ -100,17 +116,6 @@ class Incoming:
         names = 1 if self._own == self.part or stat_in(self.folder, self.part) is None else 2
         if not ours or status.st_nlink != names or named is None or named.inode != status.st_ino:
             raise RefusedError("stale_plan", "the file that collects the upload was replaced; upload the file again")
-
-    def write(self, piece: bytes, at: int) -> None:
-        """Put bytes there, zeros as holes; the file may be too short afterwards (:meth:`keep`)."""
-        view = memoryview(piece)
-        for start in range(0, len(piece), HOLE):
-            rest = view[start : start + HOLE]
-            if not rest.tobytes().strip(b"\0"):
-                continue
-            while rest:
-                done = os.pwrite(self.fd, rest, at + start)
-                start, rest = start + done, rest[done:]  # noqa: PLW2901 (as far as it was taken)
 
     def keep(self, end: int) -> None:
         """Make it so long, and have it on the disk."""

@@ -25,12 +25,11 @@ from storage_admin.agent.protocol import INVALID, HostError, RefusedError, displ
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import Member, Node
 from storage_admin.agent.rewrite.creation import Creation
+from storage_admin.agent.rewrite.incoming import write_sparse
 from storage_admin.agent.rewrite.packed import GZIP, OVA, PLAIN, XZ, ZSTD, Source, fed
 from storage_admin.agent.swap.swap import NewFile
 
 _PIECE = 1 << 20
-#: What is all zeros in pieces of this size is not written: a hole takes no space.
-_HOLE = 64 << 10
 _MOST_MANIFEST = 1 << 20
 #: Bytes of what is packed that go into the decompressor at once, and for how many of them there may be another member:
 #: each costs a copy of what is left of the piece.
@@ -252,13 +251,7 @@ class _Output:
     def write(self, piece: bytes) -> None:
         """The next bytes."""
         self._digest.update(piece)
-        view = memoryview(piece)
-        for start in range(0, len(piece), _HOLE):
-            part = view[start : start + _HOLE]
-            if part.tobytes().strip(b"\0"):
-                done = 0
-                while done < len(part):
-                    done += os.pwrite(self._fd, part[done:], self._at + start + done)
+        write_sparse(self._fd, piece, self._at)
         self._at += len(piece)
 
     def end(self) -> None:

@@ -13,7 +13,7 @@ from storage_admin.agent.host import cgroups, space
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import INVALID, KEPT, Arguments, RefusedError, Request, b64, display, host_errors
 from storage_admin.agent.qemu.node import WATCH_INTERVAL
-from storage_admin.agent.rewrite.incoming import Incoming
+from storage_admin.agent.rewrite.incoming import Incoming, write_sparse
 from storage_admin.agent.swap import exchange
 from storage_admin.agent.swap.journal import Stamp
 from storage_admin.agent.swap.outcome import same_content, stamp_now, unlink
@@ -60,7 +60,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
                 if at + len(piece) > size:
                     raise RefusedError(INVALID, f"the file has {size} bytes, and more came")
                 digest.update(piece)
-                part.write(piece, at)
+                write_sparse(part.fd, piece, at)
                 at += len(piece)
                 if time.monotonic() - looked > WATCH_INTERVAL:
                     looked = time.monotonic()
