@@ -64,7 +64,7 @@ def _volume(line: dict[str, str]) -> LogicalVolume:
         taken = 0  # each leg takes that, and metadata
     return LogicalVolume(
         line["vg_name"], line["lv_name"], line["lv_uuid"], taken or 0,
-        Journal(tag[0], *tag.groups(), makes=tag[2][0] == "m") if tag else None, False, pool,
+        Journal(tag[0], tag[1], tag[2], tag[3], makes=tag[2][0] == "m") if tag else None, False, pool,
         line["lv_active"] not in ("", "unknown"), line["lv_device_open"] == "open",
         frozenset(line["lv_role"].split(",")), line["lv_attr"],
     )  # fmt: skip

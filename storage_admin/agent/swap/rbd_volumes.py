@@ -123,7 +123,7 @@ def _image(name: str, place: Place, options: tuple[str, ...], io: AgentIO) -> Rb
         return replace(one, journal=gone, is_going=gone is not None)
     text = str(_json(["rbd", *options, "image-meta", "list", f"--image={name}"], io).get(KEY, ""))
     told = _JOURNAL.fullmatch(text)
-    journal = Journal(text, *told.group(1, 3, 4)) if told and told[2] == info["id"] else None
+    journal = Journal(text, told[1], told[3], told[4]) if told and told[2] == info["id"] else None
     return replace(
         one, id=str(info["id"]), taken=_taken(one, info, io), journal=journal,
         is_going=journal is not None and journal.before == "d",

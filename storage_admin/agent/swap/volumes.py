@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from storage_admin.agent.host import locking, space
@@ -95,7 +95,7 @@ class Journal:
     job: str
     before: str
     own_name: str
-    makes: bool = field(default=False, kw_only=True)
+    makes: bool = False
 
 
 @dataclass(frozen=True)

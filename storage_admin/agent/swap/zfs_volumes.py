@@ -90,7 +90,7 @@ def there(places: Sequence[Place], io: AgentIO) -> list[Dataset]:  # noqa: ARG00
 def _dataset(line: dict[str, str]) -> Dataset:
     group, _, name = line["name"].rpartition("/")
     told, is_block = zfs.mark(line), line["type"] == "volume"
-    journal = Journal(told[0], *told.group(1, 3, 4), makes=told[3] == "new") if told else None
+    journal = Journal(told[0], told[1], told[3], told[4], makes=told[3] == "new") if told else None
     return Dataset(
         group, name, line["guid"], int(line["usedbydataset"]), journal, False, is_block, int(line["objsetid"]),
         int(line["usedbyrefreservation"]),
