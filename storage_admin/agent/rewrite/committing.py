@@ -11,7 +11,6 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +37,7 @@ from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.rewrite.base import Wish, refuse_needed
 from storage_admin.agent.rewrite.chain import Chain, Link, Planned
 from storage_admin.agent.swap import outcome
-from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
+from storage_admin.agent.swap.journal import Journal, Stamp
 from storage_admin.agent.swap.outcome import Settled, stamp_now
 
 #: Formats of bases that qemu writes to and makes larger.
@@ -255,7 +254,11 @@ def repeat(one: Journal, records: list[dict[str, Any]], files: list[bytes], io: 
     try:
         if [unb64(link["path_b64"]) for link in told[0]["links"][:2]] != files:
             raise RefusedError("stale_plan", "its journal names other files than the job")
-        with _opened(told[0]["links"]) as (chain, below):
+        found = [_now(link, same=place == 0) for place, link in enumerate(told[0]["links"])]
+        with (
+            contextlib.closing(Chain(found[0], found[1:])) as chain,
+            contextlib.closing(Chain(found[1], found[2:])) as below,
+        ):
             chain.refuse_in_use()
             below.refuse_in_use()
             _merge(_Deaf(io), chain, idle_io=True)
@@ -272,19 +275,6 @@ def repeat(one: Journal, records: list[dict[str, Any]], files: list[bytes], io: 
 
 def _half(why: str) -> str:
     return f"a merge was cut off, and its backing file is only whole through the overlay: {why}"
-
-
-@contextlib.contextmanager
-def _opened(told: list[dict[str, Any]]) -> Iterator[tuple[Chain, Chain]]:
-    """The chain of a journal, as it is now, and that of the base; raises RefusedError and as :class:`Chain`."""
-    found = [_now(one, same=place == 0) for place, one in enumerate(told)]
-    if len(found) < 2:
-        raise JournalError("it names no backing file")
-    with (
-        contextlib.closing(Chain(found[0], found[1:])) as chain,
-        contextlib.closing(Chain(found[1], found[2:])) as below,
-    ):
-        yield chain, below
 
 
 def _now(told: dict[str, Any], *, same: bool) -> Planned:

@@ -173,14 +173,12 @@ class Convert(Recipe):
     def needed(self, work: Rewrite) -> int:
         """What qemu-img measures for the whole chain; all of the virtual size where that is preallocated."""
         virtual_size = work.chain.image.facts.virtual_size
-        if self.target.options.get("preallocation") in {"full", "falloc"} or self._is_fixed():
+        options = self.target.options
+        if options.get("preallocation") in {"full", "falloc"} or options.get("subformat") == "fixed":
             return virtual_size + _TABLES
         # For other formats it measures nothing; qcow2 with as large clusters needs no less.
-        options = f"cluster_size={self.target.options.get('cluster_size', '65536')}"
-        return img.measure(work.io, work.chain.node(), options) + _TABLES
-
-    def _is_fixed(self) -> bool:
-        return self.target.options.get("subformat") == "fixed"
+        cluster_size = options.get("cluster_size", "65536")
+        return img.measure(work.io, work.chain.node(), f"cluster_size={cluster_size}") + _TABLES
 
     def base(self, work: Rewrite) -> Node | None:  # noqa: ARG002
         return None

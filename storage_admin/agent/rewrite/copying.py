@@ -215,7 +215,12 @@ class Copy(Recipe):
         facts = work.chain.image.facts
         if facts.format == "qcow2":
             return creation_options(facts, facts.compression or "zlib")
-        return other_options(facts)
+        if facts.format == "vdi":
+            return "static=on" if facts.subformat == "static" else ""
+        if facts.format == "vpc":
+            # Without force_size the virtual size is rounded up to what a disk's geometry can say.
+            return f"subformat={facts.subformat},force_size=on"
+        return f"subformat={facts.subformat}" if facts.format == "vmdk" else ""
 
     def base(self, work: Rewrite) -> Node | None:
         return work.chain.node().backing
@@ -337,16 +342,6 @@ def creation_options(facts: Facts, compression: str) -> str:
         options += ["extended_l2=on"] if facts.extended_l2 else []
         options += ["compression_type=zstd"] if compression == "zstd" else []
     return ",".join(options)
-
-
-def other_options(facts: Facts) -> str:
-    """The options that an image of another format than qcow2 was created with, for ``-o`` of its copy."""
-    if facts.format == "vdi":
-        return "static=on" if facts.subformat == "static" else ""
-    if facts.format == "vpc":
-        # Without force_size the virtual size is rounded up to what a disk's geometry can say.
-        return f"subformat={facts.subformat},force_size=on"
-    return f"subformat={facts.subformat}" if facts.format == "vmdk" else ""
 
 
 def differences(old: Facts, new: Facts, compression: str | None, base_format: str | None) -> list[str]:

@@ -104,7 +104,8 @@ class KeySlots(FileCopy):
         image = work.chain.image
         size = image.stamp.file_size
         try:
-            start, length = _area(copy.fd, size, image.planned.format)
+            is_whole = image.planned.format == "luks"
+            start, length = (0, luks.payload_offset(copy.fd)) if is_whole else qcow2.luks_area(copy.fd, size)
         except UnreadableError as error:
             raise HostError(f"the copy cannot be read: {error}") from error
         for number, (at, piece) in enumerate(_data(image.fd, copy.fd, size)):
@@ -127,11 +128,6 @@ class KeySlots(FileCopy):
         expected = before - {self.slot}
         fits = set(self._after) == expected if self.slot is not None else len(set(self._after) - before) == 1
         return wrong if fits and expected <= set(self._after) else [*wrong, "key slots"]
-
-
-def _area(fd: int, size: int, form: str) -> tuple[int, int]:
-    """Where the LUKS header and the keys are: offset and length in bytes."""
-    return (0, luks.payload_offset(fd)) if form == "luks" else qcow2.luks_area(fd, size)
 
 
 def _data(first: int, second: int, size: int) -> Iterator[tuple[int, int]]:

@@ -255,18 +255,13 @@ def is_aside(records: list[dict[str, Any]]) -> bool:
     return records[0].get("aside") is True
 
 
-def is_image_name(name: bytes) -> bool:
-    """Whether it can be the name of an image: of one file in a folder, and none of a job's own."""
-    return is_possible(name) and not parse_name(name)
-
-
 def told_name(record: dict[str, Any], field: str = "name_b64") -> bytes:
-    """The name of an image that a record tells; raises JournalError."""
+    """The name of an image, which is none of a job's own, that a record tells; raises JournalError."""
     try:
         name = unb64(record[field])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise JournalError("it does not say which image it belongs to") from error
-    if not is_image_name(name):
+    if not is_possible(name) or parse_name(name):
         raise JournalError("it names something that is not an image")
     return name
 

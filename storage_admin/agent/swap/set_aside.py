@@ -77,7 +77,7 @@ def _let_late_openers_win(folder: int, name: bytes, other: bytes, fd: int, doors
     if (who := moment.late(doors, fd, before)) is None:
         return
     try:
-        _give(folder, other, name)
+        exchange.give(folder, other, name)
     except FileExistsError:
         return  # whose name is taken stays aside: nothing is taken away from another file
     raise RefusedError("image_in_use", f"the image was opened at this moment by {who}; it has its name again")
@@ -101,26 +101,13 @@ def put_back(one: Journal, name: bytes, request: Request, io: AgentIO, recheck: 
     recheck()
     other = journal.file_name(one.job, "aside")
     try:
-        _give(one.folder, other, name)
+        exchange.give(one.folder, other, name)
     except FileExistsError as error:
-        if not _is_same(one.folder, name, other):
+        named = stat_in(one.folder, name)  # settling takes the other one away where it has both
+        if named is None or not named.same_file(stat_in(one.folder, other)):
             raise name_is_taken() from error
     except PermissionError as error:
         raise RefusedError("immutable", "the file or its folder is protected (chattr +i or +a)") from error
-
-
-def _give(folder: int, other: bytes, name: bytes) -> None:
-    """The image has its own name again; settling takes the other one away where it has both.
-
-    Raises:
-        FileExistsError: something has that name; it keeps it.
-    """
-    exchange.give(folder, other, name)
-
-
-def _is_same(folder: int, name: bytes, other: bytes) -> bool:
-    first, second = stat_in(folder, name), stat_in(folder, other)
-    return first is not None and first.same_file(second)
 
 
 def name_is_taken() -> RefusedError:

@@ -132,13 +132,10 @@ class NewFile(ABC):
         Returns:
             Its descriptor, which is closed with this.
         """
-        fd = os.open(self._part_name(len(self.parts)), _NEW, 0o600, dir_fd=self.folder)
+        fd = os.open(journal.part_name(self.job, len(self.parts)), _NEW, 0o600, dir_fd=self.folder)
         self.parts.append((name, fd))
         self._journal.append(journal.PART, name_b64=b64(name), new=Stamp.of(os.fstat(fd)))
         return fd
-
-    def _part_name(self, place: int) -> bytes:
-        return journal.part_name(self.job, place)
 
     def note_left(self, bases: Sequence[tuple[bytes, Stamp]]) -> None:
         """Write down which images the original stands on that the new one does not: an undo needs them as they are.
@@ -165,7 +162,7 @@ class NewFile(ABC):
         if made is None or not made.same_file(Stamp.of(os.fstat(self.new))) or os.fstat(self.new).st_nlink != 1:
             raise HostError("the temporary file was replaced by someone else")
         for place, (_, fd) in enumerate(self.parts):
-            made = stat_in(self.folder, self._part_name(place))
+            made = stat_in(self.folder, journal.part_name(self.job, place))
             if made is None or not made.same_file(Stamp.of(os.fstat(fd))):
                 raise HostError("a part was replaced by someone else")
 

@@ -33,8 +33,9 @@ from storage_admin.agent.measure import holes
 from storage_admin.agent.protocol import Arguments, RefusedError, Request
 from storage_admin.agent.qemu import img
 from storage_admin.agent.rewrite import volume_chains
-from storage_admin.agent.rewrite.base import COMMON, Wish, opened
+from storage_admin.agent.rewrite.base import COMMON, Rewrite, Wish, opened
 from storage_admin.agent.rewrite.chain import Chain, Link, refuse_content, refuse_protected
+from storage_admin.agent.rewrite.copying import Compress, Copy
 
 FORMATS = ("qcow2", "raw")
 #: Seconds between two looks at the controller while the work is throttled.
@@ -325,12 +326,4 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
             known = wish.children_known
             dug = dig(io, chain, children_known=known, bandwidth=wish.bandwidth, idle_io=wish.idle_io)
             return {"method": method, **dug}
-        return _copied(request, io, wish, chain, compression if method == "compress" else None)
-
-
-def _copied(request: Request, io: AgentIO, wish: Wish, chain: Chain, compression: str | None) -> dict[str, Any]:
-    # All that a swap needs takes as long to load as to dig the holes of a small image, which needs none of it.
-    from storage_admin.agent.rewrite.base import Rewrite  # noqa: PLC0415
-    from storage_admin.agent.rewrite.copying import Compress, Copy  # noqa: PLC0415
-
-    return Rewrite(request, io, wish, Copy() if compression is None else Compress(compression), chain).run()
+        return Rewrite(request, io, wish, Compress(compression) if method == "compress" else Copy(), chain).run()
