@@ -133,7 +133,7 @@ VERBS = {
     "folder": ("folder", "run"),
     "analyze": ("analyze", "run"),
     "sample": ("sample", "run"),
-    "exclusive": ("exclusive", "run"),
+    "exclusive": ("sample", "exclusive"),
     "reclaim": ("reclaim", "run"),
     "undo": ("undo", "run"),
     "discard_undo": ("undo", "discard"),
