@@ -4,7 +4,7 @@ Two settings differ where not one repetition of the one reached into what the ot
 (:func:`benchmarks.figures.differ`). What cannot be told apart is called that, and never as good.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django.utils.translation import gettext
@@ -27,7 +27,7 @@ class Matrix:
         topic: what is chosen, as a heading.
         metric: what decides.
         usual: the setting that one would have without choosing, by its name; others are measured against it.
-        of: which of the settings belong to it.
+        layouts: those of the settings that belong to it; all settings unless told.
         doing: the verb of the sentence, as in "64K *writes* 1.4 times faster".
         costs: metrics that the winner may pay with.
     """
@@ -35,47 +35,34 @@ class Matrix:
     topic: str
     metric: str
     usual: str
-    of: Callable[[Result], bool]
     doing: str
     costs: tuple[str, ...] = ()
+    layouts: frozenset[str] = frozenset()
 
 
-def _all(_row: Result) -> bool:
-    return True
-
-
-def _layouts(row: Result) -> bool:
-    return row.setting.get("layout") in {"raw", "qcow2", "raw+qcow2", "qcow2+qcow2"}
-
-
-def _compressed(row: Result) -> bool:
-    return row.setting.get("layout") in {"qcow2", "zlib", "zstd"}
-
-
-def _chains(row: Result) -> bool:
-    return row.setting.get("layout") in {"qcow2", "qcow2+qcow2", "chain"}
-
-
+_LAYOUTS = frozenset({"raw", "qcow2", "raw+qcow2", "qcow2+qcow2"})
+_COMPRESSED = frozenset({"qcow2", "zlib", "zstd"})
+_CHAINS = frozenset({"qcow2", "qcow2+qcow2", "chain"})
 _CREATED = ("create_seconds", "physical_bytes")
 #: The modes of a disk of which the definition says nothing.
 _UNSET = "writeback threads"
 MATRICES: dict[str, tuple[Matrix, ...]] = {
-    "cluster_size": (Matrix(_("Cluster size"), "write_rate", "64K", _all, _("writes"), _CREATED),),
-    "preallocation": (Matrix(_("Preallocation"), "write_rate", "off", _all, _("writes"), _CREATED),),
+    "cluster_size": (Matrix(_("Cluster size"), "write_rate", "64K", _("writes"), _CREATED),),
+    "preallocation": (Matrix(_("Preallocation"), "write_rate", "off", _("writes"), _CREATED),),
     "formats": (
-        Matrix(_("Layout, random reads"), "rand_read_iops", "qcow2", _layouts, _("does random reads")),
-        Matrix(_("Layout, random writes"), "rand_write_iops", "qcow2", _layouts, _("does random writes")),
-        Matrix(_("Chain depth"), "rand_read_iops", "qcow2", _chains, _("does random reads")),
-        Matrix(_("Compression at read time"), "seq_read_rate", "qcow2", _compressed, _("reads")),
+        Matrix(_("Layout, random reads"), "rand_read_iops", "qcow2", _("does random reads"), layouts=_LAYOUTS),
+        Matrix(_("Layout, random writes"), "rand_write_iops", "qcow2", _("does random writes"), layouts=_LAYOUTS),
+        Matrix(_("Chain depth"), "rand_read_iops", "qcow2", _("does random reads"), layouts=_CHAINS),
+        Matrix(_("Compression at read time"), "seq_read_rate", "qcow2", _("reads"), layouts=_COMPRESSED),
     ),
     "modes": (
-        Matrix(_("Cache and AIO, random reads"), "rand_read_iops", _UNSET, _all, _("does random reads")),
-        Matrix(_("Cache and AIO, random writes"), "rand_write_iops", _UNSET, _all, _("does random writes")),
+        Matrix(_("Cache and AIO, random reads"), "rand_read_iops", _UNSET, _("does random reads")),
+        Matrix(_("Cache and AIO, random writes"), "rand_write_iops", _UNSET, _("does random writes")),
     ),
-    "boot": (Matrix(_("Layout"), "boot_all_seconds", "qcow2+qcow2", _all, _("boots")),),
+    "boot": (Matrix(_("Layout"), "boot_all_seconds", "qcow2+qcow2", _("boots")),),
     "dd": (
-        Matrix(_("Writing"), "write_rate", "direct I/O 1M", _all, _("writes")),
-        Matrix(_("Reading"), "read_rate", "direct I/O 1M", _all, _("reads")),
+        Matrix(_("Writing"), "write_rate", "direct I/O 1M", _("writes")),
+        Matrix(_("Reading"), "read_rate", "direct I/O 1M", _("reads")),
     ),
 }
 #: Ways of dd: a guest's cache=none is the one, cache=writeback the other.
@@ -90,8 +77,9 @@ def of(kind: str, rows: Sequence[Result], where: str) -> list[Advice]:
     """
     given = depths.of(rows, where) if kind == "fio" else []
     for matrix in MATRICES.get(kind, ()):
-        for block in _blocks(rows):
-            mine = [row for row in rows if row.metric == matrix.metric and matrix.of(row) and _block(row) == block]
+        of = [row for row in rows if not matrix.layouts or row.setting.get("layout") in matrix.layouts]
+        for block in dict.fromkeys(map(_block, rows)):
+            mine = [row for row in of if row.metric == matrix.metric and _block(row) == block]
             if len(told := [row for row in mine if row.median is not None]) > 1:
                 given.append(_advise(matrix, told, [row for row in rows if _block(row) == block], where, block))
     return given
@@ -102,10 +90,6 @@ def _block(row: Result) -> str:
     if "guests" in row.setting:
         return plural(int(row.setting["guests"]), gettext("guest,guests"))
     return str(row.setting.get("block", "")) if "layout" in row.setting else ""
-
-
-def _blocks(rows: Sequence[Result]) -> list[str]:
-    return list(dict.fromkeys(_block(row) for row in rows))
 
 
 def _advise(matrix: Matrix, rows: list[Result], beside: list[Result], where: str, block: str) -> Advice:

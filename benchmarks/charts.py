@@ -66,17 +66,14 @@ class Series:
 
 def series_of(run: Benchmark, label: str = "") -> Series:
     """A run as a series; its samples are read."""
-    return Series(label or label_of(run), tuple(results.of(run)), about=_about(run))
+    about = gettext("caches {caches}").format(caches=run.caches) if run.caches else ""
+    return Series(label or label_of(run), tuple(results.of(run)), about=about)
 
 
 def label_of(run: Benchmark) -> str:
     """A run as a legend names it: where, and when it began."""
     where = f"{run.pool.host.name} / {run.pool.name}" if run.pool else f"{run.label or 'pasted'} (pasted)"
     return f"{where}, {clock(run.created)}"
-
-
-def _about(run: Benchmark) -> str:
-    return gettext("caches {caches}").format(caches=run.caches) if run.caches else ""
 
 
 def published_series(told: Published) -> Series:

@@ -9,7 +9,7 @@ from django.utils import timezone
 from benchmarks import alerting, regression, results
 from benchmarks.models import Benchmark, Sample
 from benchmarks.parsers.reading import read
-from benchmarks.parsers.readings import UnreadableError
+from benchmarks.parsers.readings import Reading, UnreadableError
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import plain
 
@@ -35,9 +35,9 @@ def take(benchmark: Benchmark, event: dict[str, Any]) -> bool:
     """
     match event["event"]:
         case "environment":
-            Benchmark.objects.filter(pk=benchmark.pk).update(environment=_facts(event))
+            Benchmark.objects.filter(pk=benchmark.pk).update(environment=_object(event.get("data")))
         case "environment_after":
-            Benchmark.objects.filter(pk=benchmark.pk).update(environment_after=_facts(event))
+            Benchmark.objects.filter(pk=benchmark.pk).update(environment_after=_object(event.get("data")))
         case "note":
             note(benchmark, str(event.get("text", "")))
         case "sample":
@@ -55,10 +55,6 @@ def note(benchmark: Benchmark, text: str) -> None:
     told = plain(text)[:LONGEST_NOTE]
     if told and told not in kept and len(kept) < MOST_NOTES:
         Benchmark.objects.filter(pk=benchmark.pk).update(notes=[*kept, told])
-
-
-def _facts(event: dict[str, Any]) -> dict[str, Any]:
-    return _object(event.get("data"))
 
 
 def _object(told: Any) -> dict[str, Any]:
@@ -86,7 +82,8 @@ def _take_sample(benchmark: Benchmark, event: dict[str, Any]) -> None:
     if unit not in UNITS or not (number or value is None):
         note(benchmark, f"The agent reported an invalid result: {event.get('metric')!s} {value!r} {unit}.")
         return
-    _row(benchmark, event, event.get("setting"), str(event.get("metric", "")), unit, value, str(event.get("note", "")))
+    reading = Reading(str(event.get("metric", "")), unit, value, str(event.get("note", "")))
+    _row(benchmark, event, event.get("setting"), reading)
 
 
 def _take_output(benchmark: Benchmark, event: dict[str, Any]) -> None:
@@ -99,19 +96,17 @@ def _take_output(benchmark: Benchmark, event: dict[str, Any]) -> None:
         note(benchmark, f"{tool} at {results.name_of(setting)}: {error.detail}")
         return
     for one in readings:
-        _row(benchmark, event, setting | dict(one.setting), one.metric, one.unit, one.value, one.note)
+        _row(benchmark, event, setting | dict(one.setting), one)
 
 
-def _row(
-    benchmark: Benchmark, event: dict[str, Any], setting: Any, metric: str, unit: str, value: float | None, why: str
-) -> None:
-    told = _object(setting)
+def _row(benchmark: Benchmark, event: dict[str, Any], setting: Any, one: Reading) -> None:
     asked = event.get("setting")
     places = [number for number, step in enumerate(benchmark.steps) if step.get("setting") == asked]
     repetition = event.get("repetition", 1)
     Sample.objects.create(
-        benchmark=benchmark, step=places[0] if places else None, setting=told, metric=plain(metric)[:40], unit=unit,
-        value=value, note=plain(why)[:200], repetition=max(repetition, 1) if isinstance(repetition, int) else 1,
+        benchmark=benchmark, step=places[0] if places else None, setting=_object(setting),
+        metric=plain(one.metric)[:40], unit=one.unit, value=one.value, note=plain(one.note)[:200],
+        repetition=max(repetition, 1) if isinstance(repetition, int) else 1,
     )  # fmt: skip
 
 

@@ -155,12 +155,9 @@ def _cluster_size(size: Sizing) -> Iterator[Step]:
         # The L1 table has 8 bytes for each cluster of L2 entries, which are 8 bytes each, and may be there twice.
         first = 128 * 4 * size.data_bytes // cluster**2
         tables = size.data_bytes * _TABLE_BYTES // cluster + first + 18 * cluster + 4 * MIB
-        yield Step(fields, size.data_bytes + tables, size.data_bytes, _slowly(size, cluster))
-
-
-def _slowly(size: Sizing, cluster: int) -> float:
-    """A cluster that is written first costs an entry in two tables: small ones are slow."""
-    return size.data_bytes / size.rate + size.data_bytes / cluster / 20_000 + 1
+        # A cluster that is written first costs an entry in two tables: small ones are slow.
+        seconds = size.data_bytes / size.rate + size.data_bytes / cluster / 20_000 + 1
+        yield Step(fields, size.data_bytes + tables, size.data_bytes, seconds)
 
 
 def _formats(size: Sizing) -> Iterator[Step]:
