@@ -219,7 +219,8 @@ class _Judge:
 
     def __init__(self, rules: Rules, now: datetime, rows: list[_Row], among: Collection[int] | None = None) -> None:
         self._rules, self._now = rules, now
-        self._gains = looks_at_gain(rules)
+        #: Whether an image has to win something.
+        self._gains = bool(rules.kind == "reclaim" or rules.min_reclaimable_bytes or rules.min_reclaimable_percent)
         self._alone = rules.kind in ALONE
         self._writes = self._alone and not (rules.kind == "check" and rules.options.get("repair", "none") == "none")
         self._last = history.last_jobs(rules.kind, "image", among) if rows else {}
@@ -324,11 +325,6 @@ def _unknown(row: _Row) -> str:
         if row.analyzed_at is None
         else _("it has not been analyzed since it changed.")
     )
-
-
-def looks_at_gain(rules: Rules) -> bool:
-    """Whether an image has to win something."""
-    return rules.kind == "reclaim" or bool(rules.min_reclaimable_bytes or rules.min_reclaimable_percent)
 
 
 def gains_too_little(rules: Rules, gain: int | None, size: int | None) -> tuple[Any, ...] | None:

@@ -75,7 +75,11 @@ class Told:
                     defaults=values | more,
                 )  # fmt: skip
         for row in self._rows():
-            if row.source == self.backend.source and self._name(row) in others and not _has_images(row):
+            if (
+                row.source == self.backend.source
+                and self._name(row) in others
+                and not Image.every.filter(pool=row).exists()
+            ):
                 with transaction.atomic():
                     Host.objects.select_for_update().get(pk=self._host.pk)  # no job is submitted meanwhile
                     if not services.in_the_way_of_removal(row):
@@ -179,10 +183,6 @@ class Told:
             **({"volume": volume.ids | {"alias": volume.alias} | snapshots} if volume.ids else {}),
             **({"backing_b64": base, "backing_path_b64": base} if base else {}),
         )  # fmt: skip
-
-
-def _has_images(row: StoragePool) -> bool:
-    return Image.every.filter(pool=row).exists()
 
 
 def _forget_measures(row: StoragePool, place: Place) -> None:
