@@ -103,7 +103,6 @@ def _enter(folder: Path) -> set[str]:
 
 def _fill(folder: Path, owned: set[str]) -> Made:
     made: list[str] = []
-    foreign: list[str] = []
     missing = [recipe for recipe in RECIPES if not all(_exists(folder / name) for name in recipe.names)]
     if missing:
         shutil.rmtree(folder / WORKSHOP, ignore_errors=True)
@@ -123,10 +122,8 @@ def _fill(folder: Path, owned: set[str]) -> Made:
 
 
 def _cook(recipe: Recipe, workshop: Workshop) -> None:
-    for base in recipe.bases:
-        link = workshop.folder / base
-        if not _exists(link):
-            link.symlink_to(Path("..") / base)
+    if recipe.base and not _exists(link := workshop.folder / recipe.base):
+        link.symlink_to(Path("..") / recipe.base)
     recipe.make(workshop)
     for name in recipe.names:
         (workshop.folder / name).chmod(0o644)

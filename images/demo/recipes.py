@@ -89,12 +89,12 @@ class Recipe:
     Args:
         names: the files that it makes.
         make: makes them, and perhaps others that are not kept, in a workshop.
-        bases: files of other recipes that must be there first.
+        base: the file of another recipe that must be there first; empty for none.
     """
 
     names: tuple[str, ...]
     make: Callable[[Workshop], None]
-    bases: tuple[str, ...] = ()
+    base: str = ""
 
 
 def _image(
@@ -113,7 +113,7 @@ def _image(
         at.create(name, form, size, *options, base=base)
         at.write(name, form, *parts)
 
-    return Recipe((name, beside) if beside else (name,), make, (base,) if base else ())
+    return Recipe((name, beside) if beside else (name,), make, base)
 
 
 def _overlay(name: str, base: str, *parts: str) -> Recipe:

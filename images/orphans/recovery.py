@@ -57,9 +57,8 @@ def _settle_found_again(recovery: Job, lost: Job, image: Image) -> bool:
         return False
     audit(SYSTEM, "image set aside found again", image.path, after={"job": lost.pk})
     rows.set_aside(image, lost)
-    Job.objects.filter(pk=lost.pk).update(
-        result=(lost.result or {}) | {"held_bytes": image.allocated_size or 0}
-    )  # fmt: skip
+    result = (lost.result or {}) | {"held_bytes": image.allocated_size or 0}
+    Job.objects.filter(pk=lost.pk).update(result=result)
     claims.log(lost, "the missing image was found where it was set aside; its grace period starts again")
     return True
 

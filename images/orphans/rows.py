@@ -2,6 +2,7 @@
 
 import secrets
 from datetime import timedelta
+from typing import Any
 
 from django.db.models import Count, Sum
 from django.utils import timezone
@@ -25,11 +26,11 @@ def set_aside(image: Image, job: Job) -> None:
     """
     now = timezone.now()
     folder = bytes(image.path_bytes).rpartition(b"/")[0]
-    image.path_key = path_key(folder + f"/.sa-{job.uid}.aside".encode())
-    image.aside_job, image.aside_since, image.aside_by = job, now, job.created_by
-    image.aside_until = now + timedelta(days=int(job.options.get("grace_days", GRACE_DAYS)))
-    image.missing_since, image.deleted_at, image.held = None, None, ""
-    _write(image, ["aside_job", "aside_since", "aside_by", "aside_until", "missing_since", "deleted_at", "held"])
+    _write(
+        image, path_key=path_key(folder + f"/.sa-{job.uid}.aside".encode()), aside_job=job, aside_since=now,
+        aside_until=now + timedelta(days=int(job.options.get("grace_days", GRACE_DAYS))), aside_by=job.created_by,
+        missing_since=None, deleted_at=None, held="",
+    )  # fmt: skip
 
 
 def restored(image: Image) -> None:
@@ -37,33 +38,30 @@ def restored(image: Image) -> None:
     key = path_key(bytes(image.path_bytes))
     Image.every.filter(host=image.host_id, path_key=key).exclude(pk=image.pk).delete()
     _close(image)
-    image.path_key = key
-    image.aside_job = image.aside_since = image.aside_until = None
-    image.aside_by, image.missing_since, image.deleted_at = "", None, None
-    _write(image, ["aside_job", "aside_since", "aside_by", "aside_until", "missing_since", "deleted_at"])
+    aside = {"aside_job": None, "aside_since": None, "aside_until": None, "aside_by": ""}
+    _write(image, path_key=key, missing_since=None, deleted_at=None, **aside)
 
 
 def deleted(image: Image) -> None:
     """The image is gone for good, by an admin's word; its row and its history stay."""
     _close(image)
-    image.deleted_at = image.missing_since = timezone.now()
-    image.aside_since = image.aside_until = None
-    _write(image, ["deleted_at", "missing_since", "aside_since", "aside_until"])
+    now = timezone.now()
+    _write(image, deleted_at=now, missing_since=now, aside_since=None, aside_until=None)
 
 
 def vanished(image: Image) -> None:
     """Somebody else took the image away while it was set aside: it has vanished like any other."""
     _close(image)
-    image.missing_since, image.aside_job = timezone.now(), None
-    image.aside_since = image.aside_until = None
-    image.aside_by = ""
-    _write(image, ["missing_since", "aside_job", "aside_since", "aside_until", "aside_by"])
+    aside = {"aside_job": None, "aside_since": None, "aside_until": None, "aside_by": ""}
+    _write(image, missing_since=timezone.now(), **aside)
 
 
-def _write(image: Image, columns: list[str]) -> None:
+def _write(image: Image, **columns: Any) -> None:
     # A fingerprint that no file has: a scan that is at work takes it neither for vanished nor for unchanged.
-    image.fingerprint = secrets.token_bytes(16)
-    image.save(update_fields=["path_key", "fingerprint", *columns])
+    columns["fingerprint"] = secrets.token_bytes(16)
+    for name, value in columns.items():
+        setattr(image, name, value)
+    image.save(update_fields=list(columns))
     bulk_write.resolve_host(image.host)
     space.write_totals([image.pool])
     image.refresh_from_db()
