@@ -59,8 +59,7 @@ def username_of(request: HttpRequest, credentials: dict[str, Any] | None = None)
 
 def lockouts(now: datetime | None = None) -> list[Lockout]:
     """Everybody who is locked out, the one that lasts longest first."""
-    attempts = AccessAttempt.objects.filter(attempt_time__gte=(now or timezone.now()) - _cool_off())
-    return _lockouts(attempts.order_by("attempt_time"))
+    return _lockouts(AccessAttempt.objects.all(), now or timezone.now())
 
 
 def unlock(actor: Actor, lockout: Lockout) -> None:
@@ -117,10 +116,7 @@ def answer(request: HttpRequest, *_about: Any) -> HttpResponse:
     username = credentials.get("username") or ""
     address = address_of(request)
     now = timezone.now()
-    attempts = AccessAttempt.objects.filter(
-        username=counted_as(username), ip_address=tries_of(request), attempt_time__gte=now - _cool_off()
-    ).order_by("attempt_time")
-    found = _lockouts(attempts)
+    found = _lockouts(AccessAttempt.objects.filter(username=counted_as(username), ip_address=tries_of(request)), now)
     until = found[0].until if found else now + _cool_off()
     why = f"{settings.AXES_FAILURE_LIMIT} wrong passwords"
     refusals.refused(refusals.NOBODY, "locked out", _known(username), address=address, why=why)
@@ -142,10 +138,10 @@ def _cool_off() -> timedelta:
     return found
 
 
-def _lockouts(attempts: Any) -> list[Lockout]:
-    """Of attempts, the oldest first; a browser has one row, and all of a name and an address count together."""
+def _lockouts(attempts: Any, now: datetime) -> list[Lockout]:
+    """By the attempts of lately; a browser has one row, and all of a name and an address count together."""
     pairs: dict[tuple[str, str | None], list[AccessAttempt]] = defaultdict(list)
-    for attempt in attempts:
+    for attempt in attempts.filter(attempt_time__gte=now - _cool_off()).order_by("attempt_time"):
         pairs[attempt.username or "", attempt.ip_address].append(attempt)
     found = []
     for (username, address), rows in pairs.items():
