@@ -29,12 +29,9 @@ def of(rows: Sequence[Result], where: str) -> list[Advice]:
     groups: dict[tuple[str, str], list[Result]] = {}
     for row in rows:
         if row.metric in _DOING and row.median is not None and isinstance(row.setting.get("depth"), int):
-            groups.setdefault((row.metric, _apart_from_depth(row)), []).append(row)
+            apart_from_depth = results.key_of({name: row.setting[name] for name in row.setting if name != "depth"})
+            groups.setdefault((row.metric, apart_from_depth), []).append(row)
     return [_advise(group, rows, where) for group in groups.values() if len(group) > 1]
-
-
-def _apart_from_depth(row: Result) -> str:
-    return results.key_of({name: value for name, value in row.setting.items() if name != "depth"})
 
 
 def _depth(row: Result) -> int:

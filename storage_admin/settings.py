@@ -109,15 +109,8 @@ INSTALLED_APPS = [
 
 #: Every list whose filters can be kept under a name, by what it says of itself (storage_admin/accounts/saved_views.py).
 LIST_PAGES = [
-    "storage_admin.web.pages.images.PAGE",
-    "storage_admin.web.pages.orphans.PAGE",
-    "storage_admin.web.pages.jobs.PAGE",
-    "storage_admin.web.pages.ledger.PAGE",
-    "storage_admin.web.pages.hosts.PAGE",
-    "storage_admin.web.pages.guests.PAGE",
-    "storage_admin.web.pages.alerts.PAGE",
-    "storage_admin.web.pages.audit.PAGE",
-    "storage_admin.web.pages.benchmarks.PAGE",
+    f"storage_admin.web.pages.{name}.PAGE"
+    for name in ("images", "orphans", "jobs", "ledger", "hosts", "guests", "alerts", "audit", "benchmarks")
 ]
 #: Filters of lists that name a thing: the rows of which it is one, as far as they exist for somebody, and the columns
 #: by which it is named. Whoever does not see it is not offered another's view that names it.
@@ -164,12 +157,10 @@ TEMPLATES = [
             "builtins": [
                 "django.templatetags.i18n",
                 "template_partials.templatetags.partials",
-                "storage_admin.web.templatetags.storage",
-                "storage_admin.web.templatetags.icons",
-                "storage_admin.web.templatetags.parts",
-                "storage_admin.web.templatetags.lists",
-                "storage_admin.web.templatetags.busy",
-                "storage_admin.web.templatetags.forms",
+                *(
+                    f"storage_admin.web.templatetags.{name}"
+                    for name in ("storage", "icons", "parts", "lists", "busy", "forms")
+                ),
             ],
         },
     }

@@ -200,7 +200,8 @@ def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterat
 def _what_is_used(pool: StoragePool, bound: float) -> str:
     data, metadata = pool.used_percent or 0.0, pool.metadata_percent
     told = f"{tenths(data)} % used: {size(pool.used_bytes)} of {size(pool.capacity_bytes)}, "
-    told += f"{size(pool.available_bytes)} free{_reserved(pool)}. "
+    reserved = f", {size(pool.reserved_bytes)} reserved for root" if pool.reserved_bytes else ""
+    told += f"{size(pool.available_bytes)} free{reserved}. "
     if pool.kind != StoragePool.Kind.LVMTHIN or metadata is None:
         more = "Reclaim space (the images page lists the top candidates), discard undo copies, or enlarge the pool."
         return told + more
@@ -211,10 +212,6 @@ def _what_is_used(pool: StoragePool, bound: float) -> str:
         f"{' and '.join(which).capitalize()} of the thin pool: {told}{tenths(metadata)} % of "
         f"{size(pool.metadata_bytes)} metadata used. Trim guests, delete snapshots, or extend the pool ({how})."
     )
-
-
-def _reserved(pool: StoragePool) -> str:
-    return f", {size(pool.reserved_bytes)} reserved for root" if pool.reserved_bytes else ""
 
 
 def full_soon(pools: list[StoragePool], is_open: Collection[str], now: datetime) -> Iterator[Trouble | Unjudged]:

@@ -148,15 +148,12 @@ def _pool_event(seen: Seen, row: StoragePool, facts: PoolFacts) -> dict[str, Any
     event = pool_event(row, detail=as_of, capacity_bytes=capacity, available_bytes=available)
     if not facts.is_folder:
         event["kind"] = str(row.kind)
-    event["owners_unknown"] = libvirt_alone.nobody_looks(seen.host) if seen.alone else _named_otherwise(facts)
-    return event | _place(facts)
-
-
-def _named_otherwise(facts: PoolFacts) -> str:
-    return (
-        f"The volumes of this pool are not files (libvirt pool type {facts.type}), and a guest may use a volume "
-        "under another name. So a volume may be in use even if no guest names it."
+    named_otherwise = (
+        f"The volumes of this pool are not files (libvirt pool type {facts.type}), and a guest may use a volume under "
+        "another name. So a volume may be in use even if no guest names it."
     )
+    event["owners_unknown"] = libvirt_alone.nobody_looks(seen.host) if seen.alone else named_otherwise
+    return event | _place(facts)
 
 
 def _place(facts: PoolFacts) -> dict[str, Any]:

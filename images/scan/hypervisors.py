@@ -66,11 +66,6 @@ def _turns_out_to_have_proxmox(host: Host) -> bool:
         return False  # the scan itself says what is wrong
 
 
-def is_to_be_asked(host: Host) -> bool:
-    """Whether the last scan saw traces of any."""
-    return host.has_proxmox or may_have_containers(host)
-
-
 def may_have_containers(host: Host) -> bool:
     """Whether the last scan saw OpenVZ's tools there, or containers, and commands can be run."""
     if host.transport == Host.Transport.PLAIN:

@@ -171,7 +171,7 @@ def _start(host: Host, images: list[Image]) -> tuple[_Told, list[threading.Threa
 
     questions: list[Callable[[], None]] = [look] if images else []
     questions += [domains] if images and host.capabilities.get("libvirt") == "present" else []
-    questions += [others] if images and hypervisors.is_to_be_asked(host) else []
+    questions += [others] if images and (host.has_proxmox or hypervisors.may_have_containers(host)) else []
     with _lock:
         if _asked[host.pk] + len(questions) > MOST_UNANSWERED:
             return told, []

@@ -46,11 +46,8 @@ def _hosts(but_not: Collection[int], only: int | None) -> list[Host]:
     """The hosts that have guests which QEMU runs, as far as the last scan knows."""
     hosts = Host.objects.exclude(pk__in=but_not).exclude(status=Host.Status.UNREACHABLE)
     hosts = hosts.filter(pk__in=Guest.objects.exclude(kind=Guest.Kind.CONTAINER).values("host"))
-    return [host for host in (hosts.filter(pk=only) if only is not None else hosts) if _is_reached(host)]
-
-
-def _is_reached(host: Host) -> bool:
-    return transport.is_here(host) or host.kind != Host.Kind.LOCAL
+    hosts = hosts.filter(pk=only) if only is not None else hosts
+    return [host for host in hosts if transport.is_here(host) or host.kind != Host.Kind.LOCAL]
 
 
 def stopped_on(host: Host) -> list[StoppedGuest]:
