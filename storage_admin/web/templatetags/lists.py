@@ -7,7 +7,10 @@ from django import template
 from django.core.paginator import Page
 from django.http import HttpRequest
 from django.template.context import RequestContext
+from django.template.defaulttags import querystring
 from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from images.selectors.guests import why_no_image
@@ -15,12 +18,15 @@ from storage_admin.accounts import saved_views
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.accounts.models import Actor
 from storage_admin.hosts.live_facts import as_text
+from storage_admin.web.templatetags.parts import as_attributes, head
 from storage_admin.words import exact
 
 register = template.Library()
 register.filter("why_no_image", why_no_image)
 #: Where a request keeps the saved views of its list.
 _KEPT = "_saved_views"
+#: Which way a column is sorted.
+ARROWS = {"ascending": "↑", "descending": "↓"}
 
 
 @register.inclusion_tag("fragments/views.html", takes_context=True)
@@ -78,6 +84,37 @@ def _shown(actor: Actor, view: Any, now: str) -> dict[str, Any]:
         "default": view.opens_first,
         "current": view.query == now,
     }
+
+
+@register.simple_tag(takes_context=True)
+def sortable(context: RequestContext, columns: list[dict[str, Any]], within: str = "") -> SafeString:
+    """The tops of columns, of which those with an ordering lead to the list in that order.
+
+    Args:
+        columns: as ``web.lists.columns`` describes them.
+        within: as of :func:`leads_to`.
+    """
+    return format_html_join("", "{}", ((_top(context, column, within),) for column in columns))
+
+
+def _top(context: RequestContext, column: dict[str, Any], within: str) -> SafeString:
+    word = column["word"]
+    if column["ordering"]:
+        link = querystring(context, ordering=column["ordering"], page=None, v=None)
+        word = format_html("<a{}>{} {}</a>", leads_to(context, link, within), word, ARROWS.get(column["sort"], ""))
+    return head(word, "n" if column["numeric"] else "", column["sort"])
+
+
+@register.simple_tag(takes_context=True)
+def leads_to(context: RequestContext, link: str, within: str = "") -> SafeString:
+    """The attributes of a link to another part of a list.
+
+    Args:
+        link: a query string.
+        within: the element in which htmx swaps the list; empty loads the page anew.
+    """
+    swaps = {"hx_get": f"{context['request'].path}{link}", "hx_target": within, "hx_push_url": "true"} if within else {}
+    return as_attributes({"href": link, **swaps})
 
 
 @register.simple_tag

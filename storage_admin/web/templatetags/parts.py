@@ -5,6 +5,7 @@ from typing import Any
 
 from django import template
 from django.forms.utils import flatatt
+from django.template.base import FilterExpression, Parser, Token
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
@@ -31,7 +32,7 @@ def card(content: str, title: str) -> SafeString:
 @register.simple_block_tag
 def fact(content: str, word: str, css: str = "") -> SafeString:
     """A line of a list of facts (``<dl class="facts">``)."""
-    return format_html("<div><dt>{}</dt><dd{}>{}</dd></div>", word, _attributes({"class": css}), content)
+    return format_html("<div><dt>{}</dt><dd{}>{}</dd></div>", word, as_attributes({"class": css}), content)
 
 
 @register.simple_block_tag
@@ -51,7 +52,7 @@ def notice(content: str, kind: str, css: str = "", shape: str = "", **attributes
         attributes: of the element.
     """
     attributes = {"class": f"say {kind} {css}".strip(), **attributes}
-    return format_html("<div{}>{}<div>{}</div></div>", _attributes(attributes), icon(shape or ICONS[kind]), content)
+    return format_html("<div{}>{}<div>{}</div></div>", as_attributes(attributes), icon(shape or ICONS[kind]), content)
 
 
 @register.simple_tag
@@ -64,13 +65,72 @@ def refusal_code(code: str) -> SafeString:
 def empty_page(content: str, title: str, **attributes: Any) -> SafeString:
     """What stands where a list has no rows: that, and how it gets some."""
     return format_html(
-        '<div{}><h2>{}</h2><p>{}</p></div>', _attributes({"class": "empty-page", **attributes}), title, content
+        '<div{}><h2>{}</h2><p>{}</p></div>', as_attributes({"class": "empty-page", **attributes}), title, content
     )  # fmt: skip
 
 
+def head(word: str, classes: str = "", sort: str = "") -> SafeString:
+    """The top of a column.
+
+    Args:
+        classes: of its cell; ``unseen`` is a word that is only read out.
+        sort: ``ascending``, ``descending`` or empty.
+    """
+    if classes == "unseen":
+        return head(format_html('<span class="visually-hidden">{}</span>', word))
+    about = as_attributes({"class": classes.replace(".", " "), "aria_sort": sort})
+    return format_html('<th scope="col"{}>{}</th>', about, word)
+
+
+class Heads(template.Node):
+    """The tops of the columns of a table, for ``sheet``; those without a word are left out."""
+
+    def __init__(self, words: list[tuple[str, FilterExpression]], name: str) -> None:
+        """Takes classes and word of each, and the name that the template has for them."""
+        self._words = words
+        self._name = name
+
+    def render(self, context: template.Context) -> str:
+        words = ((classes, word.resolve(context)) for classes, word in self._words)
+        made = format_html_join("", "{}", ((head(word, classes),) for classes, word in words if word))
+        if not self._name:
+            return made
+        context[self._name] = made
+        return ""
+
+
+@register.tag
+def heads(parser: Parser, token: Token) -> Heads:
+    """The heads of a table: ``{% heads _("Name") n=_("Size") act=can_admin|then:_("Action") as columns %}``.
+
+    A class stands before its word, several with dots between them.
+    """
+    __, *bits = token.split_contents()
+    name = bits.pop() if bits[-2:-1] == ["as"] else ""
+    parts = [bit.rpartition("=") for bit in (bits[:-1] if name else bits)]
+    return Heads([(classes, parser.compile_filter(word)) for classes, __, word in parts], name)
+
+
+@register.filter
+def then(condition: Any, word: str) -> str:
+    """A word under a condition, else nothing."""
+    return word if condition else ""
+
+
 @register.simple_block_tag
-def sheet(content: str, name: str, css: str = "") -> SafeString:
-    """A table that scrolls by itself where the window is too narrow for it."""
+def sheet(content: str, name: str, *columns: str, css: str = "") -> SafeString:
+    """A table that scrolls by itself where the window is too narrow for it.
+
+    ``{% heads _("Name") n=_("Size") as columns %}{% sheet _("Files") columns %}…{% endsheet %}``
+
+    Args:
+        content: its rows; all of the table where no columns are given.
+        columns: what ``heads`` makes.
+        css: classes besides.
+    """
+    if columns:
+        tops = format_html_join("", "{}", ((head,) for head in columns))
+        content = format_html("<thead><tr>{}</tr></thead><tbody>{}</tbody>", tops, content)
     return format_html(
         '<div class="wide" tabindex="0" role="region" aria-label="{}"><table class="{}">{}</table></div>',
         name, f"sheet {css}".strip(), content,
@@ -91,7 +151,7 @@ def field(name: str, label: str, value: Any = None, hint: str = "", **attributes
     shown = format_html('<div class="hint" id="{}-hint">{}</div>', about["id"], hint) if hint else ""
     return format_html(
         '<div><label for="{}">{}</label><input{}>{}</div>',
-        about["id"], label, _attributes({"class": "form-control", "name": name, "value": value, **about}), shown,
+        about["id"], label, as_attributes({"class": "form-control", "name": name, "value": value, **about}), shown,
     )  # fmt: skip
 
 
@@ -113,7 +173,7 @@ def checkbox(name: str, label: str, checked: Any = False, **attributes: Any) -> 
     about = {"class": "form-check-input", "type": "checkbox", "id": name, "name": name, **attributes}
     return format_html(
         '<div class="check"><input{}><label for="{}">{}</label></div>',
-        _attributes({**about, "checked": bool(checked)}), about["id"], label,
+        as_attributes({**about, "checked": bool(checked)}), about["id"], label,
     )  # fmt: skip
 
 
@@ -127,7 +187,7 @@ def pick(name: str, label: str, options: Iterable[Mapping[str, Any]], first: str
     """
     lines = format_html_join(
         "", '<option value="{}"{}>{}</option>',
-        ((one["value"], _attributes({"selected": bool(one["chosen"])}), one["word"]) for one in options),
+        ((one["value"], as_attributes({"selected": bool(one["chosen"])}), one["word"]) for one in options),
     )  # fmt: skip
     return format_html(
         '<div><label for="{0}">{1}</label><select class="form-select" id="{0}" name="{0}">'
@@ -157,7 +217,7 @@ def address_of(kind: str, identifier: int) -> str:
     return reverse(kind, args=[identifier]) if kind in ("image", "pool", "job") else reverse("hosts")
 
 
-def _attributes(given: Mapping[str, Any]) -> SafeString:
+def as_attributes(given: Mapping[str, Any]) -> SafeString:
     """Attributes of an element, without those that are empty."""
     shown = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
     return flatatt({name: value for name, value in shown.items() if value != "" or name == "value"})
