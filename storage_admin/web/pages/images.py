@@ -173,8 +173,8 @@ def images(request: PageRequest) -> HttpResponseBase:
         "hosts": as_choices(hosts_for(request.actor).values_list("pk", "name"), values.get("host", "")),
         "pools": as_choices(pool_names(request.actor), values.get("pool", "")),
         "formats": as_choices(((name, name) for name in FORMATS), values.get("format", "")),
-        "states": as_choices(Image.State.choices, values.get("state", "")),
-        "in_use_words": (("yes", "true"), ("no", "false"), ("unknown", "unknown")),
+        "states": as_choices(((value, word.lower()) for value, word in Image.State.choices), values.get("state", "")),
+        "in_use_words": (("true", "yes"), ("false", "no"), ("unknown", "unknown")),
         "reclaimable_words": RECLAIMABLE,
         "other_reclaimable": values.get("min_reclaimable", "") not in {"", *(value for value, __ in RECLAIMABLE)},
     }

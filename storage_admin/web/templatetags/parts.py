@@ -1,13 +1,12 @@
-"""Shapes that stand on many pages: a card, a fact, a notice, a note, a field of a form."""
+"""Shapes that stand on many pages: a card, a fact, a notice, a note, a table."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from django import template
 from django.forms.utils import flatatt
 from django.template.base import FilterExpression, Parser, Token
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -22,10 +21,18 @@ ICONS = {"bad": "stop", "good": "check", "info": "info", "warn": "alert"}
 
 
 @register.simple_block_tag
-def card(content: str, title: str) -> SafeString:
-    """A card under its title: ``{% card "Log" %}…{% endcard %}``."""
+def card(content: str, title: str, sub: str = "", css: str = "", **attributes: Any) -> SafeString:
+    """A card under its title: ``{% card "Log" %}…{% endcard %}``.
+
+    Args:
+        sub: stands beside the title.
+        css: classes besides.
+        attributes: of the element; ``data_refresh=True`` for what is shown again when jobs change.
+    """
+    beside = format_html('<span class="sub">{}</span>', sub) if sub else ""
     return format_html(
-        '<section class="card"><div class="card-header"><h2>{}</h2></div>{}</section>', title, content
+        '<section{}><div class="card-header"><h2>{}</h2>{}</div>{}</section>',
+        as_attributes({"class": f"card {css}".strip(), **attributes}), title, beside, content,
     )  # fmt: skip
 
 
@@ -33,6 +40,22 @@ def card(content: str, title: str) -> SafeString:
 def fact(content: str, word: str, css: str = "") -> SafeString:
     """A line of a list of facts (``<dl class="facts">``)."""
     return format_html("<div><dt>{}</dt><dd{}>{}</dd></div>", word, as_attributes({"class": css}), content)
+
+
+@register.simple_block_tag
+def facts(content: str, title: str) -> SafeString:
+    """A card that is a list of facts: ``{% facts _("About") %}{% fact … %}{% endfacts %}``."""
+    return _card_of("dl", "facts", title, content)
+
+
+@register.simple_block_tag
+def notes(content: str, title: str) -> SafeString:
+    """A card that is a list of notes: ``{% notes _("How it works") %}{% note … %}{% endnotes %}``."""
+    return _card_of("ul", "notes", title, content)
+
+
+def _card_of(element: str, css: str, title: str, content: str) -> SafeString:
+    return card(format_html('<{} class="{}">{}</{}>', element, css, content, element), title)
 
 
 @register.simple_block_tag
@@ -53,6 +76,16 @@ def notice(content: str, kind: str, css: str = "", shape: str = "", **attributes
     """
     attributes = {"class": f"say {kind} {css}".strip(), **attributes}
     return format_html("<div{}>{}<div>{}</div></div>", as_attributes(attributes), icon(shape or ICONS[kind]), content)
+
+
+@register.simple_tag
+def copyable(identifier: str, text: str, css: str = "") -> SafeString:
+    """Something to copy, such as a command, with the button that does."""
+    return format_html(
+        '<div class="{3}"><pre class="shell" id="{0}" tabindex="0">{1}</pre>'
+        '<button type="button" class="btn btn-sm" data-copy="{0}">{2}</button></div>',
+        identifier, text, _("Copy"), f"copy {css}".strip(),
+    )  # fmt: skip
 
 
 @register.simple_tag
@@ -134,65 +167,6 @@ def sheet(content: str, name: str, *columns: str, css: str = "") -> SafeString:
     return format_html(
         '<div class="wide" tabindex="0" role="region" aria-label="{}"><table class="{}">{}</table></div>',
         name, f"sheet {css}".strip(), content,
-    )  # fmt: skip
-
-
-@register.simple_tag
-def field(name: str, label: str, value: Any = None, hint: str = "", **attributes: Any) -> SafeString:
-    """A line of text in a form, with its label and its hint.
-
-    Args:
-        name: in the form; its id as well, unless ``id`` is given.
-        attributes: of the input; ``_`` in a name stands for ``-``.
-    """
-    about = {"id": name, **attributes}
-    if hint:
-        about["aria_describedby"] = f"{about['id']}-hint"
-    shown = format_html('<div class="hint" id="{}-hint">{}</div>', about["id"], hint) if hint else ""
-    return format_html(
-        '<div><label for="{}">{}</label><input{}>{}</div>',
-        about["id"], label, as_attributes({"class": "form-control", "name": name, "value": value, **about}), shown,
-    )  # fmt: skip
-
-
-@register.simple_tag
-def period(label: str, values: Mapping[str, str]) -> SafeString:
-    """From and to in the filters of a list: days, or what else stands in the address, by the reader's clock."""
-    zone = timezone.get_current_timezone_name()
-    ends = [
-        field(name, word, value, type="text" if len(value) > len("2026-11-24") else "date")
-        for name, word in (("from", f"{label} ({zone})"), ("to", _("to")))
-        for value in (values.get(name, ""),)
-    ]
-    return format_html('{}{}<input type="hidden" name="zone" value="{}">', *ends, zone)
-
-
-@register.simple_tag
-def checkbox(name: str, label: str, checked: Any = False, **attributes: Any) -> SafeString:
-    """A checkbox with its label."""
-    about = {"class": "form-check-input", "type": "checkbox", "id": name, "name": name, **attributes}
-    return format_html(
-        '<div class="check"><input{}><label for="{}">{}</label></div>',
-        as_attributes({**about, "checked": bool(checked)}), about["id"], label,
-    )  # fmt: skip
-
-
-@register.simple_tag
-def pick(name: str, label: str, options: Iterable[Mapping[str, Any]], first: str = "") -> SafeString:
-    """A choice in the filters of a list.
-
-    Args:
-        options: each with its value, its word, and whether it is chosen.
-        first: what leaves it open, "any" unless given.
-    """
-    lines = format_html_join(
-        "", '<option value="{}"{}>{}</option>',
-        ((one["value"], as_attributes({"selected": bool(one["chosen"])}), one["word"]) for one in options),
-    )  # fmt: skip
-    return format_html(
-        '<div><label for="{0}">{1}</label><select class="form-select" id="{0}" name="{0}">'
-        '<option value="">{2}</option>{3}</select></div>',
-        name, label, first or _("any"), lines,
     )  # fmt: skip
 
 
