@@ -5,6 +5,7 @@ from typing import Any
 
 from django import template
 from django.forms import BaseForm
+from django.shortcuts import resolve_url
 from django.template.context import RequestContext
 from django.template.defaulttags import CsrfTokenNode
 from django.urls import reverse
@@ -21,11 +22,15 @@ register = template.Library()
 
 
 @register.inclusion_tag("fragments/wrong.html", takes_context=True)
-def wrong(context: RequestContext, address: str, title: str = "") -> dict[str, Any]:
-    """What is wrong with the form that is sent to that address, where it was just refused; else nothing."""
+def wrong(context: RequestContext, page: str, *args: Any, title: str = "") -> dict[str, Any]:
+    """What is wrong with the form that is sent to that page, where it was just refused; else nothing.
+
+    Args:
+        page: its address, or the name of its URL, which ``args`` belong to.
+    """
     request: Any = context["request"]
     return {
-        "error": wrong_of(request) if request.path == address else None,
+        "error": wrong_of(request) if request.path == resolve_url(page, *args) else None,
         "title": title or _("Nothing was changed."),
     }
 

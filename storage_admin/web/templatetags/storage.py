@@ -85,10 +85,10 @@ def _coarse(passed: float, whole: Callable[[float], int] = int) -> str:
 
 
 @register.simple_tag
-def at(moment: datetime | None, shape: str = "%Y-%m-%d %H:%M") -> SafeString:
+def at(moment: datetime | None, shape: str = "%Y-%m-%d %H:%M", unknown: str = "") -> SafeString:
     """A time by the reader's clock, to the minute unless its shape says otherwise."""
     if moment is None:
-        return format_html('<span class="quiet">{}</span>', _("unknown"))
+        return format_html('<span class="quiet">{}</span>', unknown or _("unknown"))
     return format_html('<time datetime="{}">{}</time>', moment.isoformat(), clock(moment, shape))
 
 
