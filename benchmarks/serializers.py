@@ -35,11 +35,8 @@ class DropSerializer(serializers.Serializer[Any]):
 class BenchmarkSerializer(serializers.ModelSerializer[Benchmark]):
     """One run, or pasted result lines."""
 
-    job = serializers.PrimaryKeyRelatedField[Any](read_only=True, allow_null=True)
     state = serializers.SerializerMethodField(help_text=_("State of the job of the run; `succeeded` for pasted lines."))
-    host = serializers.PrimaryKeyRelatedField[Any](read_only=True, allow_null=True)
     host_name = serializers.CharField(source="host.name", read_only=True, default=None, allow_null=True)
-    pool = serializers.PrimaryKeyRelatedField[Any](read_only=True, allow_null=True)
     pool_name = serializers.CharField(source="pool.name", read_only=True, default=None, allow_null=True)
     options = serializers.DictField(read_only=True)
     environment = serializers.DictField(read_only=True, help_text=_("Facts of the host when the run started."))
@@ -164,7 +161,6 @@ class ProfilesSerializer(serializers.Serializer[Any]):
 class WatchSerializer(serializers.ModelSerializer[Watch]):
     """A quick profile that is run on a pool again and again."""
 
-    pool = serializers.PrimaryKeyRelatedField[Any](read_only=True)
     problem = serializers.CharField(
         read_only=True, help_text=_("Why the last scheduled run did not start; empty otherwise.")
     )

@@ -58,7 +58,6 @@ class ForecastField(serializers.Field[Any, Any, "float | None", StoragePool]):
 class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
     """A place that holds images. ``allocated_bytes`` and the like are sums over its images, each inode once."""
 
-    host = serializers.PrimaryKeyRelatedField[Any](read_only=True)
     host_name = serializers.CharField(source="host.name", read_only=True)
     overcommit_ratio = serializers.FloatField(
         read_only=True,

@@ -44,9 +44,7 @@ class SnapshotSerializer(serializers.Serializer[Any]):
 class ImageSerializer(Shown, serializers.ModelSerializer[Image]):
     """A disk image. ``allocated_size`` is what it occupies on its host; null means not known (or not there)."""
 
-    host = serializers.PrimaryKeyRelatedField[Any](read_only=True)
     host_name = serializers.CharField(source="host.name", read_only=True)
-    pool = serializers.PrimaryKeyRelatedField[Any](read_only=True)
     pool_name = serializers.CharField(source="pool.name", read_only=True)
     backing = serializers.IntegerField(source="backing_id", read_only=True, allow_null=True)
     declared_format = TextOrNull()
@@ -223,7 +221,6 @@ class SnapshotRowSerializer(serializers.Serializer[Any]):
 class GuestSerializer(serializers.ModelSerializer[Guest]):
     """A guest and its disks. Null priorities and weights are not set, or not known."""
 
-    host = serializers.PrimaryKeyRelatedField[Any](read_only=True)
     host_name = serializers.CharField(source="host.name", read_only=True)
     disks = GuestDiskSerializer(many=True, read_only=True)
     io_limits = serializers.DictField(read_only=True)

@@ -123,7 +123,6 @@ class UndoSerializer(serializers.Serializer[Any]):
 class JobSerializer(Shown, serializers.ModelSerializer[Job]):
     """One piece of work on a host."""
 
-    host = serializers.PrimaryKeyRelatedField[Any](read_only=True)
     host_name = serializers.CharField(source="host.name", read_only=True)
     image = TargetId()
     guest = TargetId()
