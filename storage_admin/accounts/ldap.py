@@ -12,7 +12,7 @@ from django_auth_ldap.backend import LDAPBackend, ldap_error
 
 from storage_admin.accounts import directory
 from storage_admin.accounts.models import User
-from storage_admin.accounts.tries import TooManyTriesError
+from storage_admin.accounts.tries import place_in
 
 #: Requests of a process that wait for the directory: one that is slow must not keep local accounts out.
 ROOM = 2
@@ -34,13 +34,9 @@ class LdapBackend(LDAPBackend):  # type: ignore[misc]
             return None
         if User.objects.filter(username__iexact=username).exclude(source=directory.LDAP).exists():
             return None
-        if not _room.acquire(blocking=False):
-            raise TooManyTriesError(_("Too many sign-ins are in progress."), 5)
-        try:
+        with place_in(_room, 5):
             found: User | None = super().authenticate(request, username=username, password=password, **more)
             return found
-        finally:
-            _room.release()
 
     def get_or_build_user(self, username: str, ldap_user: Any) -> tuple[User, bool]:
         """The account; called when the password was right."""

@@ -119,16 +119,20 @@ class Hasher(PBKDF2PasswordHasher):
 
     def encode(self, password: str, salt: str, iterations: int | None = None) -> str:
         """Raises TooManyTriesError where too many wait already."""
-        with _hashing():
+        with place_in(_room, 3), _turn:
             return super().encode(password, salt, iterations)
 
 
 @contextmanager
-def _hashing() -> Iterator[None]:
-    if not _room.acquire(blocking=False):
-        raise TooManyTriesError(_("Too many sign-ins are in progress."), 3)
+def place_in(room: threading.BoundedSemaphore, seconds: int) -> Iterator[None]:
+    """A place among those who wait.
+
+    Raises:
+        TooManyTriesError: none is free; it is to be tried again after so many seconds.
+    """
+    if not room.acquire(blocking=False):
+        raise TooManyTriesError(_("Too many sign-ins are in progress."), seconds)
     try:
-        with _turn:
-            yield
+        yield
     finally:
-        _room.release()
+        room.release()

@@ -200,15 +200,13 @@ def _limit(hosts: Iterable[str], held: Iterable[str], wrong: dict[str, str]) -> 
 
 def _values(user: User, wanted: dict[str, Any], wrong: dict[str, str]) -> dict[str, Any]:
     """The columns that really change, with their new values."""
-    values: dict[str, Any] = {}
-    if wanted.get("role") is not None:
-        values["role"] = wanted["role"].label
-    if wanted.get("hosts") is not None:
-        values["hosts"] = _limit(wanted["hosts"], user.hosts, wrong)
-    if wanted.get("email") is not None:
-        values["email"] = wanted["email"].strip()
-    if wanted.get("is_active") is not None:
-        values["is_active"] = wanted["is_active"]
+    values = {name: value for name, value in wanted.items() if value is not None}
+    if "role" in values:
+        values["role"] = values["role"].label
+    if "hosts" in values:
+        values["hosts"] = _limit(values["hosts"], user.hosts, wrong)
+    if "email" in values:
+        values["email"] = values["email"].strip()
     return {name: value for name, value in values.items() if getattr(user, name) != value}
 
 
