@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 
 from django.db.models import QuerySet
 from django.utils.translation import gettext as _
@@ -119,7 +120,7 @@ class Speeds:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._known: dict[int, float | None] = {}
+        self._of = cache(self._measured)
 
     def too_long(self, host_id: int, read: int | None, left: timedelta) -> Refusal | None:
         """Whether a job would not be done before the window ends, as far as the host's speed is known.
@@ -140,11 +141,6 @@ class Speeds:
             left=seconds(max(left.total_seconds(), 0)),
         )
         return Refusal("too_long", detail)
-
-    def _of(self, host_id: int) -> float | None:
-        if host_id not in self._known:
-            self._known[host_id] = self._measured(host_id)
-        return self._known[host_id]
 
     def _measured(self, host_id: int) -> float | None:
         done = Job.objects.filter(
