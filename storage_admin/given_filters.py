@@ -1,10 +1,12 @@
 """Filters of a list, of which only those that were given are set up; yes and no; and its order."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, TypeVar
 
 import django_filters
-from django.db.models import QuerySet
+from django.db.models import F, Model, OrderBy, QuerySet
+
+M = TypeVar("M", bound=Model)
 
 
 class GivenFilters(django_filters.FilterSet):  # type: ignore[misc]  # an untyped library
@@ -33,8 +35,18 @@ class Order(django_filters.ChoiceFilter):  # type: ignore[misc]  # an untyped li
         super().__init__(choices=choices, method="by_order", **options)
 
 
-def in_order(rows: QuerySet[Any], columns: Mapping[str, str], wanted: str) -> QuerySet[Any]:
-    """The rows by one of the columns that these names mean; what is equal, by its id in the same direction."""
-    sign = "-" if wanted.startswith("-") else ""
-    column = columns[wanted.removeprefix("-")]
+def in_order(rows: QuerySet[M], columns: Mapping[str, str], wanted: str, nullable: Collection[str] = ()) -> QuerySet[M]:
+    """The rows by one of the columns that these names mean, downwards with a ``-`` before it; what is equal, by its id
+    in the same direction.
+
+    Args:
+        nullable: columns in which what is unknown comes last, either way.
+
+    Raises:
+        KeyError: the list cannot be ordered by that.
+    """
+    down, column = wanted.startswith("-"), columns[wanted.removeprefix("-")]
+    sign = "-" if down else ""
+    if column in nullable:
+        return rows.order_by(OrderBy(F(column), descending=down, nulls_last=True), f"{sign}id")
     return rows.order_by(*dict.fromkeys((f"{sign}{column}", f"{sign}id")))

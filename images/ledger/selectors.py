@@ -10,6 +10,7 @@ from django.db.models.lookups import Exact, In
 
 from images.models import Image
 from storage_admin.accounts.models import Actor
+from storage_admin.given_filters import in_order
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
 
@@ -121,15 +122,8 @@ def unindexed(column: str) -> Coalesce:
 
 
 def ordered(rows: QuerySet[Job], ordering: str) -> QuerySet[Job]:
-    """The lines by one of :data:`ORDERINGS`, downwards with a ``-`` before it; what is unknown comes last.
-
-    Raises:
-        KeyError: the ledger cannot be ordered by that.
-    """
-    column, down = ORDERINGS[ordering.removeprefix("-")], ordering.startswith("-")
-    by = F(column).desc(nulls_last=True) if down else F(column).asc(nulls_last=True)
-    plain = f"-{column}" if down else column
-    return rows.order_by(by if column in NULLABLE else plain, *(() if column == "id" else ("-id" if down else "id",)))
+    """The lines by one of :data:`ORDERINGS`; raises as :func:`storage_admin.given_filters.in_order`."""
+    return in_order(rows, ORDERINGS, ordering, NULLABLE)
 
 
 def freed_of(jobs: QuerySet[Job]) -> Sums:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from images.kinds import aside
 from images.models import Image
@@ -65,11 +65,8 @@ def _settle_found_again(recovery: Job, lost: Job, image: Image) -> bool:
 
 def _is_at_work(recovery: Job, lost: Job, image: Image) -> bool:
     """Whether a later job was at the image while the agent looked: its own end tells what it did."""
-    began = recovery.started or recovery.created
-    later = _later(lost, image)
-    return (
-        later.filter(state__in=Job.ACTIVE).exists() or later.filter(finished__gte=began, needs_recovery=False).exists()
-    )
+    ended_since = Q(finished__gte=recovery.started or recovery.created, needs_recovery=False)
+    return _later(lost, image).filter(Q(state__in=Job.ACTIVE) | ended_since).exists()
 
 
 def _later(lost: Job, image: Image) -> QuerySet[Job]:

@@ -3,11 +3,12 @@
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from django.db.models import F, Model, OrderBy, Prefetch, Q, QuerySet
+from django.db.models import F, Model, Prefetch, Q, QuerySet
 from django.db.models.lookups import Exact, GreaterThanOrEqual, LessThanOrEqual
 
 from images.models import Image, ImageSample, ImageUse
 from storage_admin.accounts.models import Actor
+from storage_admin.given_filters import in_order
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import in_scope
 
@@ -85,19 +86,8 @@ def images_for(actor: Actor) -> QuerySet[Image]:
 
 
 def ordered(rows: QuerySet[Image], ordering: str) -> QuerySet[Image]:
-    """The rows by one of :data:`ORDERINGS`, downwards with a ``-`` before it; what is unknown comes last.
-
-    Raises:
-        KeyError: the list cannot be ordered by that.
-    """
-    column = ORDERINGS[ordering.removeprefix("-")]
-    down = ordering.startswith("-")
-    tie = "-id" if down else "id"
-    if column == "id":
-        return rows.order_by(tie)
-    if column not in NULLABLE:
-        return rows.order_by(f"-{column}" if down else column, tie)
-    return rows.order_by(OrderBy(F(column), descending=down, nulls_last=True), tie)
+    """The rows by one of :data:`ORDERINGS`; raises as :func:`storage_admin.given_filters.in_order`."""
+    return in_order(rows, ORDERINGS, ordering, NULLABLE)
 
 
 class Matches(Generic[M]):
