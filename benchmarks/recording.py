@@ -6,7 +6,7 @@ from typing import Any
 from django.db.models import Q
 from django.utils import timezone
 
-from benchmarks import alerting, regression, results
+from benchmarks import regression, results
 from benchmarks.models import Benchmark, Sample
 from benchmarks.parsers.reading import read
 from benchmarks.parsers.readings import Reading, UnreadableError
@@ -125,7 +125,7 @@ def finish(benchmark: Benchmark, result: dict[str, Any]) -> dict[str, Any]:
     benchmark.finished = timezone.now()
     benchmark.regressions = regression.found_in(benchmark)
     benchmark.save(update_fields=["caches", "finished", "regressions"])
-    alerting.tell_regressions(benchmark)
+    regression.tell_regressions(benchmark)
     return {"benchmark": benchmark.pk, "regressions": len(benchmark.regressions)}
 
 

@@ -8,6 +8,7 @@ the farthest one does not count: a run that was disturbed once does not move any
 as they may lie close together by chance.
 """
 
+import hashlib
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -15,8 +16,11 @@ from typing import Any
 from django.db.models import QuerySet
 
 from benchmarks import results
+from benchmarks.figures import written
 from benchmarks.models import Benchmark
 from benchmarks.results import Result
+from storage_admin.events import services as events
+from storage_admin.events.services import Trouble
 
 #: Runs that are looked back at, and how few of them tell nothing yet.
 LOOKED_BACK, FEWEST = 10, 3
@@ -28,6 +32,8 @@ ENOUGH = 5
 _SCALE = 1.4826
 #: Processor shares and the longest single operation of a run say too little to be watched.
 _NOT_WATCHED = ("_latency_seconds",)
+#: Figures that the alert names; the run's page has all.
+NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -89,3 +95,31 @@ def drop_of(now: Result, before: list[Result]) -> Drop | None:
         return None
     ratio = usual / now.median if way > 0 else now.median / usual
     return Drop(now.metric, now.unit, now.setting, now.median, usual, worst, round(ratio, 3), len(medians))
+
+
+def tell_regressions(benchmark: Benchmark) -> None:
+    """Opens the alert of what a run measures on its pool, until the next one that finds no drop, or closes it. Call it
+    in the run's last transaction.
+    """
+    pool = benchmark.pool
+    if pool is None or not benchmark.profile_key:
+        return
+    steps = hashlib.sha256(benchmark.profile_key.encode()).hexdigest()[:12]
+    key = f"{events.BENCHMARK_REGRESSION}:{pool.pk}:{benchmark.kind}:{steps}"
+    drops = benchmark.regressions
+    if not drops:
+        events.close_alert(key)
+        return
+    said = [_said(drop) for drop in drops[:NAMED]]
+    more = f"; and {len(drops) - NAMED} more" if len(drops) > NAMED else ""
+    title = f"{pool} is slower than before ({benchmark.get_kind_display()})"
+    detail = (
+        f"{'; '.join(said)}{more}. This is run {benchmark.pk} compared with earlier runs. The benchmarks of the pool "
+        "show all runs."
+    )
+    events.raise_alert(Trouble(key, "warning", title, detail, pool.host.slug, "pool", pool.pk, str(pool)))
+
+
+def _said(drop: dict[str, Any]) -> str:
+    value, usual = written(drop["value"], drop["unit"]), written(drop["usual"], drop["unit"])
+    return f"{drop['metric'].replace('_', ' ')} at {results.name_of(drop['setting'])}: {value}, usually {usual}"

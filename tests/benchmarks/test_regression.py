@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import alerting, regression, results
+from benchmarks import regression, results
 from benchmarks.models import Benchmark
 from benchmarks.regression import drop_of
 from benchmarks.results import Result
@@ -125,7 +125,7 @@ def test_a_drop_is_an_alert_until_a_run_is_as_usual_again(pool: StoragePool, mea
     def ended(rate: float) -> None:
         run = measured(pool, {"1M": [rate]})
         run.regressions = regression.found_in(run)
-        alerting.tell_regressions(run)
+        regression.tell_regressions(run)
 
     for rate in (100 * MB, 101 * MB, 99 * MB, 100 * MB, 60 * MB):
         ended(rate)
