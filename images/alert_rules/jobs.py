@@ -1,5 +1,7 @@
 """Rewrites and scans that do not come further. They are told of and nothing else: a time limit would end one in the
 middle of a rename as well.
+
+Undo copies that stay after their windows because they may be the last good copies, and a clock that was set.
 """
 
 from collections.abc import Iterator
@@ -7,10 +9,11 @@ from datetime import datetime, timedelta
 
 from django.db.models import Q
 
+from images.rewrite import holding
 from images.rewrite.record import speed_for
 from storage_admin.events import services as events
 from storage_admin.events.services import Trouble
-from storage_admin.jobs.models import Job
+from storage_admin.jobs.models import Elapsed, Job
 from storage_admin.words import size
 
 #: A scan tells of images as it finds them, a sample of every image, and a recovery takes moments; one of them that says
@@ -25,6 +28,8 @@ PATIENCE = timedelta(minutes=30)
 STEP = 2 * 0.02
 #: What a disk is taken to read and write at least, in bytes a second, unless the job is limited to less.
 SLOW = 20 << 20
+#: So many undo copies have an alert each; the page of each pool lists all.
+EACH = 100
 
 
 def stalled(now: datetime) -> Iterator[Trouble]:
@@ -53,3 +58,24 @@ def _place(job: Job) -> str:
         f", {size(job.done_bytes)} of {size(job.total_bytes)}" if job.done_bytes is not None and job.total_bytes else ""
     )
     return f'at "{job.stage}"{far}, {int(job.progress)} % in total'
+
+
+def undo_kept() -> Iterator[Trouble]:
+    """Undo copies of which nobody but a user can say that they are not needed."""
+    for job, why in holding.kept(EACH):
+        name = job.target_label
+        yield Trouble(
+            f"{events.UNDO_KEPT}:{job.pk}", "warning", f"The undo copy of {name} may be the last good copy",
+            f"{why} It holds {size(job.undo_bytes)}. An admin can undo job {job.pk}, or force the removal on its page.",
+            job.host.slug, "job", job.pk, str(job),
+        )  # fmt: skip
+
+
+def clock_changed() -> Iterator[Trouble]:
+    """This machine's clock was set while it ran."""
+    if step := Elapsed.clock_jump():
+        yield Trouble(
+            events.CLOCK_JUMPED, "danger", f"The dashboard's clock was changed by {step:+,.0f} s",
+            f"Nothing expires until the clock is right again, or has been stable for {Elapsed.SETTLED / 3600:.0f} "
+            "hours. Check the time service of the dashboard's machine.",
+        )  # fmt: skip

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from images.alert_rules import jobs as of_jobs
 from images.alert_rules import pools as of_pools
-from images.alert_rules import snapshots, undo
+from images.alert_rules import snapshots
 from images.models import Image, ImageUse
 from storage_admin.events import sending
 from storage_admin.events import services as events
@@ -28,8 +28,8 @@ def look(now: datetime) -> None:
     found: dict[str, Iterable[Trouble | Unjudged]] = {
         events.POOL_OVERCOMMIT: of_pools.overcommitted(pools, is_open),
         events.UNDO_HELD: of_pools.held_by_undo(pools, is_open),
-        events.UNDO_KEPT: undo.kept(),
-        events.CLOCK_JUMPED: undo.clock(),
+        events.UNDO_KEPT: of_jobs.undo_kept(),
+        events.CLOCK_JUMPED: of_jobs.clock_changed(),
         events.HOST_UNREACHABLE: _unreachable(),
         events.POOL_CHANGED: [trouble for pool in pools if (trouble := _not_entered(pool)) is not None],
         events.POOL_SILENT: [silence.trouble(pool) for pool in pools if pool.state == StoragePool.SILENT],
