@@ -7,8 +7,8 @@ class AccountsConfig(AppConfig):
 
     def ready(self) -> None:
         # Needs models, which are there only now.
-        from storage_admin.accounts import directory, factor_trail, ldap  # noqa: PLC0415
+        from storage_admin.accounts import directory, ldap, second_factor  # noqa: PLC0415
 
-        factor_trail.listen()
+        second_factor.listen()
         ldap.listen()
         directory.mapping()  # a mistake in it is told at the start, not at somebody's sign-in

@@ -6,11 +6,14 @@ An authenticator app (TOTP), passkeys and recovery codes are django-allauth's; h
 from collections.abc import Iterable
 from typing import Any
 
+from allauth.mfa import signals
 from allauth.mfa.models import Authenticator
 from django.conf import settings
 from django.db import transaction
+from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
+from storage_admin.accounts.authentication import actor_of
 from storage_admin.accounts.models import Actor, Role, Session, SignInRules, User, audit
 from storage_admin.errors import InvalidError
 
@@ -111,3 +114,29 @@ def _sign_out_who_lacks_one(roles: list[str]) -> None:
     with_one = Authenticator.objects.filter(type__in=_FACTORS).values("user")
     lacking = Session.objects.filter(user__role__in=roles).exclude(user__in=with_one)
     lacking.exclude(user__source=User.Source.OIDC).delete()
+
+
+def listen() -> None:
+    """Has django-allauth tell what people add, remove and make anew of their own: it stands in the audit trail."""
+    signals.authenticator_added.connect(_added)
+    signals.authenticator_removed.connect(_removed)
+    signals.authenticator_reset.connect(_made_anew)
+
+
+def _added(request: HttpRequest, authenticator: Any, **_more: Any) -> None:
+    if authenticator.type != authenticator.Type.RECOVERY_CODES:
+        request.session.pop(FIRST, None)
+    _write(request, authenticator, "second factor added")
+
+
+def _removed(request: HttpRequest, authenticator: Any, **_more: Any) -> None:
+    _write(request, authenticator, "second factor removed")
+
+
+def _made_anew(request: HttpRequest, authenticator: Any, **_more: Any) -> None:
+    _write(request, authenticator, "recovery codes made anew")
+
+
+def _write(request: HttpRequest, authenticator: Any, what: str) -> None:
+    actor = actor_of(request)
+    audit(actor, what, actor.name, after={"kind": KINDS[authenticator.type]})
