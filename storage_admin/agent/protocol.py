@@ -325,17 +325,19 @@ class Arguments:
         return value
 
 
+def read_text(path: str) -> str:
+    """What a small file says, as those of the kernel in /proc and /sys; empty where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="backslashreplace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
 def machine_id(root: str = "/") -> str | None:
     """The id of this installation (machine-id(5)); ``None`` where it has none."""
-    for name in ("etc/machine-id", "var/lib/dbus/machine-id"):
-        try:
-            with open(os.path.join(root, name), encoding="ascii") as file:
-                found = file.read().strip()
-        except (OSError, UnicodeDecodeError):
-            continue
-        if found:
-            return found
-    return None
+    names = ("etc/machine-id", "var/lib/dbus/machine-id")
+    return next(filter(None, (read_text(os.path.join(root, name)) for name in names)), None)
 
 
 @dataclass(frozen=True)

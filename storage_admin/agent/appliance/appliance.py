@@ -27,7 +27,7 @@ from typing import Any, Callable
 from storage_admin.agent.host import locking
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
-from storage_admin.agent.protocol import HostError, Moment, RefusedError
+from storage_admin.agent.protocol import HostError, Moment, RefusedError, read_text
 from storage_admin.agent.qemu.node import Node
 
 #: Where the appliance is built, once for each version of libguestfs and kernel: root's alone, for all to read.
@@ -171,7 +171,7 @@ def _begun(
     folder, path, user = place
     known, this_boot = f"{CACHE}/kvm-does-not-work", Moment.now().boot_id
     for kvm in (True, False):
-        if kvm and (_kvm_groups() is None or _read(known) == this_boot):
+        if kvm and (_kvm_groups() is None or read_text(known) == this_boot):
             continue
         io.progress("starting", 0, None, "starting the appliance that mounts the filesystems")
         process = stack.enter_context(_started(_program(io, built, folder, user, kvm=kvm, long=long)))
@@ -188,14 +188,6 @@ def _begun(
         else:
             return appliance
     raise HostError("the appliance does not start")
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read()
-    except FileNotFoundError:
-        return ""
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 from storage_admin.agent.bench import caches
 from storage_admin.agent.host import facts
 from storage_admin.agent.host.mounts import Mount, Mounts
+from storage_admin.agent.protocol import read_text
 
 _SYS_BLOCK = "/sys/dev/block"
 
@@ -63,14 +64,14 @@ def device(pool: int, mount: Mount | None) -> dict[str, Any] | None:
         return None
     real = os.path.realpath(folder)
     disk = real if os.path.isdir(os.path.join(real, "queue")) else os.path.dirname(real)
-    rotational = _read(disk, "queue/rotational")
+    rotational = read_text(f"{disk}/queue/rotational")
     return {
         "name": os.path.basename(real),
         "disk": os.path.basename(disk),
-        "model": _read(disk, "device/model"),
-        "rotational": None if rotational is None else rotational == "1",
-        "scheduler": _chosen(_read(disk, "queue/scheduler")),
-        "write_cache": _read(disk, "queue/write_cache"),
+        "model": read_text(f"{disk}/device/model") or None,
+        "rotational": rotational == "1" if rotational else None,
+        "scheduler": _chosen(read_text(f"{disk}/queue/scheduler")) or None,
+        "write_cache": read_text(f"{disk}/queue/write_cache") or None,
     }
 
 
@@ -78,16 +79,6 @@ def _folder(numbers: int) -> str:
     return f"{_SYS_BLOCK}/{os.major(numbers)}:{os.minor(numbers)}"
 
 
-def _chosen(schedulers: str | None) -> str | None:
+def _chosen(schedulers: str) -> str:
     """The one in brackets."""
-    if schedulers is None:
-        return None
     return next((name[1:-1] for name in schedulers.split() if name.startswith("[")), schedulers)
-
-
-def _read(folder: str, name: str) -> str | None:
-    try:
-        with open(os.path.join(folder, name), encoding="utf-8", errors="backslashreplace") as file:
-            return file.read().strip() or None
-    except OSError:
-        return None

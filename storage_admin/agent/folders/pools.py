@@ -22,7 +22,7 @@ from typing import Any
 from storage_admin.agent.folders import image_folders
 from storage_admin.agent.host import nfs
 from storage_admin.agent.host.mounts import Mount, Mounts
-from storage_admin.agent.protocol import RefusedError, display, unb64
+from storage_admin.agent.protocol import RefusedError, display, read_text, unb64
 
 #: Bytes of a name in a folder (NAME_MAX).
 LONGEST = 255
@@ -292,20 +292,11 @@ def identity(fd: int) -> Identity | None:
         return None
     name = mounts.keys(mount, mount.point, "")[0]
     lasts = mount.filesystem in _LASTING and not name.endswith(_numbers(mount))
-    return Identity(os.fstat(fd).st_ino, name, boot_id(), lasts)
+    return Identity(os.fstat(fd).st_ino, name, read_text("/proc/sys/kernel/random/boot_id"), lasts)
 
 
 def _numbers(mount: Mount) -> str:
     return f":{os.major(mount.device)}:{os.minor(mount.device)}"
-
-
-def boot_id() -> str:
-    """This start of the machine, as the kernel names it."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 _expected: dict[bytes, Identity] = {}

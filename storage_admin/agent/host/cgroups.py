@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from storage_admin.agent.host.mounts import Mounts, parse
 from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.protocol import read_text
 
 #: Of 1 to 10,000, where everybody else has 100.
 WEIGHT = 10
@@ -156,7 +157,7 @@ def find() -> Hierarchy | None:
         if mount.root != b"/":
             continue  # of another place than the top, as in a container, it shows a part
         root = os.fsdecode(mount.point)
-        if mount.filesystem == "cgroup2" and "io" in _words(os.path.join(root, "cgroup.controllers")):
+        if mount.filesystem == "cgroup2" and "io" in read_text(f"{root}/cgroup.controllers").split():
             return Hierarchy(root, 2, root + own.get("", "/"))
         if mount.filesystem == "cgroup" and b"blkio" in mount.options.split(b","):
             return Hierarchy(root, 1, root + own.get("blkio", "/"))
@@ -180,8 +181,9 @@ def clear_stale(hierarchy: Hierarchy) -> None:
 
 def _switch_on(hierarchy: Hierarchy) -> None:
     """Have the groups at the top share disks; most hypervisors do already."""
-    if "io" not in _words(os.path.join(hierarchy.root, "cgroup.subtree_control")):
-        _write(os.path.join(hierarchy.root, "cgroup.subtree_control"), "+io")
+    switches = os.path.join(hierarchy.root, "cgroup.subtree_control")
+    if "io" not in read_text(switches).split():
+        _write(switches, "+io")
 
 
 def disk(fd: int) -> str | None:
@@ -199,11 +201,7 @@ def disk(fd: int) -> str | None:
     place = os.path.realpath(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
     if os.path.exists(os.path.join(place, "partition")):
         place = os.path.dirname(place)  # limits are those of whole disks
-    try:
-        with open(os.path.join(place, "dev"), encoding="ascii") as file:
-            return file.read().strip()
-    except FileNotFoundError:
-        return None
+    return read_text(os.path.join(place, "dev")) or None
 
 
 def _set(path: str, line: str) -> bool:
@@ -221,14 +219,6 @@ def _write(path: str, line: str) -> None:
         os.write(fd, line.encode())
     finally:
         os.close(fd)
-
-
-def _words(path: str) -> list[str]:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().split()
-    except OSError:
-        return []
 
 
 def _make(path: str) -> None:

@@ -9,6 +9,8 @@ import re
 import stat
 from collections.abc import Iterable, Mapping
 
+from storage_admin.agent.protocol import read_text
+
 SYS = "/sys"
 
 
@@ -46,23 +48,15 @@ def _way(below: str, depth: int = 0) -> str:
         return "unknown"
     if (kind := re.match(r"(rbd|nbd|drbd)\d", name)) is not None:
         return kind[1]
-    if _read(f"{place}/dm/uuid").startswith("mpath-"):
+    if read_text(f"{place}/dm/uuid").startswith("mpath-"):
         return "mpath"
     for way in ("iscsi", "fc"):  # .../host3/session1/target3:0:0/3:0:0:0/block/sdb, .../rport-...
         if re.search({"iscsi": r"/session\d+/", "fc": r"/rport-"}[way], place):
             return way
     if (controller := re.search(r"/(nvme\d+)(?:c\d+)?n\d+", place)) is not None:
-        transport = _read(f"{SYS}/class/nvme/{controller[1]}/transport")
+        transport = read_text(f"{SYS}/class/nvme/{controller[1]}/transport")
         return "" if transport == "pcie" else transport or "unknown"
     below_it = os.listdir(f"{place}/slaves") if os.path.isdir(f"{place}/slaves") else []
     if os.path.exists(f"{place}/partition"):
         below_it.append(os.path.basename(os.path.dirname(place)))
     return next(filter(None, (_way(f"class/block/{one}", depth + 1) for one in below_it)), "")
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""

@@ -19,7 +19,7 @@ from typing import Any
 
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
-from storage_admin.agent.protocol import RefusedError, display
+from storage_admin.agent.protocol import RefusedError, display, read_text
 
 #: Where the devices of attached images are, each with what is noted of it; both are gone when the host starts anew.
 FOLDER = "/dev/.storage-admin"
@@ -39,11 +39,8 @@ def against(root: str = "/") -> str:
     Args:
         root: where ``sys`` and ``lib`` are looked for.
     """
-    try:
-        with open(os.path.join(root, "sys/module/nbd/parameters/max_part"), encoding="ascii") as file:
-            return "" if file.read().strip() == "0" else PARTITIONS
-    except FileNotFoundError:
-        pass
+    if partitions := read_text(os.path.join(root, "sys/module/nbd/parameters/max_part")):
+        return "" if partitions == "0" else PARTITIONS
     modules = os.path.join(root, "lib/modules", os.uname().release, "modules.dep")
     with contextlib.suppress(OSError), open(modules, "rb") as file:
         return "" if b"/nbd.ko" in file.read() else MISSING
@@ -120,11 +117,8 @@ def servers(name: str) -> list[int]:
 
 
 def _number(path: str) -> int | None:
-    try:
-        with open(path, encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return None
+    text = read_text(path)
+    return int(text) if text.isdecimal() else None
 
 
 def _process(root: str, thread: int) -> tuple[int, list[str], set[int]]:

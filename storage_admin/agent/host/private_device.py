@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Iterator
 
-from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.agent.protocol import HostError, RefusedError, read_text
 
 #: What the device of a job is called, before the job's id.
 NAME = "storage-admin-"
@@ -78,16 +78,10 @@ def left() -> list[str]:
     """The names of such devices that are there; other names begin alike (``admin-x`` in ``storage``)."""
     found = []
     for entry in os.listdir(BLOCKS):
-        with contextlib.suppress(OSError):
-            name, uuid = (_read(f"{BLOCKS}/{entry}/dm/{what}") for what in ("name", "uuid"))
-            if name.startswith(NAME) and uuid.startswith("LVM-") and uuid.endswith(_OWN):
-                found.append(name)
+        name, uuid = (read_text(f"{BLOCKS}/{entry}/dm/{what}") for what in ("name", "uuid"))
+        if name.startswith(NAME) and uuid.startswith("LVM-") and uuid.endswith(_OWN):
+            found.append(name)
     return found
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read().strip()
 
 
 def remove(name: str, patience: float = _PASSING) -> None:

@@ -15,7 +15,7 @@ from storage_admin.agent.host import special_mounts
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
-from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, display, unb64
+from storage_admin.agent.protocol import INVALID, Arguments, HostError, RefusedError, Request, display, read_text, unb64
 
 _DEVICES = "/sys/dev/block"
 
@@ -85,9 +85,9 @@ def _device(path: bytes, io: AgentIO) -> dict[str, Any]:
     if not number:
         return found
     folder = f"{_DEVICES}/{number}"
-    most = _read(f"{folder}/queue/discard_max_bytes") or _read(f"{folder}/../queue/discard_max_bytes")
+    most = read_text(f"{folder}/queue/discard_max_bytes") or read_text(f"{folder}/../queue/discard_max_bytes")
     found["discards"] = int(most) > 0 if most.isdecimal() else None
-    if _read(f"{folder}/dm/uuid"):
+    if read_text(f"{folder}/dm/uuid"):
         found.update(_mapped(number, io))
     return found
 
@@ -102,14 +102,6 @@ def _number(path: bytes) -> str:
     if status is None or not stat.S_ISBLK(status.st_mode):
         return ""
     return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def _mapped(number: str, io: AgentIO) -> dict[str, Any]:
