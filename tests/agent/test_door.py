@@ -14,7 +14,6 @@ from typing import Self
 import pytest
 
 from storage_admin.agent.host import locking, priority
-from storage_admin.agent.host import open_gate as door_module
 from storage_admin.agent.host.open_gate import Door, shut_alone
 from tests.agent.harness import ROOT
 
@@ -91,7 +90,7 @@ def test_a_mapping_counts_as_open(path: Path, fd: int) -> None:
 
 def test_without_leases_the_tables_of_processes_tell(path: Path, fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No local filesystem here is without leases: it is told that this one is."""
-    monkeypatch.setattr(door_module, "_leased", lambda fd: None)
+    monkeypatch.setattr(locking, "is_leased", lambda fd, kind: None)
     monkeypatch.setattr(locking, "open_for_writing", lambda fd: False)
     with Opener(path, "os.O_RDWR") as opener:
         opener.wait_until_in()

@@ -141,8 +141,8 @@ def test_on_a_disk_of_this_machine_guests_that_read_are_let_in(files: tuple[int,
 def test_a_lease_is_asked_on_a_fresh_descriptor_where_an_older_one_has_lost_it(
     files: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = locking._is_leased
-    monkeypatch.setattr(locking, "_is_leased", lambda fd: False if fd == files[1] else real(fd))
+    real = locking.is_leased
+    monkeypatch.setattr(locking, "is_leased", lambda fd: False if fd == files[1] else real(fd))
     assert locking.open_for_writing(files[1]) is True
     monkeypatch.setattr(locking, "_is_network", lambda fd: True)
     assert locking.open_for_writing(files[1]) is False
@@ -157,7 +157,7 @@ def test_a_server_that_gives_no_leases_is_told_from_a_writer_and_nothing_is_left
     monkeypatch.setattr(locking, "_is_network", lambda fd: True)
     with Path(f"/proc/self/fd/{files[1]}").open("r+b"):
         assert locking.open_for_writing(files[1]) is True
-        monkeypatch.setattr(locking, "_is_leased", lambda fd: False)
+        monkeypatch.setattr(locking, "is_leased", lambda fd: False)
         assert locking.open_for_writing(files[1]) is None
     assert sorted(tmp_path.iterdir()) == before
 
@@ -186,7 +186,7 @@ def test_nothing_is_made_in_a_folder_that_took_the_place_of_the_files_own(
         return found
 
     monkeypatch.setattr(locking, "_is_network", lambda fd: True)
-    monkeypatch.setattr(locking, "_is_leased", lambda fd: False)
+    monkeypatch.setattr(locking, "is_leased", lambda fd: False)
     with (pool / "image.qcow2").open("rb") as image:
         monkeypatch.setattr(os, "readlink", then_exchanged)
         assert locking.open_for_writing(image.fileno()) is True

@@ -172,11 +172,11 @@ def open_for_writing(fd: int) -> bool | None:
     """
     if file_id(fd) in fenced:
         return False  # it was asked before the locks were taken, which keep writers away since
-    leased = _is_leased(fd)
+    leased = is_leased(fd)
     if leased is False and _is_network(fd):
         fresh = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            leased = _is_leased(fresh)
+            leased = is_leased(fresh)
         finally:
             os.close(fresh)
         if leased is False and not _gives_leases(fd):
@@ -184,10 +184,10 @@ def open_for_writing(fd: int) -> bool | None:
     return None if leased is None else not leased
 
 
-def _is_leased(fd: int) -> bool | None:
-    """Whether a read lease was granted, and given back; ``None`` where the filesystem has no leases."""
+def is_leased(fd: int, kind: int = fcntl.F_RDLCK) -> bool | None:
+    """Whether a read or write lease was granted, and given back; ``None`` where the filesystem has no leases."""
     try:
-        fcntl.fcntl(fd, _SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, _SETLEASE, kind)
     except OSError as error:
         if error.errno == errno.EAGAIN:
             return False
@@ -216,7 +216,7 @@ def _gives_leases(fd: int) -> bool:
         try:
             probe = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             try:
-                return _is_leased(probe) is True
+                return is_leased(probe) is True
             finally:
                 os.close(probe)
         finally:

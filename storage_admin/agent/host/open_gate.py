@@ -27,8 +27,7 @@ _CLASS_CONTENT, _CLOEXEC, _NONBLOCK = 0x4, 0x1, 0x2
 _MARK_ADD, _OPEN_PERM = 0x1, 0x10000
 # struct fanotify_event_metadata: event_len, vers, reserved, metadata_len, mask, fd, pid. struct fanotify_response.
 _EVENT, _ANSWER, _DENY = struct.Struct("=IBBHQii"), struct.Struct("=iI"), 2
-# linux/fcntl.h
-_SETLEASE = 1024
+
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -197,7 +196,7 @@ def shut_alone(fd: int) -> Door | None:
     """
     door = Door(fd)
     try:
-        alone = _leased(fd)
+        alone = locking.is_leased(fd, fcntl.F_WRLCK)
         if alone is None:
             # No leases here: the tables of processes, loop devices and swap have to do.
             alone = locking.user(fd) is None
@@ -208,20 +207,6 @@ def shut_alone(fd: int) -> Door | None:
         return door
     door.open()
     return None
-
-
-def _leased(fd: int) -> bool | None:
-    """Whether a write lease was granted, and given back; ``None`` where the filesystem has no leases."""
-    try:
-        fcntl.fcntl(fd, _SETLEASE, fcntl.F_WRLCK)
-    except OSError as error:
-        if error.errno == errno.EAGAIN:
-            return False
-        if error.errno in {errno.EINVAL, errno.ENOTSUP, errno.ENOLCK, errno.EACCES}:
-            return None
-        raise
-    fcntl.fcntl(fd, _SETLEASE, fcntl.F_UNLCK)
-    return True
 
 
 def _call(name: str, *args: object) -> int:
