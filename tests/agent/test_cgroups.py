@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from storage_admin.agent.host import cgroups
+from storage_admin.agent.host.mounts import parse
 from storage_admin.agent.programs import tools
 from tests.agent.harness import ROOT
 from tests.agent.recording import RecordingIO
@@ -174,7 +175,7 @@ class Imitation:
         mounts, own = place.parent / "mountinfo", place.parent / "own"
         mounts.write_text(f"31 24 0:26 / {place} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n")
         own.write_text("0::/system.slice/storage-admin.service\n")
-        monkeypatch.setattr(cgroups, "MOUNTINFO", str(mounts))
+        monkeypatch.setattr(cgroups, "mounted", lambda: parse(mounts.read_bytes()))
         monkeypatch.setattr(cgroups, "OWN_GROUPS", str(own))
         monkeypatch.setattr(cgroups, "_make", self.make)
         monkeypatch.setattr(cgroups, "_remove", self.remove)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from storage_admin.agent.host.mounts import Mounts, parse
+from storage_admin.agent.host.mounts import Mounts, mounted
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import read_text
 
@@ -30,7 +30,7 @@ _NAME = re.compile(_PREFIX + r"([0-9]+)")
 _FREE = _PREFIX + "attached"
 #: Seconds that processes which have just ended may take to leave the group.
 _LEAVE_SECONDS = 0.5
-MOUNTINFO, OWN_GROUPS = "/proc/self/mountinfo", "/proc/self/cgroup"
+OWN_GROUPS = "/proc/self/cgroup"
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,7 @@ def find() -> Hierarchy | None:
     """Where disks are limited on this machine; ``None`` where that is nowhere."""
     with open(OWN_GROUPS, encoding="utf-8", errors="surrogateescape") as file:
         own = dict(_own_group(line) for line in file.read().splitlines() if line.count(":") >= 2)
-    with open(MOUNTINFO, "rb") as file:
-        mounts = parse(file.read())
-    for mount in mounts:
+    for mount in mounted():
         if mount.root != b"/":
             continue  # of another place than the top, as in a container, it shows a part
         root = os.fsdecode(mount.point)
@@ -238,10 +236,8 @@ def set_free(pid: int) -> bool:
     Returns:
         Whether it is free now.
     """
-    with open(MOUNTINFO, "rb") as file:
-        mounts = parse(file.read())
     free = True
-    for mount in mounts:
+    for mount in mounted():
         named = mount.filesystem == "cgroup" and b"name=systemd" in mount.options.split(b",")
         if mount.root == b"/" and (named or mount.filesystem == "cgroup2"):
             group = os.path.join(os.fsdecode(mount.point), _FREE)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from storage_admin.agent.host.in_use import loop_devices, process_name
 from storage_admin.agent.host.locking import file_id
-from storage_admin.agent.host.mounts import parse
+from storage_admin.agent.host.mounts import mounted
 from storage_admin.agent.protocol import INVALID, RefusedError, display
 
 #: Seconds that what only looks at all devices, as LVM's tools, blkid and udev do, has one open at most.
@@ -154,9 +154,8 @@ def users(nodes: Mapping[int, tuple[int, int]]) -> dict[int, str]:
 
 def _attached(numbers: Mapping[int, int]) -> Iterator[tuple[int, str]]:
     """What of these is mounted, swap, or below another device."""
-    with open("/proc/self/mountinfo", "rb") as file:
-        mounted = {mount.device: mount for mount in parse(file.read())}
-    yield from ((one, f"mounted at {display(mounted[one].point)}") for one in numbers if one in mounted)
+    points = {mount.device: mount.point for mount in mounted()}
+    yield from ((one, f"mounted at {display(points[one])}") for one in numbers if one in points)
     yield from ((one, f"part of {held}") for one in numbers if (held := _holders(one)))
     with contextlib.suppress(FileNotFoundError), open("/proc/swaps", encoding="utf-8", errors="replace") as file:
         swaps = {node(line.split()[0])[2] for line in file if line.startswith("/dev/")}
@@ -208,9 +207,7 @@ def _holders(number: int) -> str:
 
 def _use(number: int) -> str:
     """What is done with a device that somebody has for himself alone."""
-    with open("/proc/self/mountinfo", "rb") as file:
-        at = [display(mount.point) for mount in parse(file.read()) if mount.device == number]
-    if at:
-        return f"mounted at {at[0]}"
+    if at := next((mount.point for mount in mounted() if mount.device == number), b""):
+        return f"mounted at {display(at)}"
     held = _holders(number)
     return f"part of {held}" if held else "mounted elsewhere, or part of something that uses it"

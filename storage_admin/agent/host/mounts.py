@@ -134,6 +134,12 @@ def parse(mountinfo: bytes) -> list[Mount]:
     return mounts
 
 
+def mounted(pid: str = "self") -> list[Mount]:
+    """What is mounted as a process sees it; raises OSError."""
+    with open(f"/proc/{pid}/mountinfo", "rb") as file:
+        return parse(file.read())
+
+
 def exported(etab: str = "/var/lib/nfs/etab") -> list[bytes]:
     """The folders that the kernel's NFS server gives to others, as exportfs has written them down; none without one."""
     try:
@@ -191,8 +197,7 @@ class Mounts:
     @classmethod
     def of_this_machine(cls) -> Mounts:
         """The mounts that this process sees."""
-        with open("/proc/self/mountinfo", "rb") as file:
-            return cls(parse(file.read()), exported())
+        return cls(mounted(), exported())
 
     def of_descriptor(self, fd: int) -> Mount | None:
         """The mount that an open file was reached through; ``None`` where it came after the list was read."""

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from storage_admin.agent.host.mounts import Mount, Mounts, is_quiet, mount_id, opened, parse
+from storage_admin.agent.host.mounts import Mount, Mounts, is_quiet, mount_id, mounted, opened, parse
 from storage_admin.agent.protocol import RefusedError, display
 
 #: Seconds for a sign of life: a server that is up and busy answers sooner, one that starts again later.
@@ -167,8 +167,7 @@ def _namespace(pid: str) -> str:
 def _mounts(pid: str) -> dict[int, int | None]:
     """The mounts by their ids: the devices of those that may make one wait, ``None`` for the others."""
     try:
-        with open(f"/proc/{pid}/mountinfo", "rb") as file:
-            return {mount.id: mount.device if mount.may_wait else None for mount in parse(file.read())}
+        return {mount.id: mount.device if mount.may_wait else None for mount in mounted(pid)}
     except OSError:
         return {}
 

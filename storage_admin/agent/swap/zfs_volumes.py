@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from storage_admin.agent.folders.pools import held
 from storage_admin.agent.host import devices, zfs
-from storage_admin.agent.host.mounts import parse
+from storage_admin.agent.host.mounts import mounted
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, display
@@ -152,10 +152,8 @@ def _names(path: str, io: AgentIO) -> list[str]:
 
 def _mounted(one: Dataset) -> list[str]:
     """Where it is mounted, as this process sees it."""
-    with open("/proc/self/mountinfo", "rb") as file:
-        mounts = parse(file.read())
     source = one.path.encode()
-    return [display(mount.point) for mount in mounts if (mount.filesystem, mount.source) == ("zfs", source)]
+    return [display(mount.point) for mount in mounted() if (mount.filesystem, mount.source) == ("zfs", source)]
 
 
 def write_journal(one: Dataset, job: str, io: AgentIO, lock: int) -> str:
