@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.host import space
+from storage_admin.agent.host import locking, space
 from storage_admin.agent.host.space import Others, Reserve, SpaceClaim
 from storage_admin.agent.protocol import RefusedError
 from tests.agent.harness import Agent, ask, make_image, reclaim_args
@@ -164,7 +164,7 @@ def test_a_folder_that_others_write_to_is_not_asked(tmp_path: Path, place: int, 
     folder.mkdir(0o700)
     (folder / "a.1").write_text(f"{space._filesystem(place)} {8 * GIB}".ljust(64))
     held = os.open(folder / "a.1", os.O_RDONLY)
-    space._locked(held)
+    locking.take_file(held, 0.0)
     given: Any = folder
     if how == "a file":
         given = tmp_path / "file"
@@ -194,7 +194,7 @@ def test_a_file_that_says_nothing_is_passed_over(tmp_path: Path, place: int, tex
     (folder / "pipe.1").mkdir()
     os.mkfifo(folder / "fifo.1")
     held = os.open(folder / "a.1", os.O_RDONLY)
-    space._locked(held)
+    locking.take_file(held, 0.0)
     with SpaceClaim("b", place, str(folder)) as claim:
         claim.take(2 * GIB, all_but(place, 4 * GIB), Others())
     os.close(held)
@@ -209,7 +209,7 @@ def test_an_agent_that_stands_still_while_it_looks_is_not_waited_for_for_ever(
     lock = folder / f".{space._filesystem(place)}.lock"
     lock.touch()
     stopped = os.open(lock, os.O_RDONLY)
-    assert space._locked(stopped)
+    assert locking.take_file(stopped, 0.0)
     with SpaceClaim("b", place, str(folder)) as claim:
         claim.take(2 * GIB, all_but(place, 4 * GIB), Others())
         assert len(names(folder)) == 1

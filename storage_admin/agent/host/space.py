@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from storage_admin.agent.host import locking
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.protocol import INVALID, Arguments, RefusedError
 
@@ -305,7 +306,7 @@ class SpaceClaim:
         """The claim's file, locked. Who looks between its birth and its lock may take it for an ended agent's."""
         while True:
             made = self._file(self._name)
-            if _locked(made) and os.fstat(made).st_nlink:
+            if locking.take_file(made, 0.0) and os.fstat(made).st_nlink:
                 return made
             os.close(made)
             time.sleep(0.01)
@@ -329,9 +330,7 @@ class SpaceClaim:
             yield
             return
         try:
-            until = time.monotonic() + PATIENCE
-            while not _locked(turn) and time.monotonic() < until:
-                time.sleep(0.01)
+            locking.take_file(turn, PATIENCE)
             yield
         finally:
             os.close(turn)
@@ -356,7 +355,7 @@ class SpaceClaim:
             with contextlib.suppress(OSError, ValueError):
                 claim = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._folder)
                 try:
-                    if _locked(claim):
+                    if locking.take_file(claim, 0.0):
                         os.unlink(name, dir_fd=self._folder)  # whose agent has ended
                         continue
                     filesystem, still = os.pread(claim, _BYTES, 0).decode("ascii").split()
@@ -387,12 +386,3 @@ def _open(path: str) -> int:
             return folder
         os.close(folder)
     return -1
-
-
-def _locked(fd: int) -> bool:
-    """Whether nobody else has locked it, and this program has now."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
