@@ -15,7 +15,6 @@ folder above, from ``/`` down, and a link is followed only where nobody but root
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import stat
 import sys
@@ -224,18 +223,13 @@ def _of_proxmox() -> list[bytes]:
 
 def _of_libvirt() -> list[bytes]:
     """The folders of libvirt's pools: who may define one there may give any file to a guest."""
-    from xml.etree import ElementTree as ET  # noqa: PLC0415 (seldom needed, slow to load; what it reads is root's own)
+    from storage_admin.agent.host.facts import libvirt_pools  # noqa: PLC0415 (seldom needed, and slow to load)
 
     found = []
-    for name in (*glob.glob("/etc/libvirt/storage/*.xml"), *glob.glob("/run/libvirt/storage/*.xml")):
-        try:
-            tree = ET.parse(name)  # noqa: S314 (root's own file)
-        except (OSError, ET.ParseError):
-            continue
-        for pool in tree.iter("pool"):
-            path = pool.findtext("target/path", "")
-            if pool.get("type") in {"dir", "fs", "netfs"} and path.startswith("/"):
-                found.append(os.path.normpath(os.fsencode(path)))
+    for pool in libvirt_pools():
+        path = pool.findtext("target/path", "")
+        if pool.get("type") in {"dir", "fs", "netfs"} and path.startswith("/"):
+            found.append(os.path.normpath(os.fsencode(path)))
     return [*found, *_real(found)]
 
 

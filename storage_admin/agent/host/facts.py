@@ -20,12 +20,12 @@ from typing import Any
 from storage_admin.agent.host import nbd
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.programs import confined
+from storage_admin.agent.programs.tools import find_any
 from storage_admin.agent.protocol import HostError, machine_id
 
-_SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TOOLS = ("qemu-img", "qemu-nbd", "setpriv", "ionice", "virsh", "pvesh", "vzctl", "fio", "bonnie++")
-#: What runs guests, where it is not named after the machine.
-_EMULATORS = ("kvm", "qemu-kvm", "/usr/libexec/qemu-kvm")
+#: What runs guests. On Proxmox VE and RHEL it is not named after the machine, and on the latter in no folder of tools.
+_EMULATORS = (f"qemu-system-{os.uname().machine}", "kvm", "qemu-kvm", "/usr/libexec/qemu-kvm")
 _SAY_VERSIONS = ("qemu-img", "qemu-system", "fio", "bonnie++")
 
 #: Storages of Proxmox VE that are folders, and where one is mounted if its section names no path.
@@ -33,6 +33,7 @@ _FOLDERS = frozenset({"btrfs", "cephfs", "cifs", "dir", "glusterfs", "nfs"})
 _MOUNTED = frozenset({"cephfs", "cifs", "glusterfs", "nfs"})
 
 _LIBVIRT_SOCKETS = ("libvirt/libvirt-sock", "libvirt/virtqemud-sock", "libvirt/virtlxcd-sock", "libvirt/virtxend-sock")
+LIBVIRT_POOLS = ("/etc/libvirt/storage/*.xml", "/run/libvirt/storage/*.xml")
 _LIBVIRT_DAEMONS = ("libvirtd", "virtqemud", "virtlxcd", "virtxend")
 
 
@@ -64,7 +65,7 @@ def host_event(etc_pve: str = "/etc/pve", root: str = "/", known: Any = None) ->
     Raises:
         HostError: qemu-img is there and does not tell its version.
     """
-    paths = {name: find(name) for name in _TOOLS} | {"qemu-system": _emulator()}
+    paths = {name: find_any(name) for name in _TOOLS} | {"qemu-system": find_any(*_EMULATORS)}
     asked = Programs([paths[name] for name in _SAY_VERSIONS], known)
     version = asked.qemu_img(paths["qemu-img"])
     proxmox = os.path.isdir(etc_pve)
@@ -112,17 +113,6 @@ def weighing_disks(root: str = "/") -> list[str]:
     return sorted(found)
 
 
-def find(name: str) -> str | None:
-    """The path of a tool, also where the caller's PATH leaves out the system's folders."""
-    # By hand: shutil is slow to load, and the agent starts for every scan.
-    folders = ("",) if "/" in name else (os.environ.get("PATH", "") + ":" + _SEARCH_PATH).split(":")
-    return next((path for path in (os.path.join(folder, name) for folder in folders) if _is_program(path)), None)
-
-
-def _is_program(path: str) -> bool:
-    return os.path.isabs(path) and os.path.isfile(path) and os.access(path, os.X_OK)
-
-
 def memory_bytes(which: str = "MemTotal") -> int | None:
     """The host's memory, as its kernel counts it (proc_meminfo(5)); ``MemAvailable`` for what is not in use."""
     with open("/proc/meminfo", encoding="ascii") as file:
@@ -132,14 +122,9 @@ def memory_bytes(which: str = "MemTotal") -> int | None:
     return None
 
 
-def _emulator() -> str | None:
-    # On Proxmox VE and RHEL it is only known by the second name, and on the latter it is in no folder of tools.
-    return next(filter(None, map(find, (f"qemu-system-{os.uname().machine}", *_EMULATORS))), None)
-
-
 def tool_versions(names: Sequence[str]) -> dict[str, str | None]:
     """What versions some tools say they are; ``None`` for one that is not installed or does not say."""
-    paths = {name: find(name) for name in names}
+    paths = {name: find_any(name) for name in names}
     programs = Programs(paths.values())
     return {name: programs.tool(path) for name, path in paths.items()}
 
@@ -206,6 +191,15 @@ def unmounted(etc_pve: str, mounts: Mounts) -> dict[bytes, str]:
     }
 
 
+def libvirt_pools() -> Iterator[Any]:
+    """The storage pools that libvirt knows here, as elements of XML."""
+    from xml.etree import ElementTree as ET  # noqa: PLC0415 (seldom needed, slow to load; what it reads is root's own)
+
+    for path in (path for pattern in LIBVIRT_POOLS for path in glob.glob(pattern)):
+        with contextlib.suppress(OSError, ET.ParseError):
+            yield from ET.parse(path).iter("pool")  # noqa: S314 (root's own file)
+
+
 def libvirt_state(root: str = "/") -> str:
     """Whether libvirt could have guests here.
 
@@ -221,7 +215,7 @@ def libvirt_state(root: str = "/") -> str:
     if defined or any(_answers(os.path.join(root, "run", name)) for name in _LIBVIRT_SOCKETS):
         return "present"
     if root == "/":
-        installed = any(find(name) for name in _LIBVIRT_DAEMONS)
+        installed = find_any(*_LIBVIRT_DAEMONS) is not None
     else:
         installed = any(os.path.exists(os.path.join(root, "usr/sbin", name)) for name in _LIBVIRT_DAEMONS)
     return "idle" if installed else "absent"

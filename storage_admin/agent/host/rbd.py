@@ -5,7 +5,6 @@ It is asked as they ask it: by their configuration and keys, which root can read
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 from collections import defaultdict
@@ -13,13 +12,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storage_admin.agent.host.facts import proxmox_definitions
+from storage_admin.agent.host.facts import libvirt_pools, proxmox_definitions
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import HostError, b64
 
 _CONFIG = "/etc/ceph/ceph.conf"
-_LIBVIRT = ("/etc/libvirt/storage/*.xml", "/run/libvirt/storage/*.xml")
+
 #: Without a limit of address space: a client of Ceph has dozens of threads. One that is away is not waited for.
 LIMITS = tools.Limits(address_space=None, wall_seconds=20.0, output_bytes=32 << 20)
 #: Images that are asked about at once.
@@ -27,22 +26,21 @@ _AT_ONCE = 8
 #: Seconds that a look between scans waits for a cluster.
 _A_LOOK = 5.0
 _UNKNOWN = dict.fromkeys(("stored", "available", "allocated"))
-
-
-@dataclass(frozen=True)
-class Access:
-    """How a cluster is asked: options of all its tools."""
-
-    options: tuple[str, ...]
+#: How it ends where a tool fails, or answers otherwise than expected.
+_UNTOLD = (HostError, ValueError, LookupError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
 class Named:
-    """A pool of Ceph that somebody here names, with a namespace in it or none."""
+    """A pool of Ceph that somebody here names, with a namespace in it or none.
+
+    Args:
+        access: how its cluster is asked: options of all its tools.
+    """
 
     pool: str
     namespace: str
-    access: Access
+    access: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -52,7 +50,7 @@ class Named:
     def options(self) -> list[str]:
         """Of ``rbd``."""
         return [
-            *self.access.options,
+            *self.access,
             f"--pool={self.pool}",
             *([f"--namespace={self.namespace}"] * bool(self.namespace)),
         ]
@@ -74,7 +72,7 @@ def read(io: AgentIO, etc_pve: str = "/etc/pve") -> dict[str, Any]:
         StoppedError: the controller stopped the work.
     """
     told: dict[str, Any] = {"pools": [], "volumes": []}
-    clusters: dict[Access, Mapping[str, Any]] = {}
+    clusters: dict[tuple[str, ...], Mapping[str, Any]] = {}
     for one in named(etc_pve):
         if one.access not in clusters:
             clusters[one.access] = _cluster(one.access, io)
@@ -85,10 +83,8 @@ def read(io: AgentIO, etc_pve: str = "/etc/pve") -> dict[str, Any]:
         }  # fmt: skip
         try:
             told["volumes"] += [] if pool["why"] else _images(one, io)
-        except HostError as error:
-            pool["why"] = f"Ceph does not answer: {error.detail}."
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            pool["why"] = f"The answer of Ceph is not understood: {error!r}."
+        except _UNTOLD as error:
+            pool["why"] = _why(error)
         told["pools"].append(pool)
     return _once(told)
 
@@ -106,8 +102,7 @@ def room(pools: Collection[str], io: AgentIO, etc_pve: str = "/etc/pve") -> dict
         StoppedError: the controller stopped the work.
     """
     found: dict[str, dict[str, int]] = {}
-    accesses = {one.access for one in named(etc_pve)} if pools else set[Access]()
-    for access in sorted(accesses, key=lambda one: one.options):
+    for access in sorted({one.access for one in named(etc_pve)}) if pools else ():
         if len(found) == len(pools):
             break
         cluster = _cluster(access, io, _A_LOOK)
@@ -121,7 +116,7 @@ def room(pools: Collection[str], io: AgentIO, etc_pve: str = "/etc/pve") -> dict
 
 def named(etc_pve: str) -> list[Named]:
     """The pools that Proxmox VE or libvirt of this host name, with how each is asked."""
-    return sorted({*_of_proxmox(etc_pve), *_of_libvirt()}, key=lambda one: (one.name, one.access.options))
+    return sorted({*_of_proxmox(etc_pve), *_of_libvirt()}, key=lambda one: (one.name, one.access))
 
 
 def _once(told: dict[str, Any]) -> dict[str, Any]:
@@ -153,36 +148,29 @@ def _of_proxmox(etc_pve: str) -> Iterator[Named]:
 
 
 def _of_libvirt() -> Iterator[Named]:
-    from xml.etree import ElementTree as ET  # noqa: PLC0415 (seldom needed, slow to load; what it reads is root's own)
-
-    for path in (path for pattern in _LIBVIRT for path in glob.glob(pattern)):
-        try:
-            tree = ET.parse(path)  # noqa: S314 (root's own file)
-        except (OSError, ET.ParseError):
+    for pool in libvirt_pools():
+        source, auth = pool.find("source"), pool.find("source/auth")
+        if pool.get("type") != "rbd" or source is None:
             continue
-        for pool in tree.iter("pool"):
-            source, auth = pool.find("source"), pool.find("source/auth")
-            if pool.get("type") != "rbd" or source is None:
-                continue
-            name, _, namespace = source.findtext("name", "").partition("/")
-            access = _access(_CONFIG, "", "admin" if auth is None else auth.get("username", "admin"), "")
-            if access is not None and name:
-                yield Named(name, namespace, access)
+        name, _, namespace = source.findtext("name", "").partition("/")
+        access = _access(_CONFIG, "", "admin" if auth is None else auth.get("username", "admin"), "")
+        if access is not None and name:
+            yield Named(name, namespace, access)
 
 
-def _access(config: str, monitors: str, user: str, keyring: str) -> Access | None:
+def _access(config: str, monitors: str, user: str, keyring: str) -> tuple[str, ...] | None:
     """``None`` where nothing on this host says where the cluster is."""
     if config and not os.path.exists(config):
         return None
     options = [f"--conf={config or '/dev/null'}", f"--id={user}"]
     options += [f"--mon-host={monitors}"] if monitors else []
-    return Access((*options, *([f"--keyring={keyring}"] if keyring else [])))
+    return (*options, *([f"--keyring={keyring}"] if keyring else []))
 
 
-def _cluster(access: Access, io: AgentIO, seconds: float = 20.0) -> dict[str, Any]:
+def _cluster(access: tuple[str, ...], io: AgentIO, seconds: float = 20.0) -> dict[str, Any]:
     """Its id, its size, and what is in each pool; where it does not answer, why."""
     try:
-        asked = [["ceph", *access.options, what] for what in ("fsid", "df")]
+        asked = [["ceph", *access, what] for what in ("fsid", "df")]
         fsid, told = _answers(asked, io, limits=replace(LIMITS, wall_seconds=seconds))
         pools = {
             pool["name"]: {
@@ -192,14 +180,14 @@ def _cluster(access: Access, io: AgentIO, seconds: float = 20.0) -> dict[str, An
             for pool in told["pools"]
         }  # fmt: skip
         return {"fsid": str(fsid["fsid"]), "why": "", "pools": pools, "raw": int(told["stats"]["total_bytes"])}
-    except HostError as error:
-        return _silent(f"Ceph does not answer: {error.detail}.")
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        return _silent(f"The answer of Ceph is not understood: {error!r}.")
+    except _UNTOLD as error:
+        return {"fsid": "", "why": _why(error), "pools": {}, "raw": None}
 
 
-def _silent(why: str) -> dict[str, Any]:
-    return {"fsid": "", "why": why, "pools": {}, "raw": None}
+def _why(error: Exception) -> str:
+    if isinstance(error, HostError):
+        return f"Ceph does not answer: {error.detail}."
+    return f"The answer of Ceph is not understood: {error!r}."
 
 
 def _images(of: Named, io: AgentIO) -> list[dict[str, Any]]:

@@ -68,12 +68,23 @@ def find(name: str) -> str:
     Raises:
         RefusedError: ``tool_missing``.
     """
+    if (found := find_any(name)) is None:
+        raise RefusedError("tool_missing", f"{name} is not installed on this host; install it and try again")
+    return found
+
+
+def find_any(*names: str) -> str | None:
+    """The absolute path of the first of these tools that is there, also where PATH leaves out the system's folders.
+
+    Args:
+        names: of tools, or absolute paths.
+    """
     # By hand: shutil is slow to load, and the agent starts for every job.
-    for folder in (os.environ.get("PATH", "") + ":" + _SEARCH_PATH).split(":"):
-        found = os.path.join(folder, name)
-        if os.path.isabs(found) and os.path.isfile(found) and os.access(found, os.X_OK):
-            return found
-    raise RefusedError("tool_missing", f"{name} is not installed on this host; install it and try again")
+    folders = (os.environ.get("PATH", "") + ":" + _SEARCH_PATH).split(":")
+    paths = (os.path.join(folder, name) for name in names for folder in folders)
+    return next(
+        (path for path in paths if os.path.isabs(path) and os.path.isfile(path) and os.access(path, os.X_OK)), None
+    )
 
 
 def run(

@@ -73,7 +73,7 @@ def refuse_shared(place: Place, io: AgentIO) -> None:
 def _options(place: Place, io: AgentIO) -> tuple[str, ...]:
     """By which the place's pool is asked."""
     for one in rbd.named(ETC_PVE):
-        if one.name == place.group and _json(["ceph", *one.access.options, "fsid"], io)["fsid"] == place.group_id:
+        if one.name == place.group and _json(["ceph", *one.access, "fsid"], io)["fsid"] == place.group_id:
             return tuple(one.options)
     raise RefusedError("stale_plan", f"this host no longer has the Ceph pool {place.group} of the plan; scan it")
 

@@ -160,14 +160,14 @@ def _image(request: Request, io: AgentIO) -> _Image:
     if not ways:
         raise RefusedError("stale_plan", f"nobody on this host names the pool {pool} of Ceph any more; scan the host")
     image = _Image(ways[0], name, args.take("size", int), args.get("id", str, ""), io)
-    clusters = {_answer([*_encoded("ceph", *one.access.options), b"fsid"], io)["fsid"] for one in ways}
+    clusters = {_answer([*_encoded("ceph", *one.access), b"fsid"], io)["fsid"] for one in ways}
     if len(clusters) > 1:
         raise RefusedError("unsupported_pool", f"the host knows several pools of Ceph that are called {pool}")
     return image
 
 
 def _ceph(image: _Image, *words: str) -> Any:
-    return _answer(_encoded("ceph", *image.named.access.options, *words), image.io)
+    return _answer(_encoded("ceph", *image.named.access, *words), image.io)
 
 
 def _answer(argv: list[bytes], io: AgentIO) -> Any:
