@@ -257,7 +257,8 @@ def _own_processes() -> set[int]:
     An agent that samples an image reads it and is gone in a moment. The tools of one that rewrites an image hold qemu's
     locks on it, which are seen whoever holds them.
     """
-    waiting, found = [os.getpid(), *fellow_agents()], set()
+    fellows = filter(is_fellow, filter(str.isdigit, os.listdir("/proc")))
+    waiting, found = [os.getpid(), *map(int, fellows)], set()
     while waiting:
         pid = waiting.pop()
         found.add(pid)
@@ -268,13 +269,6 @@ def _own_processes() -> set[int]:
         except OSError:
             continue  # ended, or a kernel without the list of children: it counts as a stranger's process then
     return found
-
-
-def fellow_agents() -> Iterator[int]:
-    """Process ids of all agents that run the same file as the same user, this one among them."""
-    for name in os.listdir("/proc"):
-        if name.isdigit() and is_fellow(name):
-            yield int(name)
 
 
 def is_fellow(pid: str) -> bool:

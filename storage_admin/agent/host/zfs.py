@@ -6,7 +6,7 @@ As plain text, which every version has; JSON came with 2.3.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from storage_admin.agent.host import devices, far_disks
@@ -134,17 +134,12 @@ def raidz(lines: Sequence[str], pool: str, ashift: int | None) -> dict[str, int]
         ashift: as the pool has it; 0 where each vdev may have another.
     """
     found: list[list[int]] = []  # of each vdev its parity and its disks
-    is_in = False
-    for line in lines:
-        name = line.strip("\t").partition("\t")[0]
-        if not line.startswith("\t"):
-            # Disks of a cache, of logs and of spares hold no volumes.
-            is_in = line == pool or line.startswith(f"{pool}\t")
-        elif is_in and (vdev := _RAIDZ.fullmatch(name)) is not None:
+    for name in _parts(lines, pool):
+        if (vdev := _RAIDZ.fullmatch(name)) is not None:
             found.append([int(vdev[1]), 0])
-        elif is_in and found and name.startswith("/"):
+        elif found and name.startswith("/"):
             found[-1][1] += 1
-        elif is_in:
+        else:
             return None
     if not ashift or not found or found.count(found[0]) != len(found) or found[0][1] <= found[0][0]:
         return None
@@ -177,13 +172,17 @@ def disks(pool: str, io: AgentIO) -> list[str]:
 
 
 def _disks(lines: Sequence[str], pool: str) -> list[str]:
-    found, is_in = [], False
+    return [name for name in _parts(lines, pool) if name.startswith("/")]
+
+
+def _parts(lines: Sequence[str], pool: str) -> Iterator[str]:
+    """The names of a pool's vdevs and their disks. Those of a cache, of logs and of spares hold no volumes."""
+    is_in = False
     for line in lines:
         if not line.startswith("\t"):
             is_in = line == pool or line.startswith(f"{pool}\t")
-        elif is_in and (path := line.strip("\t").partition("\t")[0]).startswith("/"):
-            found.append(path)
-    return found
+        elif is_in:
+            yield line.strip("\t").partition("\t")[0]
 
 
 def not_alone(pool: Mapping[str, str], disks: Sequence[str]) -> str:
