@@ -279,7 +279,7 @@ def _facts(path: bytes, form: str) -> formats.Facts | None:
 def _looks_like(path: bytes) -> str:
     fd = os.open(path, os.O_RDONLY)
     try:
-        return formats.probe(fd, os.fstat(fd).st_size)
+        return formats.probe(formats.Reader(fd, os.fstat(fd).st_size))
     finally:
         os.close(fd)
 

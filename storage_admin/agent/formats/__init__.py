@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 
-from storage_admin.agent.formats import luks, qcow2, qed, raw, vdi, vhdx, vmdk, vpc
+from storage_admin.agent.formats import luks, qcow2, qed, vdi, vhdx, vmdk, vpc
 from storage_admin.agent.formats.facts import Facts, Reader, Snapshot, UnreadableError
 
 __all__ = [
@@ -16,15 +16,20 @@ __all__ = [
     "UnreadableError",
     "guess",
     "probe",
-    "probe_reader",
     "read",
     "read_as",
     "stands_alone",
 ]
 
+
+def _read_raw(reader: Reader) -> Facts:
+    """The virtual size of a raw image is its file size, rounded up to whole sectors as qemu does."""
+    return Facts(format="raw", virtual_size=(reader.file_size + 511) // 512 * 512)
+
+
 _READERS = {
     "qcow2": qcow2.read, "vmdk": vmdk.read, "vdi": vdi.read, "vpc": vpc.read, "vhdx": vhdx.read, "qed": qed.read,
-    "luks": luks.read, "raw": raw.read, "iso": raw.read,
+    "luks": luks.read, "raw": _read_raw, "iso": _read_raw,
 }  # fmt: skip
 
 #: Formats whose header may name another file that the image needs: one that cannot be read may stand on any.
@@ -49,21 +54,12 @@ _FIRST_BYTES = frozenset(magic[0] for magic, _ in _MAGICS)
 _ISO_OFFSET, _ISO_MAGIC = 32769, b"CD001"
 
 
-def probe(fd: int, file_size: int) -> str:
+def probe(reader: Reader) -> str:
     """Which format a file looks like by its magic; never a reason to treat it as that format.
-
-    Args:
-        fd: descriptor of a regular file, open for reading.
-        file_size: in bytes.
 
     Returns:
         A name as qemu's, ``iso`` for an ISO 9660 file system without one of the magics, else ``raw``.
     """
-    return probe_reader(Reader(fd, file_size))
-
-
-def probe_reader(reader: Reader) -> str:
-    """As :func:`probe`, for bytes that are at hand."""
     head = reader.head
     if head[:4] == qcow2.MAGIC:
         return "qcow" if head[4:8] == b"\0\0\0\x01" else "qcow2"
@@ -99,7 +95,7 @@ def read(fd: int, file_size: int, name: bytes, declared: str | None = None) -> F
 
 def guess(reader: Reader, name: bytes) -> str:
     """As :func:`probe`, and a fixed VHD by its name together with its footer."""
-    found = probe_reader(reader)
+    found = probe(reader)
     if found == "raw" and name.lower().endswith((b".vhd", b".vpc")) and reader.file_size >= vpc.FOOTER_SIZE:
         footer = os.pread(reader.fd, vpc.FOOTER_SIZE, reader.file_size - vpc.FOOTER_SIZE)
         return "vpc" if footer[:8] == vpc.COOKIE else "raw"

@@ -90,15 +90,14 @@ class Reader:
     Args:
         fd: descriptor of a regular file, open for reading.
         file_size: the file's size in bytes, as ``fstat`` said.
-        head: the file's first ``HEAD_SIZE`` bytes, where they have been read already.
     """
 
     __slots__ = ("fd", "file_size", "head")
 
-    def __init__(self, fd: int, file_size: int, head: bytes | None = None) -> None:
+    def __init__(self, fd: int, file_size: int) -> None:
         self.fd = fd
         self.file_size = file_size
-        self.head = os.pread(fd, HEAD_SIZE, 0) if head is None else head
+        self.head = os.pread(fd, HEAD_SIZE, 0)
 
     def at(self, offset: int, length: int, what: str) -> bytes:
         """Exactly ``length`` bytes from ``offset``.

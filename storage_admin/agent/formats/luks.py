@@ -74,7 +74,7 @@ def slots_of(head: bytes) -> tuple[int, ...] | None:
         head: its first :data:`HEADER_BYTES`, wherever it stands.
     """
     try:
-        return _version_1(head)[2] if len(head) >= HEADER_BYTES and head[:8] == MAGIC + b"\0\1" else None
+        return _version_1(head)[2]
     except UnreadableError:
         return None
 
@@ -85,14 +85,13 @@ def payload_offset(fd: int) -> int:
     Raises:
         UnreadableError: its header is damaged.
     """
-    head = os.pread(fd, HEADER_BYTES, 0)
-    if len(head) < HEADER_BYTES or head[:8] != MAGIC + b"\0\1":
-        raise UnreadableError("the LUKS header is cut off or missing")
-    return _version_1(head)[1]
+    return _version_1(os.pread(fd, HEADER_BYTES, 0))[1]
 
 
 def _version_1(head: bytes) -> tuple[str, int, tuple[int, ...]]:
     """How it is encrypted, in words, where the encrypted data starts, in bytes, and the slots that hold a key."""
+    if len(head) < HEADER_BYTES or head[:8] != MAGIC + b"\0\1":
+        raise UnreadableError("the LUKS header is cut off or missing")
     _, _, *words, payload_sector, key_bytes, _, _, iterations, _ = _HEADER.unpack_from(head)
     cipher, mode, _ = (_word(raw) for raw in words)
     if "-" not in mode:

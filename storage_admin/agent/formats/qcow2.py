@@ -31,14 +31,14 @@ MAX_EXTENSIONS = 256
 _V2 = struct.Struct(">4sIQIIQIIQQIIQ")
 _V3 = struct.Struct(">4sIQIIQIIQQIIQQQQII")
 _EXTENSION = struct.Struct(">II")
-_SNAPSHOT = struct.Struct(">QIHHIIQII")
-_BITMAPS = struct.Struct(">IIQQ")
+SNAPSHOT = struct.Struct(">QIHHIIQII")
+BITMAPS = struct.Struct(">IIQQ")
 _LUKS = struct.Struct(">QQ")
-_BITMAP = struct.Struct(">QIIBBHI")
+BITMAP = struct.Struct(">QIIBBHI")
 _BITMAP_IN_USE, _BITMAP_AUTO = 1, 2
 
-_EXT_BACKING_FORMAT, _EXT_FEATURES, _EXT_BITMAPS = 0xE2792ACA, 0x6803F857, 0x23852875
-_EXT_LUKS, _EXT_DATA_FILE = 0x0537BE77, 0x44415441
+_EXT_BACKING_FORMAT, _EXT_FEATURES, EXT_BITMAPS = 0xE2792ACA, 0x6803F857, 0x23852875
+EXT_LUKS, _EXT_DATA_FILE = 0x0537BE77, 0x44415441
 
 _CRYPT = {0: None, 1: "aes", 2: "luks"}
 
@@ -192,7 +192,7 @@ def l1_entries(header: Header) -> int:
 def _unknown_features(reader: Reader, header: Header) -> str:
     names: dict[int, str] = {}
     if header.version == 3 and 104 <= header.length <= 1 << header.cluster_bits:
-        for magic, offset, length in _walk_extensions(reader, header):
+        for magic, offset, length in walk_extensions(reader, header):
             if magic == _EXT_FEATURES:
                 table = reader.at(offset, min(length, 48 * 128), "the table of feature names")
                 for start in range(0, len(table) - 47, 48):
@@ -222,7 +222,8 @@ def _backing_name(reader: Reader, header: Header) -> bytes | None:
     return name
 
 
-def _walk_extensions(reader: Reader, header: Header) -> list[tuple[int, int, int]]:
+def walk_extensions(reader: Reader, header: Header) -> list[tuple[int, int, int]]:
+    """Kind, offset and length of each header extension; raises UnreadableError."""
     found: list[tuple[int, int, int]] = []
     offset, end = header.length, header.backing_offset or 1 << header.cluster_bits
     while offset + 8 <= end:
@@ -244,7 +245,7 @@ def _extensions(reader: Reader, header: Header) -> Extensions:
     data_file: bytes | None = None
     bitmaps: tuple[int, int, int] | None = None
     place: tuple[int, int] | None = None
-    for magic, offset, length in _walk_extensions(reader, header):
+    for magic, offset, length in walk_extensions(reader, header):
         if magic == _EXT_BACKING_FORMAT:
             if length > MAX_BACKING_FORMAT:
                 raise UnreadableError(f"the backing format's name takes {length} bytes")
@@ -253,9 +254,9 @@ def _extensions(reader: Reader, header: Header) -> Extensions:
             if length > MAX_BACKING_NAME:
                 raise UnreadableError(f"the data file's name takes {length} bytes")
             data_file = reader.at(offset, length, "the data file's name").split(b"\0")[0]
-        elif magic == _EXT_BITMAPS:
+        elif magic == EXT_BITMAPS:
             bitmaps = _bitmaps_extension(reader, header, offset, length)
-        elif magic == _EXT_LUKS:
+        elif magic == EXT_LUKS:
             if length != 16 or header.crypt_method != 2:
                 raise UnreadableError("the LUKS header extension contradicts the header")
             at, room = _LUKS.unpack(reader.at(offset, length, "the LUKS header extension"))
@@ -285,12 +286,12 @@ def _key_slots(reader: Reader, place: tuple[int, int]) -> tuple[int, ...] | None
 
 
 def _bitmaps_extension(reader: Reader, header: Header, offset: int, length: int) -> tuple[int, int, int] | None:
-    if length != _BITMAPS.size:
-        raise UnreadableError(f"the bitmaps extension takes {length} bytes, not {_BITMAPS.size}")
+    if length != BITMAPS.size:
+        raise UnreadableError(f"the bitmaps extension takes {length} bytes, not {BITMAPS.size}")
     if header.version == 3 and not header.autoclear & AUTOCLEAR_BITMAPS:
         return None  # a program that does not know bitmaps wrote to the image: they no longer hold
-    count, reserved, size, at = _BITMAPS.unpack(reader.at(offset, length, "the bitmaps extension"))
-    if not count or reserved or at % (1 << header.cluster_bits) or size < count * _BITMAP.size:
+    count, reserved, size, at = BITMAPS.unpack(reader.at(offset, length, "the bitmaps extension"))
+    if not count or reserved or at % (1 << header.cluster_bits) or size < count * BITMAP.size:
         raise UnreadableError("the bitmaps extension contradicts itself")
     if count > MAX_BITMAPS:
         raise UnreadableError(f"{count} bitmaps, more than the {MAX_BITMAPS} that are read")
@@ -305,7 +306,7 @@ def _snapshots(reader: Reader, header: Header) -> tuple[Snapshot, ...]:
     for _ in range(header.snapshots_count):
         if offset + 40 > len(table):
             raise UnreadableError("the snapshot table is cut off or beyond the bounds")
-        _, l1_size, id_size, name_size, created, _, _, state_size, extra = _SNAPSHOT.unpack_from(table, offset)
+        _, l1_size, id_size, name_size, created, _, _, state_size, extra = SNAPSHOT.unpack_from(table, offset)
         offset += 40
         if extra > 1024 or l1_size * 8 > MAX_L1_BYTES:
             raise UnreadableError("a snapshot's entry is beyond the bounds")
@@ -327,10 +328,10 @@ def _bitmaps(reader: Reader, extension: tuple[int, int, int]) -> tuple[Bitmap, .
     table = reader.at(at, size, "the bitmap directory")
     found, offset = [], 0
     for _ in range(count):
-        if offset + _BITMAP.size > size:
+        if offset + BITMAP.size > size:
             raise UnreadableError("the bitmap directory is cut off")
-        _, _, flags, _, granularity_bits, name_size, extra = _BITMAP.unpack_from(table, offset)
-        offset += _BITMAP.size + extra
+        _, _, flags, _, granularity_bits, name_size, extra = BITMAP.unpack_from(table, offset)
+        offset += BITMAP.size + extra
         if not 1 <= name_size <= MAX_BACKING_NAME or offset + name_size > size:
             raise UnreadableError("a bitmap's entry is beyond the bounds")
         if granularity_bits > 63:

@@ -298,7 +298,8 @@ def _open(planned: Planned, if_missing: str) -> Link:
 def _facts(planned: Planned, fd: int, file_size: int) -> Facts:
     """The header, read as the format that it is declared to be; what contradicts it is refused."""
     shown, declared = display(planned.path), planned.format
-    looks_like = formats.probe(fd, file_size)
+    reader = formats.Reader(fd, file_size)
+    looks_like = formats.probe(reader)
     # A fixed VHD has its mark at the end only, an ISO image is a raw one with a known content.
     plain = looks_like in {"raw", "iso"} and declared in {"raw", "vpc"}
     if looks_like != declared and not plain:
@@ -306,7 +307,7 @@ def _facts(planned: Planned, fd: int, file_size: int) -> Facts:
             "format_mismatch", f"{shown} is declared as {declared}, but its content looks like {looks_like}"
         )
     try:
-        return formats.read(fd, file_size, os.path.basename(planned.path), declared)
+        return formats.read_as(reader, declared)
     except UnreadableError as error:
         code = "format_mismatch" if plain else "dirty_or_corrupt"
         raise RefusedError(code, f"{shown} cannot be read as {declared}: {error}") from error

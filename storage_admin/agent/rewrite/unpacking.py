@@ -209,12 +209,12 @@ class Unpacking(Creation):
 
     def _verify(self, new: NewFile) -> None:
         """The header names no other file, its metadata is sound, and a disk of an archive reads as there."""
-        form, size = self.target.format, os.fstat(new.new).st_size
-        looks_like = formats.probe(new.new, size)
+        form, reader = self.target.format, formats.Reader(new.new, os.fstat(new.new).st_size)
+        looks_like = formats.probe(reader)
         if looks_like != form and not (form == "raw" and looks_like == "iso"):
             raise RefusedError("format_mismatch", f"what was unpacked looks like {looks_like}, not like {form}")
         try:
-            made: Facts = formats.read(new.new, size, self.name, form)
+            made: Facts = formats.read_as(reader, form)
         except UnreadableError as error:
             raise RefusedError("dirty_or_corrupt", f"what was unpacked cannot be read: {error}") from error
         if made.backing_file is not None or made.data_file is not None or made.extents:

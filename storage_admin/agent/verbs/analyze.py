@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent.folders.pools import held, open_beneath
-from storage_admin.agent.formats import Facts, UnreadableError, probe_reader, read_as
+from storage_admin.agent.formats import Facts, UnreadableError, probe, read_as
 from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.host import cgroups
 from storage_admin.agent.host.priority import idle
@@ -139,7 +139,7 @@ def _analyze(fd: int, args: AnalyzeArgs, io: AgentIO) -> dict[str, Any]:
     if image.format == "raw":
         # Whatever a guest wrote into it: where zeros stand in a raw file does not depend on what it looks like.
         return analyze_raw(fd, status.st_size, allocated, pace)
-    looks_like = probe_reader(reader)
+    looks_like = probe(reader)
     if looks_like != image.format and not (image.format == "vpc" and looks_like == "raw"):
         raise RefusedError("format_mismatch", f"it is declared as {image.format}, but looks like {looks_like}")
     try:

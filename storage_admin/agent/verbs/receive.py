@@ -107,7 +107,7 @@ def finish(request: Request, io: AgentIO) -> dict[str, Any]:
             digest = _digest(part.fd, size, io)
         if expected is not None and digest != expected.lower():
             raise RefusedError("wrong_digest", f"the SHA-256 of what was uploaded is {digest}; upload the file again")
-        looks_like = _refuse_names(part.fd, size, part.name)
+        looks_like = _refuse_names(part.fd, size)
         io.progress("swapping", 0, None, "waiting for the go-ahead")
         io.wait_for_go(request.generation, before_bytes=0, made_bytes=stamp.allocated_size, made_inode=stamp.inode)
         part.check()
@@ -163,11 +163,12 @@ def _digest(fd: int, size: int, io: AgentIO) -> str:
     return digest.hexdigest()
 
 
-def _refuse_names(fd: int, size: int, name: bytes) -> str:
+def _refuse_names(fd: int, size: int) -> str:
     """What the file looks like. An image that names other files would have a guest read them."""
-    looks_like = formats.probe(fd, size)
+    reader = formats.Reader(fd, size)
+    looks_like = formats.probe(reader)
     try:
-        made = formats.read(fd, size, name, looks_like)
+        made = formats.read_as(reader, looks_like)
     except UnreadableError:
         return looks_like  # a scan says what is wrong with it
     if made.backing_file is not None or made.data_file is not None or made.extents:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.formats import Facts, UnreadableError, probe, read
+from storage_admin.agent.formats import Facts, Reader, UnreadableError, probe, read
 from tests.agent import harness
 
 pytestmark = pytest.mark.qemu
@@ -43,7 +43,7 @@ def facts_of(path: Path, declared: str | None = None) -> Facts:
 def probed(path: Path) -> str:
     fd = os.open(path, os.O_RDONLY)
     try:
-        return probe(fd, path.stat().st_size)
+        return probe(Reader(fd, path.stat().st_size))
     finally:
         os.close(fd)
 
