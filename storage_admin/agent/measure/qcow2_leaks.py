@@ -15,24 +15,18 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from storage_admin.agent.formats import UnreadableError
+from storage_admin.agent.formats import UnreadableError, qcow2
 from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.formats.qcow2 import EXTENDED_L2, Header
-from storage_admin.agent.measure.qcow2_map import big_endian
+from storage_admin.agent.measure.qcow2_map import COMPRESSED, OFFSET, TOO_MANY, big_endian
 
-_OFFSET = 0x00FFFFFFFFFFFE00
-_COMPRESSED = 1 << 62
-_EXTENSION = struct.Struct(">II")
-_BITMAPS_EXTENSION, _LUKS_EXTENSION = 0x23852875, 0x0537BE77
-_BITMAPS, _BITMAP = struct.Struct(">IIQQ"), struct.Struct(">QIIBBHI")
-_SNAPSHOT = struct.Struct(">QIHHIIQII")
 #: The most clusters that a file may have: 2 TiB in clusters of 64 KiB.
 MAX_CLUSTERS = 1 << 25
 #: Entries of a table that are read at once, and bytes of a refcount block.
 _CHUNK = 8192
 _PIECE = 32 * 1024
-#: The largest header area that is walked for extensions, and the largest directory that is read, in bytes.
-_HEADER_BYTES, _DIRECTORY_BYTES = 64 * 1024, 4 << 20
+#: The largest directory that is read, in bytes.
+_DIRECTORY_BYTES = 4 << 20
 _NO_REFCOUNT = "a cluster in use has no refcount; check the image when no guest uses it"
 #: A byte that is not zero, as 1.
 _ANY = bytes([0]) + bytes([1]) * 255
@@ -119,13 +113,13 @@ class Use:
         directory = self._reader.at(at, size, "the bitmap directory")
         offset = 0
         for _ in range(count):
-            table_offset, entries, _, _, _, name, extra = _BITMAP.unpack_from(directory, offset)
-            offset = (offset + _BITMAP.size + extra + name + 7) & ~7
+            table_offset, entries, _, _, _, name, extra = qcow2.BITMAP.unpack_from(directory, offset)
+            offset = (offset + qcow2.BITMAP.size + extra + name + 7) & ~7
             clusters += self.refer_to(table_offset, entries * 8)
             for chunk in self._words(table_offset, entries):
                 for entry in chunk:
-                    if entry & _OFFSET:
-                        clusters += self.refer_to(entry & _OFFSET, self._size)
+                    if entry & OFFSET:
+                        clusters += self.refer_to(entry & OFFSET, self._size)
         return clusters * self._size
 
     def referred(self) -> int:
@@ -190,7 +184,7 @@ class Use:
         self.refer_to(l1_offset, l1_size * 8)
         for chunk in self._words(l1_offset, l1_size):
             for entry in chunk:
-                offset = entry & _OFFSET
+                offset = entry & OFFSET
                 # A table that a snapshot shares was read before.
                 if offset and not self._plain[offset >> self._bits]:
                     self.refer_to(offset, self._size)
@@ -216,21 +210,21 @@ class Use:
         shift = 62 - (self._bits - 8)
         place, packed = (1 << shift) - 1, self._packed
         for entry in entries:
-            if entry & _COMPRESSED:
+            if entry & COMPRESSED:
                 offset = entry & place
-                end = (offset & ~511) + (((entry & (_COMPRESSED - 1)) >> shift) + 1) * 512
+                end = (offset & ~511) + (((entry & (COMPRESSED - 1)) >> shift) + 1) * 512
                 # The last sector may lie behind the end of a file that was not filled up to it.
                 for number in range(offset >> self._bits, min((end - 1) >> self._bits, len(packed) - 1) + 1):
                     packed[number] = 1
                 packed[offset >> self._bits] = 1
-            elif entry & _OFFSET:
-                self.refer_to(entry & _OFFSET, self._size)
+            elif entry & OFFSET:
+                self.refer_to(entry & OFFSET, self._size)
 
     def _mask(self, words: int) -> tuple[int, int]:
         if words not in self._masks:
-            within = struct.pack(">Q", (self._size - 1) & _OFFSET)
+            within = struct.pack(">Q", (self._size - 1) & OFFSET)
             self._masks[words] = (
-                int.from_bytes(struct.pack(">Q", _OFFSET) * words, "big"),
+                int.from_bytes(struct.pack(">Q", OFFSET) * words, "big"),
                 int.from_bytes(within * words, "big"),
             )
         return self._masks[words]
@@ -256,36 +250,31 @@ class Use:
         """Place and entries of each snapshot's L1 table, and where its own entry ends."""
         at = self._header.snapshots_offset
         for _ in range(self._header.snapshots_count):
-            l1_offset, l1_size, id_size, name_size, _, _, _, _, extra = _SNAPSHOT.unpack(
-                self._reader.at(at, _SNAPSHOT.size, "the snapshot table")
+            l1_offset, l1_size, id_size, name_size, _, _, _, _, extra = qcow2.SNAPSHOT.unpack(
+                self._reader.at(at, qcow2.SNAPSHOT.size, "the snapshot table")
             )
-            at = (at + _SNAPSHOT.size + extra + id_size + name_size + 7) & ~7
+            at = (at + qcow2.SNAPSHOT.size + extra + id_size + name_size + 7) & ~7
             yield l1_offset, l1_size, at
             self._pause()
 
     def _bitmaps_place(self) -> tuple[int, int, int] | None:
         """Count, size and offset of the bitmap directory; also one that no longer holds takes its clusters."""
-        header = self._header
-        offset, end = header.length, min(header.backing_offset or self._size, self._size, _HEADER_BYTES)
-        while header.version >= 3 and offset + _EXTENSION.size <= end:
-            magic, length = _EXTENSION.unpack(self._reader.at(offset, _EXTENSION.size, "the header extensions"))
-            offset += _EXTENSION.size
-            if magic == 0:
-                break
-            if magic == _LUKS_EXTENSION:
+        for magic, offset, _ in qcow2.walk_extensions(self._reader, self._header) if self._header.version >= 3 else ():
+            if magic == qcow2.EXT_LUKS:
                 raise UnknownError("the image is encrypted")
-            if magic == _BITMAPS_EXTENSION:
-                count, _, size, at = _BITMAPS.unpack(self._reader.at(offset, _BITMAPS.size, "the bitmaps extension"))
+            if magic == qcow2.EXT_BITMAPS:
+                count, _, size, at = qcow2.BITMAPS.unpack(
+                    self._reader.at(offset, qcow2.BITMAPS.size, "the bitmaps extension")
+                )
                 if size > _DIRECTORY_BYTES:
                     raise UnknownError("the bitmap directory is beyond the bounds")
                 return count, size, at
-            offset += (length + 7) & ~7
         return None
 
     def _pause(self) -> None:
         self._check()
         if self._deadline is not None and time.monotonic() > self._deadline:
-            raise UnknownError("the image has too many tables for a sample; analyze it fully")
+            raise UnknownError(TOO_MANY)
 
 
 def _nonzero(block: bytes, order: int) -> bytes:

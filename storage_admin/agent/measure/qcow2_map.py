@@ -17,11 +17,11 @@ from storage_admin.agent.formats.qcow2 import EXTENDED_L2, Header
 from storage_admin.agent.measure.file_data import DataMap
 from storage_admin.agent.protocol import HostError, RefusedError
 
-_OFFSET = 0x00FFFFFFFFFFFE00
-_COMPRESSED = 1 << 62
+OFFSET = 0x00FFFFFFFFFFFE00
+COMPRESSED = 1 << 62
 _ZERO = 1
 _SUBCLUSTERS = 0xFFFFFFFF
-_TOO_MANY = "the image has too many tables for a sample; analyze it fully"
+TOO_MANY = "the image has too many tables for a sample; analyze it fully"
 #: L1 entries that are read at once.
 _L1_CHUNK = 8192
 
@@ -87,6 +87,8 @@ class Map:
         self._check, self._deadline = check, deadline
         self.cluster_size = 1 << header.cluster_bits
         self._extended = bool(header.incompatible & EXTENDED_L2)
+        self._entry_bytes = 16 if self._extended else 8
+        self._entries = self.cluster_size // self._entry_bytes
         #: Tables that anything is found through: their place, the number of the first cluster, what is in them.
         self._tables, self._firsts = array("Q"), array("Q")
         self._data_counts, self._packed_counts = array("I"), array("I")
@@ -101,13 +103,12 @@ class Map:
             HostError: the deadline has passed.
         """
         totals = [0] * 7
-        entries = self.cluster_size // (16 if self._extended else 8)
         for read, (place, offset) in enumerate(self._l2_offsets(), 1):
             table = self._count_table(os.pread(self._fd, self.cluster_size, offset))
             totals = [total + more for total, more in zip(totals, astuple(table))]
             if table.data or table.compressed:
                 self._tables.append(offset)
-                self._firsts.append(place * entries)
+                self._firsts.append(place * self._entries)
                 self._data_counts.append(table.data)
                 self._packed_counts.append(table.compressed)
             if read % 16 == 0:
@@ -122,15 +123,14 @@ class Map:
         breaks, most, size, expected = 0, 4 * len(self._tables) + 16, self.cluster_size, 0
         for offset in self._tables:
             self._check()
-            words = big_endian(os.pread(self._fd, size, offset))
-            words = words[::2] if self._extended else words
+            words = self._entries_of(os.pread(self._fd, size, offset))
             first, end = words[0], words[0] + len(words) * size
-            if first & _OFFSET and words[-1] == end - size and words == array("Q", range(first, end, size)):
-                breaks += first & _OFFSET != expected
-                expected = end & _OFFSET
+            if first & OFFSET and words[-1] == end - size and words == array("Q", range(first, end, size)):
+                breaks += first & OFFSET != expected
+                expected = end & OFFSET
                 continue
             for entry in words:
-                place = entry & _OFFSET
+                place = entry & OFFSET
                 if place:
                     breaks += place != expected
                     expected = place + size
@@ -144,8 +144,7 @@ class Map:
         Raises:
             RefusedError, HostError: as :meth:`count`.
         """
-        entries = self.cluster_size // (16 if self._extended else 8)
-        piece = self.cluster_size // (32 if self._extended else 1)
+        entries, piece = self._entries, self.cluster_size // (32 if self._extended else 1)
         start = end = 0
         for table, offset in self._l2_offsets():
             raw = os.pread(self._fd, self.cluster_size, offset)
@@ -168,15 +167,15 @@ class Map:
     def _look(self) -> None:
         self._check()
         if self._deadline is not None and time.monotonic() > self._deadline:
-            raise HostError(_TOO_MANY)
+            raise HostError(TOO_MANY)
 
     def _covered_pieces(self, words: array[int]) -> Iterator[int]:
         """Numbers of the clusters of a table that are there, or of their 32 parts."""
         if not self._extended:
-            yield from (number for number, entry in enumerate(words) if entry & (_OFFSET | _COMPRESSED | _ZERO))
+            yield from (number for number, entry in enumerate(words) if entry & (OFFSET | COMPRESSED | _ZERO))
             return
         for cluster, (entry, bitmap) in enumerate(zip(words[::2], words[1::2])):
-            parts = _SUBCLUSTERS if entry & _COMPRESSED else (bitmap | bitmap >> 32) & _SUBCLUSTERS
+            parts = _SUBCLUSTERS if entry & COMPRESSED else (bitmap | bitmap >> 32) & _SUBCLUSTERS
             yield from (cluster * 32 + part for part in range(32) if parts >> part & 1)
 
     def bytes_in(self, data: DataMap, start: int, length: int) -> int:
@@ -190,20 +189,17 @@ class Map:
             RefusedError, HostError: as :meth:`count`.
         """
         size, found = self.cluster_size, 0
-        entries = size // (16 if self._extended else 8)
         first, end = -(-start // size), (start + length) // size
         if start + length >= self._header.size:
             end = max(end, -(-self._header.size // size))
         while first < end:
-            table, index = divmod(first, entries)
-            count = min(end - first, entries - index)
-            words = big_endian(self._table(table))
-            words = words[::2] if self._extended else words
+            table, index = divmod(first, self._entries)
+            count = min(end - first, self._entries - index)
             at = held = 0
-            for entry in words[index : index + count]:
-                if entry & _COMPRESSED:
+            for entry in self._entries_of(self._table(table))[index : index + count]:
+                if entry & COMPRESSED:
                     found += self._compressed_bytes([entry])
-                elif place := entry & _OFFSET:
+                elif place := entry & OFFSET:
                     if place != at + held:
                         found += data.bytes_in(at, held)
                         at, held = place, 0
@@ -235,16 +231,16 @@ class Map:
             if data + gaps == len(words) and not last.strip(b"\0") and (not gaps or words.count(0) == gaps):
                 return Counts(data, 0, 0, 0, 0, 1)
         entries = words[::2] if self._extended else words
-        compressed = [entry for entry in entries if entry & _COMPRESSED]
+        compressed = [entry for entry in entries if entry & COMPRESSED]
         partial = 0
         if self._extended:
-            plain = [(e, b) for e, b in zip(entries, words[1::2]) if not e & _COMPRESSED]
+            plain = [(e, b) for e, b in zip(entries, words[1::2]) if not e & COMPRESSED]
             zeros = [entry for entry, bitmap in plain if bitmap >> 32 and not bitmap & _SUBCLUSTERS]
-            kept = [entry for entry, bitmap in plain if entry & _OFFSET and not bitmap & _SUBCLUSTERS]
-            partial = sum(1 for entry, b in plain if entry & _OFFSET and 0 < b & _SUBCLUSTERS < _SUBCLUSTERS)
+            kept = [entry for entry, bitmap in plain if entry & OFFSET and not bitmap & _SUBCLUSTERS]
+            partial = sum(1 for entry, b in plain if entry & OFFSET and 0 < b & _SUBCLUSTERS < _SUBCLUSTERS)
         else:
-            zeros = [entry for entry in entries if entry & (_ZERO | _COMPRESSED) == _ZERO]
-            kept = [entry for entry in zeros if entry & _OFFSET]
+            zeros = [entry for entry in entries if entry & (_ZERO | COMPRESSED) == _ZERO]
+            kept = [entry for entry in zeros if entry & OFFSET]
         return Counts(
             data=len(self._data_indexes(raw)),
             zero=len(zeros),
@@ -272,9 +268,9 @@ class Map:
         """
         shift = 62 - (self._header.cluster_bits - 8)
         for raw, first, index in self._located(ordinals, self._packed_counts, self._packed_indexes):
-            (entry,) = struct.unpack_from(">Q", raw, index * (16 if self._extended else 8))
+            (entry,) = struct.unpack_from(">Q", raw, index * self._entry_bytes)
             offset = entry & ((1 << shift) - 1)
-            sectors = ((entry & (_COMPRESSED - 1)) >> shift) + 1
+            sectors = ((entry & (COMPRESSED - 1)) >> shift) + 1
             yield Packed(first + index, offset, sectors * 512 - (offset & 511))
 
     def _located(
@@ -303,7 +299,7 @@ class Map:
             table = os.pread(self._fd, length, self._header.l1_offset + start * 8)
             for number, entry in enumerate(big_endian(table), start):
                 if entry:
-                    offset = entry & _OFFSET
+                    offset = entry & OFFSET
                     if offset % self.cluster_size or not offset or offset >= self._file_size:
                         raise RefusedError("dirty_or_corrupt", "an L2 table is outside the file; check the image")
                     tables += 1
@@ -320,27 +316,29 @@ class Map:
             return [
                 index
                 for index, (entry, bitmap) in enumerate(zip(words[::2], words[1::2]))
-                if entry & _OFFSET and not entry & _COMPRESSED and bitmap & _SUBCLUSTERS
+                if entry & OFFSET and not entry & COMPRESSED and bitmap & _SUBCLUSTERS
             ]
         if raw[::8].count(0x80) == len(words) and not raw[7::8].strip(b"\0"):
             return range(len(words))
         return [
-            index
-            for index, entry in enumerate(words)
-            if entry and entry & _OFFSET and not entry & (_COMPRESSED | _ZERO)
+            index for index, entry in enumerate(words) if entry and entry & OFFSET and not entry & (COMPRESSED | _ZERO)
         ]
 
     def _packed_indexes(self, raw: bytes) -> Sequence[int]:
         """Which entries of a table stand for compressed clusters, by their number."""
-        words = big_endian(raw)
-        return [index for index, entry in enumerate(words[::2] if self._extended else words) if entry & _COMPRESSED]
+        return [index for index, entry in enumerate(self._entries_of(raw)) if entry & COMPRESSED]
 
     def _cluster(self, raw: bytes, first: int, index: int) -> Cluster:
         if self._extended:
             entry, bitmap = struct.unpack_from(">QQ", raw, index * 16)
-            return Cluster(first + index, entry & _OFFSET, bitmap & _SUBCLUSTERS)
+            return Cluster(first + index, entry & OFFSET, bitmap & _SUBCLUSTERS)
         (entry,) = struct.unpack_from(">Q", raw, index * 8)
-        return Cluster(first + index, entry & _OFFSET, _SUBCLUSTERS)
+        return Cluster(first + index, entry & OFFSET, _SUBCLUSTERS)
+
+    def _entries_of(self, raw: bytes) -> array[int]:
+        """The entries of a table, without the bitmaps of their subclusters."""
+        words = big_endian(raw)
+        return words[::2] if self._extended else words
 
     def _compressed_bytes(self, entries: list[int]) -> int:
         """What compressed clusters take. A descriptor counts sectors; where the next one starts tells the rest."""
@@ -348,7 +346,7 @@ class Map:
         place = (1 << shift) - 1
         total = 0
         for entry, following in zip(entries, [*entries[1:], 0]):
-            sectors = ((entry & (_COMPRESSED - 1)) >> shift) + 1
+            sectors = ((entry & (COMPRESSED - 1)) >> shift) + 1
             most = sectors * 512 - (entry & 511)
             distance = (following & place) - (entry & place)
             if max(most - 512, 0) < distance <= most:
