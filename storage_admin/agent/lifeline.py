@@ -36,7 +36,7 @@ class AgentIO(Protocol):
         """By identity."""
 
     def emit(self, kind: str, /, **fields: Any) -> None:
-        """Send one event."""
+        """Send one event now, and what waits before it. Any thread may."""
 
     def emit_raw(self, line: bytes) -> None:
         """Send one event that is encoded already, with its newline; it may wait a moment with others."""
@@ -45,26 +45,44 @@ class AgentIO(Protocol):
         """Say how far a stage is; ``done`` and ``total`` in the stage's own unit. Too frequent ones are dropped."""
 
     def log(self, text: str, level: str = "info") -> None:
-        """Say something for the job's log."""
+        """Say something for the job's log; ``level`` is ``info``, ``warning`` or ``error``."""
 
     def command(self, argv: Sequence[str], exit_code: int | None) -> None:
         """Say which tool was run, and how it ended; ``None`` where it was stopped."""
 
     def check(self) -> None:
-        """Raise StoppedError where the controller cancelled, went away or fell silent."""
+        """Go on, or raise StoppedError: ``cancelled``, or ``interrupted`` where the controller is gone or silent.
+
+        Sends what has waited long enough.
+        """
 
     def wait_for_go(self, generation: int, **made: int | str) -> None:
-        """Say ``ready`` and return when the controller says ``go`` for this generation, else raise StoppedError.
+        """Ask for the one permission that cannot be taken back: say ``ready``, and return when the controller says go.
 
-        What ``made`` says of the files, the controller keeps: it can tell by that whether it came to the swap.
+        Args:
+            generation: of the request; a ``go`` for another one is a no.
+            made: what is known of the files by now. The controller keeps it: it can tell by that whether it came to the
+                swap.
+
+        Raises:
+            RefusedError: the controller says why not.
+            StoppedError: ``no_go`` for another answer or none in time; as :meth:`check` otherwise.
         """
 
     def take_data(self) -> bytes:
-        """Ask for the next bytes of a file that the controller sends; nothing at the end."""
+        """Ask for the next bytes of a file that the controller sends.
+
+        Returns:
+            At most what one line holds; nothing at the end.
+
+        Raises:
+            RefusedError: ``invalid``: the controller answers something else.
+            StoppedError: as :meth:`check`.
+        """
 
 
 class Lifeline:
-    """An :class:`AgentIO` on a pair of descriptors.
+    """An :class:`AgentIO`, which says what its methods do, on a pair of descriptors.
 
     Args:
         incoming: descriptor that the controller's lines are read from.
@@ -130,23 +148,12 @@ class Lifeline:
             self._stop = (code, detail)
 
     def check(self) -> None:
-        """Go on, or raise StoppedError: ``cancelled`` or ``interrupted``. Sends what has waited long enough."""
         self._raise_if_stopped()
         with self._writing:
             if self._buffer and time.monotonic() - self._flushed > BUFFER_SECONDS:
                 self._flush()
 
     def wait_for_go(self, generation: int, **made: int | str) -> None:
-        """Ask for the one permission that cannot be taken back.
-
-        Args:
-            generation: of the request; a ``go`` for another one is a no.
-            made: what is known of the files by now.
-
-        Raises:
-            RefusedError: the controller says why not.
-            StoppedError: ``no_go`` for another answer or none in time; as :meth:`check` otherwise.
-        """
         answer = self._ask(protocol.READY, "the dashboard did not confirm the swap", generation=generation, **made)
         if answer["event"] == protocol.NO:
             raise RefusedError(str(answer.get("code")), str(answer.get("detail")))
@@ -154,15 +161,6 @@ class Lifeline:
             raise StoppedError(protocol.NO_GO, f"the controller answered {answer['event']!r}, not go for {generation}")
 
     def take_data(self) -> bytes:
-        """Ask for the next bytes of a file that the controller sends.
-
-        Returns:
-            At most what one line holds; nothing at the end.
-
-        Raises:
-            RefusedError: ``invalid``: the controller answers something else.
-            StoppedError: as :meth:`check`.
-        """
         answer = self._ask(protocol.MORE, "the dashboard sent nothing")
         try:
             if answer["event"] != protocol.DATA:
@@ -245,20 +243,17 @@ class Lifeline:
     # Outgoing
 
     def emit(self, kind: str, /, **fields: Any) -> None:
-        """Send one event now, and what waits before it. Any thread may."""
         with self._writing:
             self._append(protocol.encode(kind, **fields))
             self._flush()
 
     def emit_raw(self, line: bytes) -> None:
-        """Send an encoded event, with others where they are many."""
         with self._writing:
             self._append(line)
             if self._buffered > BUFFER_BYTES or time.monotonic() - self._flushed > BUFFER_SECONDS:
                 self._flush()
 
     def progress(self, stage: str, done: int, total: int | None, message: str = "") -> None:
-        """Say how far a stage is, at most five times a second."""
         now = time.monotonic()
         said = (stage, done, total, message)
         soon = stage == self._said[0] and now - self._progressed < PROGRESS_INTERVAL and done != total
@@ -268,11 +263,9 @@ class Lifeline:
         self.emit(protocol.PROGRESS, stage=stage, done=done, total=total, message=message)
 
     def log(self, text: str, level: str = "info") -> None:
-        """Say something for the job's log; ``level`` is ``info``, ``warning`` or ``error``."""
         self.emit(protocol.LOG, text=text, level=level)
 
     def command(self, argv: Sequence[str], exit_code: int | None) -> None:
-        """Say which tool was run and how it ended."""
         self.emit(protocol.COMMAND, argv=list(argv), exit_code=exit_code)
 
     def farewell(self, kind: str, /, **fields: Any) -> bool:

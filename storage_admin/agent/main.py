@@ -8,6 +8,7 @@ its tools, and whoever starts or ends one. So another process looks, and a threa
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import os
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from types import TracebackType
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 from storage_admin.agent import protocol
@@ -33,8 +34,9 @@ BEAT = 3.0
 SILENCE = 15.0
 
 
-class Sentry:
-    """Tells every few seconds, by ``storage`` events, which pools are silent. Use it as a context manager.
+@contextlib.contextmanager
+def sentry(args: dict[str, Any], io: AgentIO) -> Iterator[None]:
+    """Tells every few seconds meanwhile, by ``storage`` events, which pools are silent.
 
     It tells nothing where there is no filesystem at all that could make one wait, nor of pools that are left alone.
 
@@ -42,51 +44,43 @@ class Sentry:
         args: the request's.
         io: the controller.
     """
+    mounts = Mounts.of_this_machine()
+    places = storages(args, mounts) if mounts.waits else {}
+    if not places:
+        yield
+        return
+    # Where a tool is started by vfork, all threads stand still while the child closes files of a silent server.
+    setattr(subprocess, "_USE_VFORK", False)  # noqa: B010 (for type checkers it is not there)
+    process = looking(list(places), BEAT)
+    threading.Thread(target=_watch, args=(process, list(places.values()), io), name="sentry", daemon=True).start()
+    try:
+        yield
+    finally:
+        process.kill()  # one that the kernel does not let go ends when the server is back
 
-    def __init__(self, args: dict[str, Any], io: AgentIO) -> None:
-        mounts = Mounts.of_this_machine()
-        places = storages(args, mounts) if mounts.waits else {}
-        self._paths, self._pools = list(places), list(places.values())
-        self._io = io
-        self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Sentry:  # noqa: PYI034 - Self is younger than Python 3.9
-        if self._paths:
-            # Where a tool is started by vfork, all threads stand still while the child closes files of a silent server.
-            setattr(subprocess, "_USE_VFORK", False)  # noqa: B010 (for type checkers it is not there)
-            self._process = looking(self._paths, BEAT)
-            threading.Thread(target=self._watch, args=(self._process,), name="sentry", daemon=True).start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._process is not None:
-            self._process.kill()  # one that the kernel does not let go ends when the server is back
-
-    def _watch(self, process: subprocess.Popen[bytes]) -> None:
-        if process.stdout is None:
-            raise TypeError("the pipe is missing")
-        now = told = time.monotonic()
-        heard, pending = dict.fromkeys(range(len(self._paths)), now), b""
-        with process.stdout as answers:
-            while True:
-                if select.select([answers], [], [], BEAT)[0]:
-                    chunk = os.read(answers.fileno(), 1 << 16)
-                    if not chunk:
-                        return
-                    *lines, pending = (pending + chunk).split(b"\n")
-                    heard.update(dict.fromkeys(map(int, lines), time.monotonic()))
-                now = time.monotonic()
-                if now - told < BEAT:
-                    continue
-                told = now
-                silent = {pool for place, pool in enumerate(self._pools) if now - heard[place] > SILENCE}
-                silent -= left_alone
-                try:
-                    self._io.emit(protocol.STORAGE, silent=[b64(pool) for pool in sorted(silent)])
-                except StoppedError:
-                    return  # nobody listens any more
+def _watch(process: subprocess.Popen[bytes], pools: Sequence[bytes], io: AgentIO) -> None:
+    if process.stdout is None:
+        raise TypeError("the pipe is missing")
+    now = told = time.monotonic()
+    heard, pending = dict.fromkeys(range(len(pools)), now), b""
+    with process.stdout as answers:
+        while True:
+            if select.select([answers], [], [], BEAT)[0]:
+                chunk = os.read(answers.fileno(), 1 << 16)
+                if not chunk:
+                    return
+                *lines, pending = (pending + chunk).split(b"\n")
+                heard.update(dict.fromkeys(map(int, lines), time.monotonic()))
+            now = time.monotonic()
+            if now - told < BEAT:
+                continue
+            told = now
+            silent = {pool for place, pool in enumerate(pools) if now - heard[place] > SILENCE} - left_alone
+            try:
+                io.emit(protocol.STORAGE, silent=[b64(pool) for pool in sorted(silent)])
+            except StoppedError:
+                return  # nobody listens any more
 
 
 def storages(args: dict[str, Any], mounts: Mounts) -> dict[bytes, bytes]:
@@ -124,62 +118,46 @@ def _path(text: Any) -> bytes:
 
 Verb = Callable[[Request, AgentIO], dict[str, Any]]
 
+#: Verbs that are the ``run`` of a module of their name.
+_OWN_MODULES = (
+    "scan", "space", "folder", "analyze", "sample", "reclaim", "undo", "create", "grow", "send", "inside",
+    "to_device", "files", "attach", "receive", "recover", "users", "beneath", "pve", "benchmark", "needed",
+    "reclaim_volume", "promote",
+)  # fmt: skip
 #: Each verb's module and function. Only the one that is asked for is loaded: all of them took most of the agent's
 #: start, which a scan of a host where nothing changed waits for.
 VERBS = {
-    "scan": ("scan", "run"),
+    **{verb: (verb, "run") for verb in _OWN_MODULES},
     "look": ("scan", "look"),
-    "space": ("space", "run"),
-    "folder": ("folder", "run"),
-    "analyze": ("analyze", "run"),
-    "sample": ("sample", "run"),
     "exclusive": ("sample", "exclusive"),
-    "reclaim": ("reclaim", "run"),
-    "undo": ("undo", "run"),
     "discard_undo": ("undo", "discard"),
     "flatten": ("rewrites", "flatten"),
     "check": ("rewrites", "check"),
     "convert": ("rewrites", "convert"),
-    "create": ("create", "run"),
     "export": ("rewrites", "export"),
-    "grow": ("grow", "run"),
     "unpack": ("create", "unpack"),
-    "send": ("send", "run"),
     "shrink": ("grow", "shrink"),
-    "inside": ("inside", "run"),
     "relink": ("rewrites", "relink"),
     "bitmaps": ("rewrites", "bitmaps"),
     "commit": ("rewrites", "commit"),
     "from_device": ("create", "from_device"),
-    "to_device": ("to_device", "run"),
-    "files": ("files", "run"),
     "sparsify": ("rewrites", "sparsify"),
-    "attach": ("attach", "run"),
     "detach": ("attach", "detach"),
     "attached": ("attach", "attached"),
     "keys": ("rewrites", "keys"),
-    "receive": ("receive", "run"),
     "upload": ("receive", "finish"),
     "forget_upload": ("receive", "forget"),
-    "recover": ("recover", "run"),
-    "users": ("users", "run"),
-    "beneath": ("beneath", "run"),
     "occupied": ("beneath", "occupied"),
-    "pve": ("pve", "run"),
-    "benchmark": ("benchmark", "run"),
     "set_aside": ("aside", "set_aside"),
     "restore_aside": ("aside", "restore"),
     "delete_aside": ("aside", "delete"),
     "drop": ("aside", "drop"),
-    "needed": ("needed", "run"),
     "set_volume_aside": ("aside_volume", "set_aside"),
     "restore_volume": ("aside_volume", "restore"),
     "delete_volume": ("aside_volume", "delete"),
-    "reclaim_volume": ("reclaim_volume", "run"),
     "analyze_volume": ("reclaim_volume", "analyze"),
     "sparsify_rbd": ("rbd_image", "sparsify"),
     "flatten_rbd": ("rbd_image", "flatten"),
-    "promote": ("promote", "run"),
     "file_to_volume": ("move", "file_to_volume"),
     "volume_to_volume": ("move", "volume_to_volume"),
     "volume_to_file": ("move", "volume_to_file"),
@@ -237,7 +215,7 @@ def answer(lifeline: Lifeline) -> dict[str, Any]:
     if not is_job(request.job):
         raise RefusedError(protocol.INVALID, "a job's id is 1 to 40 letters and digits")
     expect(request.roots)
-    with Sentry(request.args, lifeline):
+    with sentry(request.args, lifeline):
         try:
             return load(request.verb)(request, lifeline)
         except OSError as error:  # what no verb has seen coming, as an export that is gone
@@ -253,11 +231,7 @@ def load(verb: str) -> Verb:
 
 def own_hash() -> str:
     """The content hash of the zipapp that runs, as in its name; ``source`` where it runs from a folder."""
-    try:
-        with open(sys.argv[0], "rb") as program:
-            content = program.read()
-    except OSError:
-        return "source"
-    if not sys.argv[0].endswith(".pyz"):
-        return "source"
-    return hashlib.sha256(content).hexdigest()[:32]
+    if sys.argv[0].endswith(".pyz"):
+        with contextlib.suppress(OSError), open(sys.argv[0], "rb") as program:
+            return hashlib.sha256(program.read()).hexdigest()[:32]
+    return "source"

@@ -192,7 +192,7 @@ def test_an_agent_tells_of_pools_that_fall_silent_and_answer_again_and_of_none_t
         wait_until(lambda: len(io.events) >= before + 2, 10, "it has told twice")
         return list(io.events[-1]["silent"])
 
-    with main.Sentry(args, io):
+    with main.sentry(args, io):
         assert told() == []
         with answering_again(far_server):
             psutil.Process(far_server.pid).suspend()
