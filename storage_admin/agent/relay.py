@@ -16,7 +16,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import HostError
@@ -67,9 +67,16 @@ def connected() -> socket.socket | None:
     Raises:
         HostError: what is there is not root's socket, or nobody answers at it.
     """
-    with _folder() as folder:
-        if folder is None:
-            return None
+    try:
+        folder = os.open(FOLDER, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise HostError(f"{FOLDER} is not a folder of libvirt: {error.strerror}.") from error
+    try:
+        status = os.fstat(folder)
+        if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise HostError(f"{FOLDER} does not belong to root alone, so its sockets are not trusted.")
         for name in SOCKETS:
             try:
                 # The very file that was looked at is connected to: a name could lead elsewhere a moment later.
@@ -80,26 +87,9 @@ def connected() -> socket.socket | None:
                 return _connect(found, f"{FOLDER}/{name}")
             finally:
                 os.close(found)
-    return None
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[int | None]:
-    """The folder of the sockets, in which nobody but root may put anything."""
-    try:
-        descriptor = os.open(FOLDER, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield None
-        return
-    except OSError as error:
-        raise HostError(f"{FOLDER} is not a folder of libvirt: {error.strerror}.") from error
-    try:
-        status = os.fstat(descriptor)
-        if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise HostError(f"{FOLDER} does not belong to root alone, so its sockets are not trusted.")
-        yield descriptor
     finally:
-        os.close(descriptor)
+        os.close(folder)
+    return None
 
 
 def _connect(found: int, path: str) -> socket.socket:
