@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent.folders.pools import open_root
-from storage_admin.agent.formats import UnreadableError, guess, read_as, stands_alone
-from storage_admin.agent.formats.facts import Reader
+from storage_admin.agent.formats import Reader, UnreadableError, guess, read_as, stands_alone
 from storage_admin.agent.host import special_mounts
 from storage_admin.agent.host.in_use import FileId
 from storage_admin.agent.host.mounts import Mounts
@@ -111,7 +110,7 @@ def _folders(pool: LookedAt, mounts: Mounts) -> Iterator[Folder]:
         return  # not mounted now: the controller knows its images from when it was
     except OSError as error:
         raise _unreadable(display(pool.path), error.strerror) from error
-    walk = Walk(may_wait=mounts.may_wait)
+    walk = Walk(mounts.may_wait)
     try:
         yield from walk.folders(root, pool.path, pool.kind)
     finally:

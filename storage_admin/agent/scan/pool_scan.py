@@ -11,13 +11,12 @@ import sys
 from typing import Any
 
 from storage_admin.agent.folders.pools import is_ours, open_parent, open_root, place
-from storage_admin.agent.formats import UnreadableError, guess, stands_alone, vmdk
-from storage_admin.agent.formats.facts import Reader
+from storage_admin.agent.formats import Reader, UnreadableError, guess, stands_alone, vmdk
 from storage_admin.agent.host import attributes, special_mounts
 from storage_admin.agent.host.mounts import Mount, Mounts
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import STALE, RefusedError, display
-from storage_admin.agent.scan.records import OPEN_FLAGS, Recorder, b64, fingerprint
+from storage_admin.agent.protocol import STALE, RefusedError, b64, display
+from storage_admin.agent.scan.records import OPEN_FLAGS, Recorder, fingerprint
 from storage_admin.agent.scan.walk import Folder, OwnFiles, Walk, is_blind
 
 EXTENSIONS = frozenset({"qcow2", "raw", "img", "vmdk", "vdi", "vhd", "vpc", "vhdx", "qed", "qcow", "luks"})
@@ -105,7 +104,7 @@ class PoolScan:
         try:
             self.mount, told = place(root, mounts, machine)
             self.device = told["dev"]
-            walked = Walk(self._nested, mounts.may_wait)
+            walked = Walk(mounts.may_wait, self._nested)
             for folder in walked.folders(root, self._path, self._kind) if walk else ():
                 self._folder(folder)
             self._own.leftovers += walked.abandoned
@@ -233,27 +232,12 @@ class PoolScan:
         if looks_like == "iso":
             looks_like = "raw"
         facts, detail = self._recorder.facts(reader, looks_like)
-        self.inodes.add(status.st_ino)
-        self.images += 1
-        immutable = self._recorder.immutable(fd, status.st_dev)
-        alone = facts is None and stands_alone(reader, looks_like)
-        line = self._recorder.line(
-            self._pool,
-            path,
-            plain,
-            status,
-            looks_like,
-            facts,
-            detail,
-            immutable,
-            self._known,
-            alone=alone,
-            acl=attributes.acl_of(fd),
+        self._tell(
+            path, plain, status, detail, looks_like=looks_like, facts=facts,
+            immutable=self._recorder.immutable(fd, status.st_dev),
+            alone=facts is None and stands_alone(reader, looks_like), acl=attributes.acl_of(fd),
             capabilities=attributes.has_capabilities(fd),
-        )
-        if line is not None:
-            self.changed += 1
-            self._io.emit_raw(line)
+        )  # fmt: skip
 
     def _is_image(self, looks_like: str, size: int, path: bytes, has_extension: bool) -> bool:
         if has_extension or looks_like != "raw":
@@ -263,11 +247,11 @@ class PoolScan:
         is_bare = b"." not in posixpath.basename(path)
         return is_bare and size >= _MIN_BARE_VOLUME and size % 512 == 0
 
-    def _tell(self, path: bytes, plain: bytes, status: os.stat_result, detail: str) -> None:
-        """An image that could not be looked into."""
+    def _tell(self, path: bytes, plain: bytes, status: os.stat_result, detail: str, **told: Any) -> None:
+        """An image; nothing is ``told`` of one that could not be looked into."""
         self.images += 1
         self.inodes.add(status.st_ino)
-        line = self._recorder.line(self._pool, path, plain, status, None, None, detail, None, self._known)
+        line = self._recorder.line(self._pool, path, plain, status, detail, self._known, **told)
         if line is not None:
             self.changed += 1
             self._io.emit_raw(line)

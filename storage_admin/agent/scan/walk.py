@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent.folders import scratch
-from storage_admin.agent.formats import UnreadableError, guess, read_as, stands_alone
-from storage_admin.agent.formats.facts import Reader
+from storage_admin.agent.formats import Reader, UnreadableError, guess, read_as, stands_alone
 from storage_admin.agent.host import space
-from storage_admin.agent.protocol import display
-from storage_admin.agent.scan.records import OPEN_FLAGS, b64
+from storage_admin.agent.protocol import b64, display
+from storage_admin.agent.scan.records import OPEN_FLAGS
 from storage_admin.agent.swap.journal import image_name, parse_name
 
 #: Undo copies whose headers cannot be read, and jobs, that are told.
@@ -139,10 +138,6 @@ class Folder:
     files: list[str]
 
 
-def _never(_path: bytes) -> bool:
-    return False
-
-
 @dataclass
 class Walk:
     """A walk, and what it could not enter. Where ``unread`` is not empty, what was not seen has not vanished.
@@ -153,8 +148,8 @@ class Walk:
     once. Folders of benchmarks are not entered; ``abandoned`` counts those that a killed one left.
     """
 
+    may_wait: Callable[[bytes], bool]
     nested: dict[tuple[int, int], str] = field(default_factory=dict)
-    may_wait: Callable[[bytes], bool] = field(default=_never)
     unread: list[str] = field(default_factory=list)
     other_filesystems: list[str] = field(default_factory=list)
     too_deep: list[str] = field(default_factory=list)

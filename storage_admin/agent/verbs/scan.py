@@ -19,15 +19,14 @@ from typing import Any
 from storage_admin.agent import protocol
 from storage_admin.agent.folders import image_folders, scratch
 from storage_admin.agent.folders.pools import held, is_absolute, open_root
-from storage_admin.agent.formats import Facts, UnreadableError, guess, read_as
-from storage_admin.agent.formats.facts import Reader
+from storage_admin.agent.formats import Facts, Reader, UnreadableError, guess, read_as
 from storage_admin.agent.host import facts, in_use, lvm, rbd, special_mounts, zfs
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
-from storage_admin.agent.protocol import HOST, POOL, SEEN, VOLUMES, HostError, RefusedError, Request, unb64
+from storage_admin.agent.protocol import HOST, POOL, SEEN, VOLUMES, HostError, RefusedError, Request, b64, unb64
 from storage_admin.agent.scan.pool_scan import PoolScan
-from storage_admin.agent.scan.records import FINGERPRINT_SIZE, Recorder, absolute, b64, backing_unsafe
+from storage_admin.agent.scan.records import FINGERPRINT_SIZE, Recorder, absolute, backing_unsafe
 
 _LARGEST = 4 * 1024 * 1024
 _NOT_READ = "no hypervisor of this host names it, and it is in no folder of images"
