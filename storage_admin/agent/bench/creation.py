@@ -65,7 +65,7 @@ class CreationStep(Step):
             bench.sample(self.setting, "physical_bytes", os.fstat(image).st_blocks * 512)
         finally:
             os.close(image)
-        direct = bench.past_memory_writing(direct=True)
+        direct = bench.past_cache(direct=True)
         done, seconds = Guest(bench, _FILE, "qcow2", self.write_bytes, direct).sequential(self.block_bytes, write=True)
         bench.took(self.setting, "write_seconds", seconds)
         bench.rate(self.setting, "write_rate", done, seconds)

@@ -51,7 +51,7 @@ class DdStep(Step):
             return
         bench.scratch.clear()
         os.close(bench.scratch.open(_FILE, os.O_WRONLY | os.O_CREAT))
-        is_direct = bench.past_memory_writing(direct=self.direct)
+        is_direct = bench.past_cache(direct=self.direct)
         target = [f"of={bench.scratch.path(_FILE)}", *self._size(), "oflag=direct" if is_direct else "conv=fdatasync"]
         if not self.random:
             bench.output("dd", self.setting, bench.tool(["dd", "if=/dev/zero", *target]))

@@ -42,7 +42,7 @@ class FioStep(Step):
     def run(self, bench: Bench) -> None:
         """Run it; a read lays out its file first, where it is not there yet."""
         self._keep_what_fits(bench)
-        is_direct = bench.past_memory_writing(direct=self.direct)
+        is_direct = bench.past_cache(direct=self.direct)
         engine = _engine(bench) if is_direct else _PLAIN_ENGINE
         if self.iodepth > 1 and engine == _PLAIN_ENGINE:
             bench.note("without direct asynchronous I/O, fio has only one request in flight, whatever the queue depth")

@@ -219,11 +219,8 @@ class Bench:
         Returns:
             Whether to read past the cache (``O_DIRECT``).
         """
-        if direct and self.direct:
-            self._cache_use.add(DIRECT)
+        if self.past_cache(direct=direct):
             return True
-        if direct:
-            self.note("this filesystem does not support direct I/O: the cache is used, and dropped where possible")
         if self.drop(*names):
             self._cache_use.add(DROPPED)
             return False
@@ -262,8 +259,8 @@ class Bench:
         self.note(why)
         self._cache_use.add(NOT_DROPPED if self.filesystem in caches.OWN_CACHE else DROPPED)
 
-    def past_memory_writing(self, *, direct: bool) -> bool:
-        """Whether to write past the cache, where the step wants that."""
+    def past_cache(self, *, direct: bool) -> bool:
+        """Whether to read or write past the cache, where the step wants that."""
         if direct and not self.direct:
             self.note("this filesystem does not support direct I/O: the cache is used, and dropped where possible")
         elif direct:
@@ -316,15 +313,15 @@ class Fields(Arguments):
             raise RefusedError(INVALID, f"{name} is {least} to {most}")
         return value
 
-    def bytes(self, name: str, default: int | None = None) -> int:
+    def bytes(self, name: str) -> int:
         """A number of bytes, in whole sectors."""
-        return self._sectors(name, _LARGEST, default)
+        return self._sectors(name, _LARGEST)
 
     def block(self, name: str, default: int | None = None) -> int:
         """The size of a block in bytes, in whole sectors."""
         return self._sectors(name, _LARGEST_BLOCK, default)
 
-    def _sectors(self, name: str, most: int, default: int | None) -> int:
+    def _sectors(self, name: str, most: int, default: int | None = None) -> int:
         value = self.number(name, _SECTOR, most, default)
         if value % _SECTOR:
             raise RefusedError(INVALID, f"{name} is a multiple of {_SECTOR}")
