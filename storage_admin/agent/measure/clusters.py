@@ -153,12 +153,12 @@ class Tally:
         packed_share = _PACKED_SHARE if both else 1.0
         wanted = pace.looked_at(self.plain.population) * piece
         wanted += pace.looked_at(self.packed.population) * self._size
-        done = 0
+        done, at_once = 0, min(_MOST_AT_ONCE, os.cpu_count() or 1) if pace.whole else 1
         for sums, pieces in (
             (self.plain, self._plain_pieces(piece, pace.share(1 - packed_share if both else 1.0))),
             (self.packed, self._packed_pieces(pace.share(packed_share))),
         ):
-            for found in _in_parallel(pieces, self._measure, at_once=_processors() if pace.whole else 1):
+            for found in _in_parallel(pieces, self._measure, at_once):
                 sums.add(found)
                 done += sums.piece
                 pace.tell("reading", done + self._holes * self._size, wanted)
@@ -181,7 +181,7 @@ class Tally:
                 follower = next(clusters, None) if pairs else None
                 content = self._read(cluster, at, piece)
                 # A piece of zeros in a cluster that holds something is copied with it.
-                kept = piece < self._unit and is_zeros(content) and self._holds_data(cluster)
+                kept = piece < self._unit and is_zeros(content) and not is_zeros(self._read(cluster, 0, self._size))
                 yield cluster.number, content, kept, None if follower is None else self._read(follower, 0, piece)
 
     def _whole_clusters(self, drawn: Sequence[int]) -> Iterator[Piece]:
@@ -221,9 +221,6 @@ class Tally:
         ]
         return b"".join(parts)
 
-    def _holds_data(self, cluster: Cluster) -> bool:
-        return not is_zeros(self._read(cluster, 0, self._size))
-
     def _measure(self, piece: Piece) -> Measured:
         number, content, kept_anyway, following = piece
         zero = is_zeros(content)
@@ -243,10 +240,6 @@ def _kept(content: bytes, unit: int) -> int:
     if unit == BLOCK:
         return len(content) - zero_runs(content)[0]
     return unit * sum(1 for at in range(0, len(content), unit) if not is_zeros(content[at : at + unit]))
-
-
-def _processors() -> int:
-    return min(_MOST_AT_ONCE, os.cpu_count() or 1)
 
 
 def _in_parallel(pieces: Iterable[Piece], measure: Callable[[Piece], Measured], at_once: int) -> Iterator[Measured]:

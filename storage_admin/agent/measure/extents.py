@@ -132,9 +132,12 @@ def analyze_other(fd: int, facts: Facts, path: bytes, allocated: int, pace: Pace
     if writer is None or facts.extents or facts.backing_file is not None:
         return result(allocated, methods, {})
     try:
-        pieces = _Pieces(_listed(fd, facts, path, pace.io), writer.piece, facts.virtual_size)
+        listed = map_of(pace.io, Node(fd, facts.format, path))
+        if any(extent["data"] and "offset" not in extent for extent in listed):
+            raise HostError("its data is stored in a form that cannot be read in place")
     except HostError as error:
         return result(allocated, {**methods, "copy": impossible(error.detail)}, {})
+    pieces = _Pieces(listed, writer.piece, facts.virtual_size)
     data = DataMap(fd, os.fstat(fd).st_size, pace.io.check)
     copy, basis = _copy(fd, pieces, writer, data, pace)
     blocks = preallocation.blocks(fd, pace.io.check)
@@ -142,21 +145,18 @@ def analyze_other(fd: int, facts: Facts, path: bytes, allocated: int, pace: Pace
     return result(allocated, {**methods, "copy": copy.fields(allocated)}, basis, shared)
 
 
-def _listed(fd: int, facts: Facts, path: bytes, io: AgentIO) -> list[dict[str, int]]:
-    """What ``qemu-img map`` says, under the limits of a query."""
-    node = Node(fd, facts.format, path)
+def map_of(io: AgentIO, node: Node, limits: tools.Limits = tools.QUERY) -> list[dict[str, int]]:
+    """What ``qemu-img map`` says of an image; raises HostError where it fails."""
     done = tools.run(
         ["qemu-img", "map", "-U", "--output=json", node.argument()],
         io,
+        limits=limits,
         files=node.files(),
-        shown=["qemu-img", "map", "-U", "-f", facts.format, display(path)],
+        shown=["qemu-img", "map", "-U", "-f", node.format, display(node.path)],
     )
     if done.exit_code:
         raise HostError(f"qemu-img map failed, {done.words()}")
-    listed = json.loads(done.stdout)
-    if any(extent["data"] and "offset" not in extent for extent in listed):
-        raise HostError("its data is stored in a form that cannot be read in place")
-    return list(listed)
+    return list(json.loads(done.stdout))
 
 
 def _copy(fd: int, pieces: _Pieces, writer: _Writer, data: DataMap, pace: Pace) -> tuple[Prediction, Fields]:

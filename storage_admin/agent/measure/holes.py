@@ -213,7 +213,8 @@ class Digger:
         self._planned = self._data_end = self._passed = 0
         #: Zeros that end where the work is: the next piece may begin with more of them.
         self._run = (0, 0)
-        self._done = False
+        #: Whether the whole file was gone through.
+        self.done = False
         #: Bytes of the file that were let go of.
         self.dug = 0
 
@@ -221,11 +222,6 @@ class Digger:
     def position(self) -> int:
         """How far it is, in bytes of the file."""
         return self._run[0] if self._run[0] < self._run[1] else self._passed
-
-    @property
-    def done(self) -> bool:
-        """Whether the whole file was gone through."""
-        return self._done
 
     def step(self, fd: int) -> int:
         """Go through the next piece, if it is read within some milliseconds.
@@ -245,28 +241,24 @@ class Digger:
             piece = self._next_piece(fd)
             self._asked.append(self._readers.submit(_look, fd, piece, self._block, self._dropped.is_set))
         if not self._asked:
-            self._let_go_of_run(fd)
+            self.finish_run(fd)
             self._let_go_beyond_end(fd)
-            self._done = True
+            self.done = True
             return 0
         if not wait([self._asked[0]], STEP_SECONDS).done:
             return 0
         read = 0
         for start, end, zeros in self._asked.popleft().result():
             if zeros is None:
-                self._let_go_of_run(fd)
+                self.finish_run(fd)
                 self._let_go_of_gap(fd, start, end)
             else:
                 read += end - start
                 self._let_go_of_zeros(fd, zeros)
             self._passed = end
             if self._run[1] < end:
-                self._let_go_of_run(fd)
+                self.finish_run(fd)
         return read
-
-    def finish_run(self, fd: int) -> None:
-        """Let go of the zeros that it has come through: call it before a pause, so that each turn brings it on."""
-        self._let_go_of_run(fd)
 
     def pause(self) -> None:
         """Be sure that nobody is at work on the file, and forget what was seen: others may have it from now on."""
@@ -322,14 +314,15 @@ class Digger:
         """What touches goes with one call: where a filesystem tells its disk of each, a call takes its time."""
         for start, end in zeros:
             if start != self._run[1]:
-                self._let_go_of_run(fd)
+                self.finish_run(fd)
                 self._run = (start, end)
             else:
                 self._run = (self._run[0], end)
             if end - self._run[0] >= RUN_BYTES:
-                self._let_go_of_run(fd)
+                self.finish_run(fd)
 
-    def _let_go_of_run(self, fd: int) -> None:
+    def finish_run(self, fd: int) -> None:
+        """Let go of the zeros that it has come through: call it before a pause, so that each turn brings it on."""
         start, end = self._run
         if start < end:
             punch(fd, start, self._up(end) - start)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from storage_admin.agent.formats import qcow2
-from storage_admin.agent.formats.facts import Reader
+from storage_admin.agent.formats import Reader, qcow2
 from storage_admin.agent.lifeline import AgentIO
+from storage_admin.agent.measure.extents import map_of
 from storage_admin.agent.measure.file_data import DataMap
 from storage_admin.agent.measure.qcow2_map import Map
-from storage_admin.agent.programs import tools
-from storage_admin.agent.protocol import HostError, display
 from storage_admin.agent.qemu import content
 from storage_admin.agent.qemu.node import SLOW_QUERY, Node
 
@@ -90,7 +89,8 @@ class _Blocks:
         elif node.format in {"raw", "iso"}:
             self._data = DataMap(node.fd, size, io.check)
         else:
-            self._stretches = _listed(io, node)
+            listed = map_of(io, node, SLOW_QUERY)
+            self._stretches = [(one["start"], one["length"]) for one in listed if one["data"] and not one["zero"]]
 
     def draw(self, draw: random.Random, count: int) -> list[int]:
         """At most so many places, ascending; fewer where there are no more."""
@@ -99,15 +99,11 @@ class _Blocks:
         if self._data is not None:
             blocks = -(-self._data.data_bytes // BLOCK)
             return sorted(self._data.place(number * BLOCK) for number in draw.sample(range(blocks), min(count, blocks)))
-        ends, total = [], 0
-        for _, length in self._stretches:
-            total += -(-length // BLOCK)
-            ends.append(total)
+        sums = [0, *accumulate(-(-length // BLOCK) for _, length in self._stretches)]
         found = []
-        for number in sorted(draw.sample(range(total), min(count, total))):
-            stretch = next(at for at, end in enumerate(ends) if number < end)
-            before = ends[stretch - 1] if stretch else 0
-            found.append(self._stretches[stretch][0] + (number - before) * BLOCK)
+        for number in sorted(draw.sample(range(sums[-1]), min(count, sums[-1]))):
+            stretch = bisect_right(sums, number) - 1
+            found.append(self._stretches[stretch][0] + (number - sums[stretch]) * BLOCK)
         return found
 
     def _of_clusters(self, tables: Map, draw: random.Random, count: int) -> list[int]:
@@ -124,20 +120,6 @@ class _Blocks:
         parts = [inside[number] for number in (*plain, *others)]
         size = tables.cluster_size
         return sorted(place * size + part * BLOCK for place, some in zip(places, parts) for part in some)
-
-
-def _listed(io: AgentIO, node: Node) -> list[tuple[int, int]]:
-    """What qemu says of the stretches that hold data, each with its start and length."""
-    done = tools.run(
-        ["qemu-img", "map", "-U", "--output=json", node.argument()],
-        io,
-        limits=SLOW_QUERY,
-        files=node.files(),
-        shown=["qemu-img", "map", "-U", "-f", node.format, display(node.path)],
-    )
-    if done.exit_code:
-        raise HostError(f"qemu-img map failed, {done.words()}")
-    return [(one["start"], one["length"]) for one in json.loads(done.stdout) if one["data"] and not one["zero"]]
 
 
 def _read(io: AgentIO, node: Node, places: Sequence[int]) -> dict[int, bytes]:
