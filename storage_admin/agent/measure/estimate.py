@@ -6,8 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from storage_admin.agent.formats import Facts
-from storage_admin.agent.formats.facts import Reader
+from storage_admin.agent.formats import Facts, Reader
 from storage_admin.agent.formats.qcow2 import EXTENDED_L2, Header, parse_header
 from storage_admin.agent.host.space import Extents
 from storage_admin.agent.measure import preallocation

@@ -10,8 +10,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from storage_admin.agent.formats import UnreadableError
-from storage_admin.agent.formats.facts import Reader
+from storage_admin.agent.formats import Reader, UnreadableError
 from storage_admin.agent.formats.qcow2 import parse_header
 from storage_admin.agent.measure.file_data import DataMap
 from storage_admin.agent.measure.qcow2_map import Map

@@ -15,8 +15,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from storage_admin.agent.formats import UnreadableError, qcow2
-from storage_admin.agent.formats.facts import Reader
+from storage_admin.agent.formats import Reader, UnreadableError, qcow2
 from storage_admin.agent.formats.qcow2 import EXTENDED_L2, Header
 from storage_admin.agent.measure.qcow2_map import COMPRESSED, OFFSET, TOO_MANY, big_endian
 

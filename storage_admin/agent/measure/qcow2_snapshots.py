@@ -10,8 +10,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from storage_admin.agent.formats import UnreadableError
-from storage_admin.agent.formats.facts import Reader
+from storage_admin.agent.formats import Reader, UnreadableError
 from storage_admin.agent.formats.qcow2 import Header
 from storage_admin.agent.measure.file_data import DataMap
 from storage_admin.agent.measure.qcow2_leaks import MAX_CLUSTERS, UnknownError, Use

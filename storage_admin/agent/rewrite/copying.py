@@ -15,8 +15,7 @@ import os
 import time
 from typing import Callable
 
-from storage_admin.agent.formats import vpc
-from storage_admin.agent.formats.facts import Facts
+from storage_admin.agent.formats import Facts, vpc
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.agent.qemu import img, node
 from storage_admin.agent.qemu.node import Node

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent.formats import ova
-from storage_admin.agent.formats.facts import Facts
+from storage_admin.agent.formats import Facts, ova
 from storage_admin.agent.host import space
 from storage_admin.agent.programs import tools
 from storage_admin.agent.programs.confined import Files

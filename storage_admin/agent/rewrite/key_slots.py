@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent.formats import luks, qcow2
-from storage_admin.agent.formats.facts import Facts, UnreadableError
+from storage_admin.agent.formats import Facts, UnreadableError, luks, qcow2
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.agent.qemu import keys
 from storage_admin.agent.qemu.keys import Keys

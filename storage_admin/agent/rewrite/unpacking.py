@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, cast
 
 from storage_admin.agent import formats
-from storage_admin.agent.formats import tar
-from storage_admin.agent.formats.facts import Facts, UnreadableError
+from storage_admin.agent.formats import Facts, UnreadableError, tar
 from storage_admin.agent.programs import tools
 from storage_admin.agent.programs.confined import Files
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError, display

@@ -12,8 +12,7 @@ from typing import Any
 
 from storage_admin.agent import formats
 from storage_admin.agent.folders.pools import held
-from storage_admin.agent.formats import qcow2
-from storage_admin.agent.formats.facts import Reader
+from storage_admin.agent.formats import Reader, qcow2
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.protocol import Moment
 from storage_admin.agent.swap import journal

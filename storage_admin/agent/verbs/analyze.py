@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_admin.agent.folders.pools import held, open_beneath
-from storage_admin.agent.formats import Facts, UnreadableError, probe, read_as
-from storage_admin.agent.formats.facts import Reader
+from storage_admin.agent.formats import Facts, Reader, UnreadableError, probe, read_as
 from storage_admin.agent.host import cgroups
 from storage_admin.agent.host.priority import idle
 from storage_admin.agent.lifeline import AgentIO
