@@ -334,10 +334,9 @@ def read_text(path: str) -> str:
         return ""
 
 
-def machine_id(root: str = "/") -> str | None:
+def machine_id() -> str | None:
     """The id of this installation (machine-id(5)); ``None`` where it has none."""
-    names = ("etc/machine-id", "var/lib/dbus/machine-id")
-    return next(filter(None, (read_text(os.path.join(root, name)) for name in names)), None)
+    return read_text("/etc/machine-id") or read_text("/var/lib/dbus/machine-id") or None
 
 
 @dataclass(frozen=True)

@@ -291,12 +291,8 @@ def identity(fd: int) -> Identity | None:
     if mount is None or mount.filesystem not in _LASTING | _PASSING:
         return None
     name = mounts.keys(mount, mount.point, "")[0]
-    lasts = mount.filesystem in _LASTING and not name.endswith(_numbers(mount))
+    lasts = mount.filesystem in _LASTING and not name.endswith(f":{os.major(mount.device)}:{os.minor(mount.device)}")
     return Identity(os.fstat(fd).st_ino, name, read_text("/proc/sys/kernel/random/boot_id"), lasts)
-
-
-def _numbers(mount: Mount) -> str:
-    return f":{os.major(mount.device)}:{os.minor(mount.device)}"
 
 
 _expected: dict[bytes, Identity] = {}

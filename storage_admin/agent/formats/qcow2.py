@@ -70,14 +70,11 @@ class Header(NamedTuple):
 class Extensions:
     """What the header extensions say; ``bitmaps`` are the count, the directory's size and offset in bytes."""
 
-    backing_format: str | None = None
-    data_file: bytes | None = None
-    bitmaps: tuple[int, int, int] | None = None
+    backing_format: str | None
+    data_file: bytes | None
+    bitmaps: tuple[int, int, int] | None
     #: Where the LUKS header is, and its length with the room for all keys.
-    luks: tuple[int, int] | None = None
-
-
-_NO_EXTENSIONS = Extensions()
+    luks: tuple[int, int] | None
 
 
 def read(reader: Reader) -> Facts:
@@ -259,10 +256,7 @@ def _extensions(reader: Reader, header: Header) -> Extensions:
         elif magic == EXT_LUKS:
             if length != 16 or header.crypt_method != 2:
                 raise UnreadableError("the LUKS header extension contradicts the header")
-            at, room = _LUKS.unpack(reader.at(offset, length, "the LUKS header extension"))
-            place = at, room
-    if backing_format is None and data_file is None and bitmaps is None and place is None:
-        return _NO_EXTENSIONS
+            place = _LUKS.unpack(reader.at(offset, length, "the LUKS header extension"))
     return Extensions(backing_format, data_file, bitmaps, place)
 
 

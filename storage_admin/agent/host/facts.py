@@ -54,12 +54,11 @@ class Storage:
     mount_point: str | None = None
 
 
-def host_event(etc_pve: str = "/etc/pve", root: str = "/", known: Any = None) -> dict[str, Any]:
+def host_event(etc_pve: str = "/etc/pve", known: Any = None) -> dict[str, Any]:
     """The fields of the ``host`` event.
 
     Args:
         etc_pve: folder of Proxmox VE's configuration.
-        root: where ``etc`` and ``run`` are looked for.
         known: ``programs`` of the event before.
 
     Raises:
@@ -71,28 +70,28 @@ def host_event(etc_pve: str = "/etc/pve", root: str = "/", known: Any = None) ->
     proxmox = os.path.isdir(etc_pve)
     return {
         "hostname": socket.gethostname(),
-        "machine_id": machine_id(root),
+        "machine_id": machine_id(),
         "python": ".".join(map(str, sys.version_info[:3])),
         "kernel": os.uname().release,
         "memory_bytes": memory_bytes(),
         "memory_available_bytes": memory_bytes("MemAvailable"),
         "qemu_img": version,
-        "qemu_system": asked.emulator(paths["qemu-system"]),
-        "older_qemus": older_qemus(root),
+        "qemu_system": asked.version(paths["qemu-system"], _EMULATOR_VERSION),
+        "older_qemus": older_qemus(),
         # qemu writes zstd clusters since 5.1, and distributions build it in.
         "zstd": None if version is None else tuple(map(int, version.split(".")[:2])) >= (5, 1),
         # How a tool is kept from what an image's header names; None where it cannot be.
         "confinement": confined.means(),
-        "weighing_disks": weighing_disks(root),
+        "weighing_disks": weighing_disks(),
         "tools": {name: path is not None for name, path in paths.items()},
-        "tool_versions": {name: asked.tool(paths[name]) for name in ("fio", "bonnie++")},
+        "tool_versions": {name: asked.version(paths[name], _TOOL_VERSION) for name in ("fio", "bonnie++")},
         "programs": asked.told,
         "proxmox": proxmox,
         "proxmox_storages": [vars(storage) for storage in proxmox_storages(etc_pve)] if proxmox else [],
-        "libvirt": libvirt_state(root),
+        "libvirt": libvirt_state(),
         # The code of what stands against attaching images here, and what is attached.
-        "nbd": nbd.against(root),
-        "attached": nbd.attached(root),
+        "nbd": nbd.against(),
+        "attached": nbd.attached(),
     }
 
 
@@ -126,7 +125,7 @@ def tool_versions(names: Sequence[str]) -> dict[str, str | None]:
     """What versions some tools say they are; ``None`` for one that is not installed or does not say."""
     paths = {name: find_any(name) for name in names}
     programs = Programs(paths.values())
-    return {name: programs.tool(path) for name, path in paths.items()}
+    return {name: programs.version(path, _TOOL_VERSION) for name, path in paths.items()}
 
 
 def proxmox_storages(etc_pve: str = "/etc/pve") -> list[Storage]:
@@ -276,6 +275,7 @@ def _started_with(path: str) -> str:
 ANSWER_LIMIT = 10.0
 _LONGEST_ANSWER = 4096
 _TOOL_VERSION = re.compile(rb"(?:fio-|ersion:? |coreutils\) )([0-9]+\.[0-9][0-9a-z.]*)")
+#: With the revision of its package: ``7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)``.
 _EMULATOR_VERSION = re.compile(rb"QEMU emulator version (\d[ -~]{0,100})")
 _QEMU_IMG_VERSION = re.compile(rb"version (\d+\.\d+(?:\.\d+)*)")
 
@@ -297,21 +297,13 @@ class Programs:
             if path is not None:
                 self._ask(path)
 
-    def tool(self, path: str | None) -> str | None:
-        """The version of a tool that storage is measured with; ``None`` where it is not installed, or says none."""
-        return self._version(path, _TOOL_VERSION)
-
-    def emulator(self, path: str | None) -> str | None:
-        """That of what runs guests, with the revision of its package: ``7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)``."""
-        return self._version(path, _EMULATOR_VERSION)
-
     def qemu_img(self, path: str | None) -> str | None:
         """Such as ``7.2.22``; ``None`` where qemu-img is not installed.
 
         Raises:
             HostError: it is, and does not answer as expected.
         """
-        return self._version(path, _QEMU_IMG_VERSION, must=True)
+        return self.version(path, _QEMU_IMG_VERSION, must=True)
 
     def _ask(self, path: str) -> None:
         stamp, before = _stamp(path), self._known.get(path)
@@ -327,7 +319,12 @@ class Programs:
                 ),
             )
 
-    def _version(self, path: str | None, pattern: re.Pattern[bytes], *, must: bool = False) -> str | None:
+    def version(self, path: str | None, pattern: re.Pattern[bytes], *, must: bool = False) -> str | None:
+        """What a program says, by the pattern's group; ``None`` where it is not installed, or says none.
+
+        Args:
+            must: raise HostError where it is installed and says none.
+        """
         if path is None or path in self.told:
             return None if path is None else self.told[path][1]
         stamp, process = self._asked.pop(path, ("", None))

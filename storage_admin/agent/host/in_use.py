@@ -41,9 +41,9 @@ class FileId(NamedTuple):
     inode: int
 
     @classmethod
-    def of(cls, fd: int) -> FileId:
-        """The identity of an open file."""
-        status = os.fstat(fd)
+    def of(cls, place: int | str | bytes) -> FileId:
+        """The identity of an open file, or of that at a path; raises OSError."""
+        status = os.stat(place)
         return cls(status.st_dev, status.st_ino)
 
 
@@ -57,12 +57,11 @@ def of_descriptor(pid: str, descriptor: str, others: Descriptors) -> FileId | No
     try:
         if not os.readlink(link).startswith("/") or others.may_wait(pid, descriptor):
             return None
-        status = os.stat(link)
+        return FileId.of(link)
     except OSError as error:
         if error.errno in _NOT_ASKED:
             return None
         raise
-    return FileId(status.st_dev, status.st_ino)
 
 
 def process_name(pid: str) -> str:
@@ -119,10 +118,9 @@ def swap_files(table: str = _SWAPS) -> Iterator[FileId]:
 
 def _of_path(path: bytes) -> FileId | None:
     try:
-        status = os.stat(path)
+        return FileId.of(path)
     except OSError:
         return None
-    return FileId(status.st_dev, status.st_ino)
 
 
 #: The bytes that qemu locks: 100 + n says that permission n is used, 200 + n that it is not shared (file-posix.c).

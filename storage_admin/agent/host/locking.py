@@ -318,10 +318,8 @@ def alone(folder: str, name: str, busy: str) -> Iterator[int]:
         os.mkdir(folder, 0o700)
     fd = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RefusedError("busy", busy) from None
+        if not take_file(fd, 0.0):
+            raise RefusedError("busy", busy)
         yield fd
     finally:
         os.close(fd)

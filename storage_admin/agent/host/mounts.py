@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import deque
@@ -149,19 +150,14 @@ def exported(etab: str = "/var/lib/nfs/etab") -> list[bytes]:
         return []
 
 
-def mount_id(pid: str, descriptor: int | str) -> int:
-    """The mount that a process's open file was reached through, as the kernel numbers them; -1 where it does not say.
+def opened(pid: str, descriptor: int | str) -> tuple[int, int | None]:
+    """The mount that a process's open file was reached through, as the kernel numbers them (-1 where it does not say),
+    and the file's number within its filesystem, which kernels before 5.14 do not say.
+
+    Nothing is asked of the filesystem for that.
 
     Raises:
         OSError: it is not open any more, or another user's.
-    """
-    return opened(pid, descriptor)[0]
-
-
-def opened(pid: str, descriptor: int | str) -> tuple[int, int | None]:
-    """As :func:`mount_id`, with the file's number within its filesystem, which kernels before 5.14 do not say.
-
-    Nothing is asked of the filesystem for that.
     """
     mount, inode = -1, None
     with open(f"/proc/{pid}/fdinfo/{descriptor}", "rb") as file:
@@ -201,7 +197,7 @@ class Mounts:
 
     def of_descriptor(self, fd: int) -> Mount | None:
         """The mount that an open file was reached through; ``None`` where it came after the list was read."""
-        mount = self._by_id.get(mount_id("self", fd))
+        mount = self._by_id.get(opened("self", fd)[0])
         if mount is None or not self._exports:
             return mount
         inside = _whole(mount, os.readlink(b"/proc/self/fd/%d" % fd))
@@ -316,26 +312,18 @@ class Mounts:
             self._uuids = _uuids()
         uuid = self._uuids.get(mount.device)
         if uuid is None and mount.source.startswith(b"/dev/"):
-            try:
+            with contextlib.suppress(OSError):  # the device's node is not visible here: its numbers name it
                 uuid = self._uuids.get(os.stat(mount.source).st_rdev)
-            except OSError:
-                uuid = None  # the device's node is not visible here: its numbers name it
         if uuid is None and mount.filesystem == "zfs":
             uuid = "zfs " + _text(mount.source)
         return uuid or f"{os.major(mount.device)}:{os.minor(mount.device)}"
 
 
-def _uuids(folder: str = "/dev/disk/by-uuid") -> dict[int, str]:
-    found = {}
-    try:
-        names = sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return {}
-    for name in names:
-        try:
+def _uuids() -> dict[int, str]:
+    folder, found = "/dev/disk/by-uuid", {}
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        with contextlib.suppress(OSError):  # a link to a device that has just gone
             found[os.stat(f"{folder}/{name}").st_rdev] = name
-        except OSError:
-            continue  # a link to a device that has just gone
     return found
 
 

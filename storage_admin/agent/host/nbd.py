@@ -9,7 +9,6 @@ of its own, whose names the kernel would put into ``/dev``, are there only where
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -17,6 +16,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
+from storage_admin.agent.host import locking
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import RefusedError, display, read_text
@@ -161,10 +161,8 @@ def alone() -> Iterator[None]:
         os.mkdir(FOLDER, 0o700)
     folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RefusedError("busy", "another job attaches or detaches an image on this host; try again") from error
+        if not locking.take_file(folder, 0.0):
+            raise RefusedError("busy", "another job attaches or detaches an image on this host; try again")
         for name in filter(_NAME.fullmatch, os.listdir(folder)):
             if not is_connected(name):
                 give_back(name)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from storage_admin.agent.host.mounts import Mount, Mounts, is_quiet, mount_id, mounted, opened, parse
+from storage_admin.agent.host.mounts import Mount, Mounts, is_quiet, mounted, opened, parse
 from storage_admin.agent.protocol import RefusedError, display
 
 #: Seconds for a sign of life: a server that is up and busy answers sooner, one that starts again later.
@@ -184,10 +184,6 @@ class _Sought:
     identity: tuple[int, int]
     root: bytes
 
-    @property
-    def name(self) -> bytes:
-        return os.path.basename(self.root)
-
 
 def refuse_mounted(fd: int, shown: str) -> None:
     """Refuse a file that is mounted by itself, here or in a container.
@@ -231,9 +227,7 @@ def _sought(fd: int) -> _Sought:
     mount = Mounts.of_this_machine().of_descriptor(fd)
     if mount is None:
         return _Sought(status.st_dev, (status.st_dev, status.st_ino), path)
-    below = path if mount.point == b"/" else path[len(mount.point) :]
-    root = mount.root.rstrip(b"/") + below
-    return _Sought(mount.device, (status.st_dev, status.st_ino), root)
+    return _Sought(mount.device, (status.st_dev, status.st_ino), b"/" + mount.inside(path))
 
 
 def _views() -> Iterator[str]:
@@ -275,7 +269,7 @@ def _is_the_file(pid: str, mount: Mount, sought: _Sought, waiting: tuple[bytes, 
     path, can_look = b"/proc/%s/root%s" % (pid.encode(), mount.point), not (mount.point + b"/").startswith(waiting)
     if can_look and _identity(path) == sought.identity:
         return True
-    if os.path.basename(mount.root.removesuffix(_GONE)) != sought.name:
+    if os.path.basename(mount.root.removesuffix(_GONE)) != os.path.basename(sought.root):
         return False
     return not (can_look and _is_on_top(path, mount))
 
@@ -293,7 +287,7 @@ def _is_on_top(path: bytes, mount: Mount) -> bool:
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            return mount_id("self", fd) == mount.id
+            return opened("self", fd)[0] == mount.id
         finally:
             os.close(fd)
     except OSError:
