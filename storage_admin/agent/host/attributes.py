@@ -26,16 +26,21 @@ _COPIED_FLAGS = 0x1 | 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x800000
 _NOT_COPIED = ("trusted.libvirt.security.", "security.ima", "security.evm")
 
 
+def told_flags(fd: int) -> int:
+    """The file's ``chattr`` flags; raises OSError, also on a filesystem without any."""
+    buffer = array.array("l", [0])
+    fcntl.ioctl(fd, _FS_IOC_GETFLAGS, buffer)
+    return buffer[0] & 0xFFFFFFFF
+
+
 def flags(fd: int) -> int:
     """The file's ``chattr`` flags; 0 on a filesystem without any."""
-    buffer = array.array("l", [0])
     try:
-        fcntl.ioctl(fd, _FS_IOC_GETFLAGS, buffer)
+        return told_flags(fd)
     except OSError as error:
         if error.errno in {errno.ENOTTY, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}:
             return 0
         raise
-    return buffer[0] & 0xFFFFFFFF
 
 
 def has_capabilities(fd: int) -> bool:

@@ -8,6 +8,7 @@ import posixpath
 import re
 import stat
 import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 from storage_admin.agent.folders.pools import is_ours, open_parent, open_root, place
@@ -29,6 +30,7 @@ _CHECK_EVERY = 200
 _MAX_DETAILS = 3
 
 
+@dataclass
 class PoolScan:
     """One pass over a pool.
 
@@ -38,41 +40,31 @@ class PoolScan:
         kind: ``dir``, ``libvirt`` or ``proxmox``.
         known: fingerprints of the images that the controller has; those that are seen are taken out.
         named: paths that guests name, which are images whatever they look like.
-        nested: folders of the other pools, by device and inode, with their kinds; what they walk is theirs.
-        others: paths that guests name in pools below this one.
         recorder: opens images.
         io: the controller.
         before: images found in the pools before this one, for the progress.
+        nested: folders of the other pools, by device and inode, with their kinds; what they walk is theirs.
+        elsewhere: paths that guests name in pools below this one.
     """
 
-    def __init__(
-        self,
-        pool: int,
-        path: bytes,
-        kind: str,
-        known: set[bytes],
-        named: frozenset[bytes],
-        recorder: Recorder,
-        io: AgentIO,
-        before: int = 0,
-        nested: dict[tuple[int, int], str] | None = None,
-        others: frozenset[bytes] = frozenset(),
-    ) -> None:
-        self._pool = pool
-        self._path = path
-        self._kind = kind
-        self._known = known
-        self._recorder = recorder
-        self._io = io
-        self._nested = nested or {}
-        self._elsewhere = others
-        self._named = set(named)
-        self._before = before
+    pool: int
+    path: bytes
+    kind: str
+    known: set[bytes]
+    named: frozenset[bytes]
+    recorder: Recorder
+    io: AgentIO
+    before: int = 0
+    nested: dict[tuple[int, int], str] = field(default_factory=dict)
+    elsewhere: frozenset[bytes] = frozenset()
+
+    def __post_init__(self) -> None:
+        self._unseen = set(self.named)
         self._seen_files = 0
         self._failures: list[str] = []
         self._others = self._others_bytes = 0
         self._own = OwnFiles()
-        self.images = before
+        self.images = self.before
         self.changed = 0
         self.inodes: set[int] = set()
         self.device: int | None = None
@@ -90,7 +82,7 @@ class PoolScan:
             The fields of the ``pool`` event.
         """
         try:
-            root = open_root(self._path)
+            root = open_root(self.path)
         except RefusedError as refused:
             # Not looked into, so nothing in it has vanished. What root has to run ends without a full stop.
             state, end = ("changed", ".") if refused.code == "pool_changed" else ("not_listed", "")
@@ -104,8 +96,8 @@ class PoolScan:
         try:
             self.mount, told = place(root, mounts, machine)
             self.device = told["dev"]
-            walked = Walk(mounts.may_wait, self._nested)
-            for folder in walked.folders(root, self._path, self._kind) if walk else ():
+            walked = Walk(mounts.may_wait, self.nested)
+            for folder in walked.folders(root, self.path, self.kind) if walk else ():
                 self._folder(folder)
             self._own.leftovers += walked.abandoned
             self._named_elsewhere(mounts)
@@ -113,7 +105,7 @@ class PoolScan:
             os.close(root)
         unread = walked.unread + self._failures
         notes = [(unread, "could not be read"), (walked.other_filesystems, "on another filesystem, not entered")]
-        if self._kind == "dir":
+        if self.kind == "dir":
             notes.append((walked.too_deep, "has folders that are too deep"))
         detail = "; ".join(_few(names) + ": " + what for names, what in notes if names)
         return {**self._event("unreadable" if unread else "ok", detail), **told}
@@ -136,31 +128,31 @@ class PoolScan:
 
     def _event(self, state: str, detail: str) -> dict[str, Any]:
         return {
-            "id": self._pool,
+            "id": self.pool,
             "state": state,
             "detail": detail,
             **dict.fromkeys(
                 ("dev", "capacity_bytes", "available_bytes", "reserved_bytes", "filesystem", "mount_source")
             ),
             **dict.fromkeys(("network", "shared_key", "fs_key", "root", "mount")),
-            "images": self.images - self._before,
+            "images": self.images - self.before,
             "others": {"count": self._others, "bytes": self._others_bytes},
             **self._own.facts(),
             # What was not read has not vanished.
-            "vanished_b64": b64(b"".join(sorted(self._known))) if state == "ok" else "",
+            "vanished_b64": b64(b"".join(sorted(self.known))) if state == "ok" else "",
         }
 
     def _folder(self, folder: Folder) -> None:
         """The hot path: an unchanged image costs one ``stat`` and one hash here."""
-        known, inodes, named, elsewhere = self._known, self.inodes, self._named, self._elsewhere
+        known, inodes, named, elsewhere = self.known, self.inodes, self._unseen, self.elsewhere
         prefix, fd, look = folder.path.rstrip(b"/") + b"/", folder.fd, os.stat
         encoding, errors = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
         parts = self._vmdk_parts(folder)
         for name in folder.files:
             self._seen_files += 1
             if self._seen_files % _CHECK_EVERY == 0:
-                self._io.check()
-                self._io.progress("scanning", self.images, None, f"{self.images:,} images so far")
+                self.io.check()
+                self.io.progress("scanning", self.images, None, f"{self.images:,} images so far")
             path = prefix + name.encode(encoding, errors)
             if is_ours(name):
                 self._own.look(fd, name, path)
@@ -231,10 +223,10 @@ class PoolScan:
             return
         if looks_like == "iso":
             looks_like = "raw"
-        facts, detail = self._recorder.facts(reader, looks_like)
+        facts, detail = self.recorder.facts(reader, looks_like)
         self._tell(
             path, plain, status, detail, looks_like=looks_like, facts=facts,
-            immutable=self._recorder.immutable(fd, status.st_dev),
+            immutable=self.recorder.immutable(fd, status.st_dev),
             alone=facts is None and stands_alone(reader, looks_like), acl=attributes.acl_of(fd),
             capabilities=attributes.has_capabilities(fd),
         )  # fmt: skip
@@ -242,7 +234,7 @@ class PoolScan:
     def _is_image(self, looks_like: str, size: int, path: bytes, has_extension: bool) -> bool:
         if has_extension or looks_like != "raw":
             return looks_like != "iso"
-        if self._kind == "dir":
+        if self.kind == "dir":
             return False
         is_bare = b"." not in posixpath.basename(path)
         return is_bare and size >= _MIN_BARE_VOLUME and size % 512 == 0
@@ -251,10 +243,10 @@ class PoolScan:
         """An image; nothing is ``told`` of one that could not be looked into."""
         self.images += 1
         self.inodes.add(status.st_ino)
-        line = self._recorder.line(self._pool, path, plain, status, detail, self._known, **told)
+        line = self.recorder.line(self.pool, path, plain, status, detail, self.known, **told)
         if line is not None:
             self.changed += 1
-            self._io.emit_raw(line)
+            self.io.emit_raw(line)
 
     def _other(self, status: os.stat_result) -> None:
         self._others += 1
@@ -292,20 +284,20 @@ class PoolScan:
 
     def _named_elsewhere(self, mounts: Mounts) -> None:
         """Files of the pool that guests name and the walk does not come by: deeper, or in another kind of folder."""
-        for path in sorted(self._named):
+        for path in sorted(self._unseen):
             if mounts.may_wait(path):
                 # Not looked at, and so not vanished either.
                 self._failures.append(f"{display(path)}: it lies on a filesystem that is not scanned")
                 continue
             try:
-                folder, name = open_parent(self._path, path)
+                folder, name = open_parent(self.path, path)
             except (OSError, RefusedError):
                 continue  # missing, or reached through a link: the controller asks for its existence by itself
             try:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 plain = fingerprint(path, status)
-                if plain in self._known:
-                    self._known.discard(plain)
+                if plain in self.known:
+                    self.known.discard(plain)
                     self.inodes.add(status.st_ino)
                     self.images += 1
                 elif stat.S_ISREG(status.st_mode):

@@ -7,8 +7,6 @@ Nothing is opened by such a name. It is only asked whether it may mean an image 
 
 from __future__ import annotations
 
-import array
-import fcntl
 import json
 import os
 import posixpath
@@ -70,7 +68,7 @@ _STATUS = struct.Struct("=QQQQQQ").pack
 #: A file may claim to be from long before 1970 or long after 2262: its times are cut to 64 bits.
 _64_BITS = (1 << 64) - 1
 _PROTOCOL = re.compile(rb"^[^/:]*:")
-_FS_IOC_GETFLAGS = 0x80086601
+
 #: Facts that are told under the same name and need no change.
 _PLAIN = (
     "format", "virtual_size", "other_size", "cluster_size", "compat", "compression", "refcount_bits", "lazy_refcounts",
@@ -153,13 +151,11 @@ class Recorder:
         """Whether the file carries ``chattr +i`` or ``+a``; ``None`` where its filesystem does not say."""
         if not self._has_flags.get(device, True):
             return None
-        flags = array.array("l", [0])
         try:
-            fcntl.ioctl(fd, _FS_IOC_GETFLAGS, flags)
+            return bool(attributes.told_flags(fd) & (attributes.IMMUTABLE | attributes.APPEND_ONLY))
         except OSError:
             self._has_flags[device] = False
             return None
-        return bool(flags[0] & (attributes.IMMUTABLE | attributes.APPEND_ONLY))
 
     def facts(self, reader: Reader, looks_like: str) -> tuple[Facts | None, str]:
         """A file's facts, or why there are none."""
