@@ -50,8 +50,9 @@ def _way(below: str, depth: int = 0) -> str:
         return kind[1]
     if read_text(f"{place}/dm/uuid").startswith("mpath-"):
         return "mpath"
-    for way in ("iscsi", "fc"):  # .../host3/session1/target3:0:0/3:0:0:0/block/sdb, .../rport-...
-        if re.search({"iscsi": r"/session\d+/", "fc": r"/rport-"}[way], place):
+    # .../host3/session1/target3:0:0/3:0:0:0/block/sdb, .../rport-...
+    for way, mark in (("iscsi", r"/session\d+/"), ("fc", r"/rport-")):
+        if re.search(mark, place):
             return way
     if (controller := re.search(r"/(nvme\d+)(?:c\d+)?n\d+", place)) is not None:
         transport = read_text(f"{SYS}/class/nvme/{controller[1]}/transport")

@@ -178,8 +178,7 @@ def ask(tool: str, kind: str, columns: str, io: AgentIO, *more: str, to_end: boo
     """
     argv = [tool, *more, *_REPORT, columns]
     done = tools.run_to_end(argv, io) if to_end else tools.run(argv, io, limits=tools.LIST)
-    if done.exit_code:
-        raise HostError(f"{tool} ended with {done.words()}")
+    done.or_fail(f"{tool} ended with")
     return [line for report in json.loads(done.stdout)["report"] for line in report.get(kind, [])]
 
 

@@ -49,11 +49,7 @@ class Named:
     @property
     def options(self) -> list[str]:
         """Of ``rbd``."""
-        return [
-            *self.access,
-            f"--pool={self.pool}",
-            *([f"--namespace={self.namespace}"] * bool(self.namespace)),
-        ]
+        return [*self.access, f"--pool={self.pool}", *([f"--namespace={self.namespace}"] if self.namespace else [])]
 
 
 def read(io: AgentIO, etc_pve: str = "/etc/pve") -> dict[str, Any]:
@@ -269,8 +265,7 @@ def answer_of(done: tools.Finished, tool: str) -> Any:
     Raises:
         HostError: it failed, or says what is not understood.
     """
-    if done.exit_code:
-        raise HostError(f"{tool} ended with {done.words()}")
+    done.or_fail(f"{tool} ended with")
     try:
         return json.loads(done.stdout.decode("utf-8", "surrogateescape") or "{}", strict=False)
     except ValueError as error:

@@ -64,9 +64,7 @@ def measure(io: AgentIO) -> Iterator[dict[str, Any]]:
 def _measured(group: str, pool: str, uuid: str, names: dict[str, str], io: AgentIO) -> dict[str, int]:
     with _metadata(group, pool, uuid, io) as metadata:
         report = ["thin_ls", "--metadata-snap", "--no-headers", "-o", "DEV,EXCLUSIVE_BYTES", metadata]
-        done = tools.run(report, io, limits=_LONG)
-    if done.exit_code:
-        raise HostError(f"thin_ls ended with {done.words()}")
+        done = tools.run(report, io, limits=_LONG).or_fail("thin_ls ended with")
     try:
         pairs = [line.split() for line in done.stdout.decode("ascii").splitlines() if line.strip()]
         return {names[number]: int(alone) for number, alone in pairs if number in names}
@@ -101,9 +99,7 @@ def mapped(group: str, pool: str, uuid: str, thin_id: int, io: AgentIO) -> list[
 
     with _metadata(group, pool, uuid, io) as metadata:
         report = ["thin_dump", "--metadata-snap", "--dev-id", str(thin_id), metadata]
-        done = tools.run(report, io, limits=None, on_output=take)
-    if done.exit_code:
-        raise HostError(f"thin_dump ended with {done.words()}")
+        tools.run(report, io, limits=None, on_output=take).or_fail("thin_dump ended with")
     return found
 
 
@@ -205,6 +201,5 @@ def _state(group: str, pool: str, io: AgentIO) -> dict[str, Any]:
 
 
 def _message(group: str, pool: str, message: str, io: AgentIO) -> None:
-    done = tools.run_to_end(["dmsetup", "message", f"{dm_name(group, pool)}-tpool", "0", message], io)
-    if done.exit_code:
-        raise HostError(f"dmsetup ended with {done.words()}")
+    command = ["dmsetup", "message", f"{dm_name(group, pool)}-tpool", "0", message]
+    tools.run_to_end(command, io).or_fail("dmsetup ended with")

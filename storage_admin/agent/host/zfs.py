@@ -117,8 +117,7 @@ def ask(
 
 def _lines(argv: Sequence[str], io: AgentIO, *, to_end: bool = False) -> list[str]:
     done = tools.run_to_end(argv, io) if to_end else tools.run(argv, io, limits=tools.LIST)
-    if done.exit_code:
-        raise HostError(f"{argv[0]} ended with {done.words()}")
+    done.or_fail(f"{argv[0]} ended with")
     # A name that is no UTF-8 is none that ZFS gives; the rest of the line is read all the same.
     lines = done.stdout.decode("utf-8", "backslashreplace").split("\n")
     if lines.pop():

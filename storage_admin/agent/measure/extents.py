@@ -153,9 +153,7 @@ def map_of(io: AgentIO, node: Node, limits: tools.Limits = tools.QUERY) -> list[
         limits=limits,
         files=node.files(),
         shown=["qemu-img", "map", "-U", "-f", node.format, display(node.path)],
-    )
-    if done.exit_code:
-        raise HostError(f"qemu-img map failed, {done.words()}")
+    ).or_fail("qemu-img map failed,")
     return list(json.loads(done.stdout))
 
 

@@ -61,6 +61,12 @@ class Finished:
         text = display(said[-1][-600:]) if said else "it said nothing"
         return f"signal {-self.exit_code}: {text}" if self.exit_code < 0 else f"exit code {self.exit_code}: {text}"
 
+    def or_fail(self, sentence: str) -> Finished:
+        """Itself, where it ended well; else raises HostError, with a sentence's beginning and :meth:`words`."""
+        if self.exit_code:
+            raise HostError(f"{sentence} {self.words()}")
+        return self
+
 
 def find(name: str) -> str:
     """The absolute path of a tool.
