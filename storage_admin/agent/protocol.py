@@ -1,6 +1,6 @@
 """What the dashboard and the agent say to each other: JSON lines, and the codes in them.
 
-The agent greets with :class:`Hello`, reads one :class:`Request` from standard input and answers with a stream of
+The agent greets (:data:`HELLO`), reads one :class:`Request` from standard input and answers with a stream of
 events. Both ends import this module, so a word that one of them uses is a word that the other one knows.
 
 Names of files are bytes on a hypervisor and need not be UTF-8: they travel as base64 (fields that end in ``_b64``).

@@ -87,7 +87,7 @@ def _read_sparse(reader: Reader) -> Facts:
     if (capacity + grain * entries - 1) // (grain * entries) > 512 * 1024 * 1024:
         raise UnreadableError("the VMDK grain directory is beyond the bounds")
     if table == _GD_AT_END:
-        capacity = _check_footer(reader, capacity)
+        _check_footer(reader, capacity)
     elif capacity and table * 512 >= reader.file_size:
         raise UnreadableError("the file is cut off: its grain directory is missing")
     return Facts(
@@ -100,7 +100,7 @@ def _read_sparse(reader: Reader) -> Facts:
     )
 
 
-def _check_footer(reader: Reader, capacity: int) -> int:
+def _check_footer(reader: Reader, capacity: int) -> None:
     """A stream ends with a footer: the same header, with the place of the grain directory."""
     end = reader.file_size // 512 * 512
     if end < 2048:
@@ -113,7 +113,6 @@ def _check_footer(reader: Reader, capacity: int) -> int:
     _, _, _, footer_capacity, *_ = _HEADER.unpack_from(footer, 512)
     if footer_capacity != capacity:
         raise UnreadableError("the VMDK footer contradicts its header")
-    return capacity
 
 
 def _from_descriptor(descriptor: Descriptor) -> Facts:

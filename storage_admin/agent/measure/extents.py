@@ -62,9 +62,8 @@ def _writer(facts: Facts) -> _Writer | None:
 
 
 def _why_not(facts: Facts) -> str:
-    if facts.subformat:
-        return f"the size of a copy of {facts.format} with subformat {facts.subformat} cannot be estimated yet"
-    return f"the size of a copy of {facts.format} cannot be estimated yet"
+    kind = f"{facts.format} with subformat {facts.subformat}" if facts.subformat else facts.format
+    return f"the size of a copy of {kind} cannot be estimated yet"
 
 
 class _Pieces:

@@ -11,7 +11,7 @@ Recognised is what differs from an image that was merely filled:
 
 from __future__ import annotations
 
-import array
+import contextlib
 import fcntl
 import os
 import struct
@@ -43,11 +43,9 @@ def blocks(fd: int, check: Callable[[], None]) -> Extents | None:
         fd: descriptor of the image, open for reading.
         check: called now and then; raises to stop.
     """
-    room = array.array("B", bytes(_ATTRIBUTES.size))
-    try:
+    room = bytearray(_ATTRIBUTES.size)
+    with contextlib.suppress(OSError):  # a filesystem without such attributes reserves nothing by itself
         fcntl.ioctl(fd, _GET_ATTRIBUTES, room)
-    except OSError:
-        pass  # a filesystem without such attributes reserves nothing by itself
     hint: int = _ATTRIBUTES.unpack(room)[1]
     return extents_of(fd, check, max(2 * hint, _RUN_BYTES))
 
