@@ -16,7 +16,7 @@ from storage_admin.agent.protocol import RefusedError, display
 
 
 def content(pool: Path, path: Path | str) -> bytes:
-    fd = open_beneath(bytes(pool), os.fsencode(path), os.O_RDONLY)
+    fd = open_beneath(bytes(pool), os.fsencode(path))
     try:
         return os.read(fd, 100)
     finally:

@@ -166,13 +166,12 @@ def open_parent(pool_path: bytes, path: bytes) -> tuple[int, bytes]:
     return folder, names[-1]
 
 
-def open_beneath(pool_path: bytes, path: bytes, flags: int) -> int:
-    """Open a file of a pool; no component beneath the pool's own path is followed through a symbolic link.
+def open_beneath(pool_path: bytes, path: bytes) -> int:
+    """Open a file of a pool to read it; no component beneath the pool's own path is followed through a symbolic link.
 
     Args:
         pool_path: absolute path of the pool's folder.
         path: absolute path of the file, beneath the pool.
-        flags: as for :func:`os.open`; ``O_NOFOLLOW``, ``O_CLOEXEC`` and ``O_NONBLOCK`` are added.
 
     Returns:
         The descriptor. The caller checks by ``fstat`` that it is a regular file, and closes it.
@@ -188,7 +187,7 @@ def open_beneath(pool_path: bytes, path: bytes, flags: int) -> int:
         if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
             # Already to open a device or a pipe may do something to who stands behind it.
             raise RefusedError("outside_pool", f"{display(path)} is not a regular file")
-        return _open(folder, name, flags | os.O_CLOEXEC | os.O_NONBLOCK, path)
+        return _open(folder, name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, path)
     finally:
         os.close(folder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import time
@@ -170,10 +171,8 @@ class Pace:
 
     def share(self, share: float) -> Pace:
         """As this one, with such a share of its time."""
-        pace = Pace(
-            self.io, whole=self.whole, samples=self._samples, seconds=self._seconds * share, chance=self._chance
-        )
-        pace._told = self._told
+        pace = copy.copy(self)
+        pace._seconds *= share
         return pace
 
     def as_sample(self) -> Pace:

@@ -275,7 +275,7 @@ def still_named(link: Link) -> bool:
 def _open(planned: Planned, if_missing: str) -> Link:
     shown = display(planned.path)
     try:
-        fd = open_beneath(planned.pool_path, planned.path, os.O_RDONLY)
+        fd = open_beneath(planned.pool_path, planned.path)
     except FileNotFoundError as error:
         raise RefusedError(if_missing, f"{shown} no longer exists; scan the host again") from error
     except OSError as error:

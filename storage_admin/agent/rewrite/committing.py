@@ -286,7 +286,7 @@ def _now(told: dict[str, Any], *, same: bool) -> Planned:
     """
     path, pool = unb64(told["path_b64"]), unb64(told["pool_path_b64"])
     try:
-        with held(open_beneath(pool, path, os.O_RDONLY)) as fd:
+        with held(open_beneath(pool, path)) as fd:
             status = os.fstat(fd)
     except OSError as error:
         raise RefusedError("stale_plan", f"{os.fsdecode(path)} cannot be opened: {error.strerror}") from error

@@ -47,7 +47,7 @@ class Source:
         try:
             for one in _parts(pool_path, path):
                 try:
-                    source.fds.append(open_beneath(pool_path, one, os.O_RDONLY))
+                    source.fds.append(open_beneath(pool_path, one))
                 except FileNotFoundError:
                     raise RefusedError("stale_plan", f"{display(one)} does not exist") from None
             source.stamps = [Stamp.of(os.fstat(fd)) for fd in source.fds]

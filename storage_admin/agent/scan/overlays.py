@@ -19,7 +19,7 @@ from storage_admin.agent.host import special_mounts
 from storage_admin.agent.host.in_use import FileId
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, display, unb64
+from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, display
 from storage_admin.agent.scan.records import (
     FINGERPRINT_SIZE,
     OPEN_FLAGS,
@@ -50,10 +50,7 @@ class LookedAt:
         if not isinstance(fields, dict):
             raise RefusedError(INVALID, "a pool has a path, a kind and fingerprints")
         args = Arguments(fields, frozenset({"path_b64", "kind", "known_b64"}))
-        try:
-            known = unb64(args.get("known_b64", str, ""))
-        except ValueError as error:
-            raise RefusedError(INVALID, "known_b64 is no base64") from error
+        known = args.path("known_b64") if "known_b64" in fields else b""
         size = FINGERPRINT_SIZE
         prints = frozenset(known[start : start + size] for start in range(0, len(known), size))
         return cls(args.path("path_b64"), args.choice("kind", frozenset({"dir", "libvirt", "proxmox"}), "dir"), prints)

@@ -116,7 +116,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
 
 def _open(image: Place) -> int:
     try:
-        fd = open_beneath(image.pool_path, image.path, os.O_RDONLY)
+        fd = open_beneath(image.pool_path, image.path)
     except FileNotFoundError as error:
         raise RefusedError("stale_plan", f"{display(image.path)} no longer exists; scan the host") from error
     except OSError as error:
