@@ -98,7 +98,14 @@ CANCELLED, INTERRUPTED, TOOL_FAILED, NO_GO, INVALID, BUG = (
 BOTH_KEPT, STRANGERS_KEPT = "both_kept", "strangers_kept"
 
 
-class RefusedError(Exception):
+class _CodedError(Exception):
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(code, detail)
+        self.code = code
+        self.detail = detail
+
+
+class RefusedError(_CodedError):
     """Work that is not done because of something an admin can act on.
 
     Args:
@@ -106,13 +113,8 @@ class RefusedError(Exception):
         detail: a sentence that says what is in the way and what to do.
     """
 
-    def __init__(self, code: str, detail: str) -> None:
-        super().__init__(code, detail)
-        self.code = code
-        self.detail = detail
 
-
-class HostError(Exception):
+class HostError(_CodedError):
     """Something on the host failed while work was going on: a tool's exit code, an I/O error, a full disk.
 
     Args:
@@ -122,17 +124,10 @@ class HostError(Exception):
 
     def __init__(self, detail: str, code: str = TOOL_FAILED) -> None:
         super().__init__(code, detail)
-        self.code = code
-        self.detail = detail
 
 
-class StoppedError(Exception):
+class StoppedError(_CodedError):
     """The controller cancelled (``cancelled``), went away or fell silent (``interrupted``), or said no (``no_go``)."""
-
-    def __init__(self, code: str, detail: str) -> None:
-        super().__init__(code, detail)
-        self.code = code
-        self.detail = detail
 
 
 _FULL = {errno.ENOSPC: "the disk was full", errno.EDQUOT: "the quota of the storage is used up"}

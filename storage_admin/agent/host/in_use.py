@@ -132,8 +132,7 @@ _MAX_REASONS = 4
 LOOKS = 3
 
 
-@dataclass(frozen=True)
-class Hold:
+class Hold(NamedTuple):
     """One reason why a file is in use."""
 
     device: int

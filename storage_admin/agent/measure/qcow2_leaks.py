@@ -131,7 +131,7 @@ class Use:
         for counted in self._counted():
             leaked += self._unreferred_of(at, counted)
             at += len(counted)
-        if self._is_referred_to(at, len(self._plain)):
+        if self._plain.find(1, at) >= 0 or self._packed.find(1, at) >= 0:
             raise UnknownError(_NO_REFCOUNT)
         return leaked
 
@@ -145,9 +145,6 @@ class Use:
         if (plain | packed) & ~have:
             raise UnknownError(_NO_REFCOUNT)
         return bin(have & ~(plain | packed)).count("1")
-
-    def _is_referred_to(self, start: int, end: int) -> bool:
-        return self._plain.find(1, start, end) >= 0 or self._packed.find(1, start, end) >= 0
 
     def _counted(self) -> Iterator[bytes]:
         """For each cluster of the file a byte: whether its refcount is above zero; in rows of some thousands."""

@@ -113,7 +113,7 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     io.emit(
         SEEN,
         probe=[_existence(path, mounts) for path in args.probe],
-        busy=[[hold.device, hold.inode, hold.why] for hold in held.holds],
+        busy=list(held.holds),
         busy_complete=held.complete,
         outside=list(bases_outside(elsewhere, files.inodes, mounts)),
     )
@@ -148,7 +148,7 @@ def look(request: Request, io: AgentIO) -> dict[str, Any]:
         images, changed = scan.images, changed + scan.changed
         files.add(scan)
     held = in_use.holds(files.inodes, files.aliases, io.check)
-    io.emit(SEEN, busy=[[hold.device, hold.inode, hold.why] for hold in held.holds])
+    io.emit(SEEN, busy=list(held.holds))
     return {"images": images, "changed": changed}
 
 
