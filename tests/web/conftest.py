@@ -30,6 +30,9 @@ from tests.factories import (
     UserFactory,
     WebhookFactory,
 )
+from tests.web.browser import admins_page, chromium, page, said, stranger
+
+__all__ = ["admins_page", "chromium", "page", "said", "stranger"]
 
 
 @pytest.fixture

@@ -1,18 +1,16 @@
 """A form that is refused tells all that is wrong, at its fields and by their labels, and keeps what was typed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
-from pytest_django.live_server_helper import LiveServer
+from playwright.sync_api import Page, expect
 
 from storage_admin.accounts.models import Token, User
 from storage_admin.events.models import Webhook
 from tests.factories import HostFactory
+from tests.web.browser import RUN_AXE, axe
 from tests.web.conftest import Filled, fill
-from tests.web.test_in_a_browser import RUN_AXE, axe, chromium, complaints_of, signed_in
-
-__all__ = ["chromium"]
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 #: A test takes every so many a form: a merge tries the first part of them.
@@ -128,16 +126,15 @@ def filled_in(page: Page, one: Refused) -> None:
 @pytest.mark.sampled(PARTS)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_form_tells_all_that_is_wrong_at_its_fields_and_keeps_what_was_typed(
-    chromium: Browser, live_server: LiveServer, part: int
+    admins_page: Callable[..., Page], said: list[str], part: int
 ) -> None:
     filled = fill()
     HostFactory.create(name="another")
     User.objects.create_user("changed", role="viewer")
     tokens = Token.objects.count()
-    page = signed_in(chromium, live_server, reduced_motion="reduce").new_page()
-    said = complaints_of(page)
+    page = admins_page(reduced_motion="reduce")
     for one in forms_of(filled)[part::PARTS]:
-        page.goto(live_server.url + one.address)
+        page.goto(one.address)
         filled_in(page, one)
         if one.button:
             page.locator(one.form).get_by_role("button", name=one.button, exact=True).first.click()
@@ -159,10 +156,9 @@ def test_every_form_tells_all_that_is_wrong_at_its_fields_and_keeps_what_was_typ
         assert page.locator("[type=number]").count() == 0, one.address
         look_at(page, f"{one.address} refused {one.button}")
     for address in states_of(filled)[part::PARTS]:
-        page.goto(live_server.url + address)
+        page.goto(address)
         look_at(page, address)
     # Chromium writes the status of each refusal to its console, what is no date, and plans that nobody waited for.
     expected = ("status of 4", "does not conform to the required format", "htmx:")
-    assert [line for line in said if not any(one in line for one in expected)] == []
+    said[:] = [line for line in said if not any(one in line for one in expected)]
     assert Token.objects.count() == tokens
-    page.context.close()

@@ -1,76 +1,19 @@
 """What only a browser can tell: the policy refuses nothing, the console stays empty, axe finds nothing."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from django.conf import settings
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, sync_playwright
-from pytest_django.live_server_helper import LiveServer
+from playwright.sync_api import Page
 
 from images.rewrite import attached, planning
 from storage_admin.hosts.models import StoragePool
-from tests.e2e.browser import is_error
 from tests.factories import ImageFactory, JobFactory
+from tests.web.browser import axe
 from tests.web.conftest import ADMIN_PAGES, Filled, fill
-from tests.working import client_as
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-AXE = Path(settings.BASE_DIR) / "node_modules/axe-core/axe.min.js"
-#: Each violation as its rule and the first element that breaks it.
-RUN_AXE = """axe.run(document, {resultTypes: ["violations"]}).then(
-    (found) => found.violations.map((rule) => `${rule.id}: ${rule.nodes[0].html.slice(0, 200)}`))"""
 HOSTILE = "\"><img src=x onerror=alert(1)><script>alert(2)</script>'{{7*7}}.qcow2"
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-
-
-@pytest.fixture
-def chromium(live_server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
-    """Headless Chromium, gone before the database is emptied."""
-    # Playwright keeps an event loop in this thread, beside which Django would refuse its database.
-    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
-        yield browser
-        browser.close()
-
-
-def signed_in(chromium: Browser, server: LiveServer, **options: object) -> BrowserContext:
-    """A browser window of an admin."""
-    client = client_as(role="admin")
-    context = chromium.new_context(viewport={"width": 1440, "height": 1000}, **options)  # type: ignore[arg-type]
-    context.add_cookies(
-        [{"name": "sessionid", "value": client.cookies["sessionid"].value, "url": server.url, "httpOnly": True}]
-    )
-    return context
-
-
-def complaints_of(page: Page) -> list[str]:
-    """Fills with what the page writes to the console, throws, or asks in a dialog."""
-    said: list[str] = []
-
-    def dismiss(dialog: Dialog) -> None:
-        said.append(f"dialog {dialog.message}")
-        dialog.dismiss()
-
-    def hear(message: ConsoleMessage) -> None:
-        if message.type == "warning" or is_error(message):
-            said.append(message.text)
-
-    page.on("console", hear)
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("dialog", dismiss)
-    return said
-
-
-def axe(page: Page) -> list[str]:
-    """What axe finds on a page as it is, each as its rule and its first element."""
-    page.evaluate(AXE.read_text())
-    found: list[str] = page.evaluate(RUN_AXE)
-    return found
 
 
 def addresses(filled: Filled) -> list[str]:
@@ -101,50 +44,43 @@ def addresses(filled: Filled) -> list[str]:
 
 
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.night)])
-def test_axe_finds_nothing_and_nothing_is_refused(chromium: Browser, live_server: LiveServer, theme: str) -> None:
+def test_axe_finds_nothing_and_nothing_is_refused(
+    admins_page: Callable[..., Page], said: list[str], theme: str
+) -> None:
     filled = fill()
-    page = signed_in(chromium, live_server, color_scheme=theme).new_page()
-    said = complaints_of(page)
+    page = admins_page(color_scheme=theme)
     for address in addresses(filled):
-        page.goto(live_server.url + address)
+        page.goto(address)
         assert page.locator("html").get_attribute("data-bs-theme") == theme
         assert axe(page) == [], address
         assert said == [], address
-    page.context.close()
 
 
-def test_a_hostile_name_opens_no_dialog_on_any_page(chromium: Browser, live_server: LiveServer) -> None:
+def test_a_hostile_name_opens_no_dialog_on_any_page(page: Page, said: list[str]) -> None:
     filled = fill(HOSTILE)
-    page = signed_in(chromium, live_server).new_page()
-    said = complaints_of(page)
     for address in addresses(filled):
-        page.goto(live_server.url + address)
+        page.goto(address)
         assert page.locator("img").count() == 0
         assert said == [], address
     assert page.locator("h1").count() == 1
-    page.context.close()
 
 
 @pytest.mark.parametrize("width", [1440, pytest.param(1024, marks=pytest.mark.night), 420])
-def test_a_name_of_255_bytes_breaks_no_layout(chromium: Browser, live_server: LiveServer, width: int) -> None:
+def test_a_name_of_255_bytes_breaks_no_layout(page: Page, width: int) -> None:
     filled = fill("W" * 249 + ".qcow2")
-    page = signed_in(chromium, live_server).new_page()
     page.set_viewport_size({"width": width, "height": 900})
     too_wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
     broken = []
     for address in addresses(filled):
-        page.goto(live_server.url + address)
+        page.goto(address)
         if page.evaluate(too_wide):
             broken.append(address)
     assert broken == []
-    page.context.close()
 
 
-def test_typing_filters_the_table_and_the_address_bar_says_so(chromium: Browser, live_server: LiveServer) -> None:
+def test_typing_filters_the_table_and_the_address_bar_says_so(page: Page) -> None:
     filled = fill()
-    page = signed_in(chromium, live_server).new_page()
-    said = complaints_of(page)
-    page.goto(f"{live_server.url}/images/")
+    page.goto("/images/")
     assert page.locator("#table tbody tr").count() == 3
     page.fill("#search", filled.image.name)
     page.wait_for_url("**search=vm-104*")
@@ -156,14 +92,11 @@ def test_typing_filters_the_table_and_the_address_bar_says_so(chromium: Browser,
     page.go_back()
     page.wait_for_url("**ordering=-allocated_size*")
     assert page.locator("header.side").count() == 1
-    assert said == []
-    page.context.close()
 
 
-def test_a_job_page_moves_with_its_job_and_stops_with_it(chromium: Browser, live_server: LiveServer) -> None:
+def test_a_job_page_moves_with_its_job_and_stops_with_it(page: Page) -> None:
     filled = fill()
-    page = signed_in(chromium, live_server).new_page()
-    page.goto(f"{live_server.url}/jobs/{filled.running.pk}/")
+    page.goto(f"/jobs/{filled.running.pk}/")
     assert page.locator("#percent").inner_text() == "46 %"
     type(filled.running).objects.filter(pk=filled.running.pk).update(progress=71, stage="verifying")
     page.wait_for_selector("#percent:has-text('71 %')")
@@ -172,14 +105,12 @@ def test_a_job_page_moves_with_its_job_and_stops_with_it(chromium: Browser, live
     page.wait_for_selector("#status .chip:has-text('cancelled')")
     page.wait_for_function("document.querySelectorAll('#main [hx-trigger^=every]').length === 0")
     assert "None." in page.locator("#aside").inner_text()
-    page.context.close()
 
 
-def test_a_chosen_theme_stays(chromium: Browser, live_server: LiveServer) -> None:
-    page = signed_in(chromium, live_server, color_scheme="dark").new_page()
-    page.goto(f"{live_server.url}/jobs/")
+def test_a_chosen_theme_stays(admins_page: Callable[..., Page]) -> None:
+    page = admins_page(color_scheme="dark")
+    page.goto("/jobs/")
     page.click("[data-theme-button]")
     assert page.locator("html").get_attribute("data-bs-theme") == "light"
-    page.goto(f"{live_server.url}/hosts/")
+    page.goto("/hosts/")
     assert page.locator("html").get_attribute("data-bs-theme") == "light"
-    page.context.close()

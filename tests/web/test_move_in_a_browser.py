@@ -7,11 +7,11 @@ from playwright.sync_api import Page
 
 from tests.harness.lvm import Lvm
 from tests.images.test_move import group, lvm, thin
-from tests.web.test_in_a_browser import axe, chromium
+from tests.web.browser import axe
 from tests.web.test_volumes_in_a_browser import done, page
 from tests.working import create, image_at, scan, this_machine
 
-__all__ = ["chromium", "lvm", "page"]
+__all__ = ["lvm", "page"]
 
 pytestmark = [
     pytest.mark.browser, pytest.mark.qemu, pytest.mark.django_db(transaction=True),

@@ -2,45 +2,45 @@
 
 import csv
 import io
+from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
-from pytest_django.live_server_helper import LiveServer
+from playwright.sync_api import Page, expect
 
 from tests.factories import ImageFactory, StoragePoolFactory, UserFactory
-from tests.web.test_in_a_browser import AXE, RUN_AXE, axe, chromium, complaints_of  # noqa: F401 (a fixture)
+from tests.web.browser import axe, log_in
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-PASSWORD = "correct horse battery staple"
 
+@pytest.fixture
+def sign_in(stranger: Callable[..., Page]) -> Callable[[str, str], Page]:
+    """``sign_in("ann", "dark")``: a new tab of that user."""
 
-def sign_in(browser: Browser, server: LiveServer, user: str, theme: str) -> Page:
-    context = browser.new_context(viewport={"width": 1440, "height": 1000}, color_scheme=theme)  # type: ignore[arg-type]
-    page = context.new_page()
-    page.goto(f"{server.url}/")
-    page.get_by_label("User name").fill(user)
-    page.get_by_label("Password").fill(PASSWORD)
-    page.get_by_role("button", name="Sign in").click()
-    page.wait_for_url(f"{server.url}/")
-    return page
+    def opened(user: str, theme: str) -> Page:
+        page = stranger(color_scheme=theme)
+        page.goto("/")
+        log_in(page, user)
+        page.wait_for_url("/")
+        return page
+
+    return opened
 
 
 def names(page: Page) -> list[str]:
     return page.locator("#table tbody tr a.name").all_inner_texts()
 
 
-def test_a_view_is_kept_shared_and_the_same_as_a_file(chromium: Browser, live_server: LiveServer) -> None:  # noqa: F811
+def test_a_view_is_kept_shared_and_the_same_as_a_file(sign_in: Callable[[str, str], Page]) -> None:
     for user, role in (("ann", "operator"), ("bob", "viewer")):
-        UserFactory.create(username=user, role=role, password=PASSWORD)
+        UserFactory.create(username=user, role=role)
     pool = StoragePoolFactory.create()
     for number in range(6):
         ImageFactory.create(pool=pool, name=f"web-{number}.qcow2", allocated_size=number << 30)
     ImageFactory.create(pool=pool, name="mail.raw", format="raw", declared_format="raw")
 
-    page = sign_in(chromium, live_server, "ann", "light")
-    said = complaints_of(page)
-    page.goto(f"{live_server.url}/images/")
+    page = sign_in("ann", "light")
+    page.goto("/images/")
     page.fill("#search", "web-")
     page.wait_for_url("**search=web-*")
     page.locator("#table th a", has_text="Physical").click()
@@ -55,9 +55,8 @@ def test_a_view_is_kept_shared_and_the_same_as_a_file(chromium: Browser, live_se
     assert names(page) == [f"web-{number}.qcow2" for number in range(6)]
     page.context.close()
 
-    page = sign_in(chromium, live_server, "ann", "dark")
-    said += complaints_of(page)
-    page.goto(f"{live_server.url}/images/")
+    page = sign_in("ann", "dark")
+    page.goto("/images/")
     page.get_by_role("navigation", name="Saved views").get_by_role("link", name="web servers").click()
     assert names(page) == [f"web-{number}.qcow2" for number in range(6)]
     page.get_by_text("Manage views…").click()
@@ -67,9 +66,8 @@ def test_a_view_is_kept_shared_and_the_same_as_a_file(chromium: Browser, live_se
     expect(page.get_by_text("“web servers” was changed.")).to_be_visible()
     page.context.close()
 
-    page = sign_in(chromium, live_server, "bob", "light")
-    said += complaints_of(page)
-    page.goto(f"{live_server.url}/images/")
+    page = sign_in("bob", "light")
+    page.goto("/images/")
     link = page.get_by_role("navigation", name="Saved views").get_by_role("link", name="web servers")
     expect(link).to_contain_text("by ann")
     link.click()
@@ -85,34 +83,23 @@ def test_a_view_is_kept_shared_and_the_same_as_a_file(chromium: Browser, live_se
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.set_viewport_size({"width": 420, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert said == []
-    page.context.close()
 
 
 @pytest.mark.parametrize("address", ["/jobs/", "/guests/", "/hosts/", "/benchmarks/"])
 def test_the_forms_of_every_list_are_accessible_and_work_without_scripts(
-    chromium: Browser,  # noqa: F811
-    live_server: LiveServer,
-    address: str,
+    stranger: Callable[..., Page], address: str
 ) -> None:
-    UserFactory.create(username="ann", role="operator", password=PASSWORD)
-    context = chromium.new_context(java_script_enabled=False)
-    page = context.new_page()
-    page.goto(f"{live_server.url}{address}")
-    page.get_by_label("User name").fill("ann")
-    page.get_by_label("Password").fill(PASSWORD)
-    page.get_by_role("button", name="Sign in").click()
+    UserFactory.create(username="ann", role="operator")
+    page = stranger(java_script_enabled=False)
+    page.goto(address)
+    log_in(page, "ann")
     page.get_by_text("Save this view…").click()
     page.get_by_label("Name", exact=True).fill("plain")
     page.get_by_label("Share with all users").check()
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.get_by_text("“plain” is saved.")).to_be_visible()
-    state = context.storage_state()
-    context.close()
-    context = chromium.new_context(storage_state=state, color_scheme="dark")
-    page = context.new_page()
-    page.goto(f"{live_server.url}{address}")
+    page = stranger(storage_state=page.context.storage_state(), color_scheme="dark")
+    page.goto(address)
     for summary in ("Save this view…", "Manage views…"):
         page.get_by_text(summary).click()
     assert axe(page) == []
-    context.close()

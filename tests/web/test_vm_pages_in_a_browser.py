@@ -1,12 +1,11 @@
 """A VM of Proxmox VE in a browser: from its page to a plan and a job, and axe finds nothing on the way."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
-from pytest_django.live_server_helper import LiveServer
+from playwright.sync_api import Page
 
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import secrets
@@ -15,9 +14,7 @@ from tests.factories import GuestDiskFactory, GuestFactory, HostFactory, Storage
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
 from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
-from tests.web.test_in_a_browser import axe, chromium, complaints_of, signed_in
-
-__all__ = ["chromium"]
+from tests.web.browser import axe
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quiet")]
 
@@ -51,12 +48,10 @@ def web(server: ProxmoxServer) -> Guest:
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.night)])
 def test_a_disk_is_moved_by_hand_from_the_guests_page(
-    chromium: Browser, live_server: LiveServer, server: ProxmoxServer, web: Guest, scheme: str
+    admins_page: Callable[..., Page], server: ProxmoxServer, web: Guest, scheme: str
 ) -> None:
-    context = signed_in(chromium, live_server, color_scheme=scheme)
-    page = context.new_page()
-    said = complaints_of(page)
-    page.goto(f"{live_server.url}/guests/")
+    page = admins_page(color_scheme=scheme)
+    page.goto("/guests/")
     page.get_by_role("link", name="web", exact=True).click()
     assert axe(page) == []
     page.get_by_role("link", name="Move scsi0").click()
@@ -73,8 +68,6 @@ def test_a_disk_is_moved_by_hand_from_the_guests_page(
     job = Job.objects.get()
     assert (job.kind, job.target_id, job.options["storage"]) == ("move_disk", web.pk, "s2")
     assert job.options["accept_hidden_lines"] == web.digest
-    page.goto(f"{live_server.url}/guests/{web.pk}/trim/")
+    page.goto(f"/guests/{web.pk}/trim/")
     page.get_by_text("scsi0 has discard=ignore").wait_for()
     assert axe(page) == []
-    assert said == []
-    context.close()

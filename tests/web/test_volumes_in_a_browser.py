@@ -1,13 +1,12 @@
 """Volumes in a browser: the list, a thin pool that fills up, and an unused volume set aside and restored."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from django.utils import timezone
-from playwright.sync_api import Browser, Page
-from pytest_django.live_server_helper import LiveServer
+from playwright.sync_api import Page
 
 from images.alert_rules.looking import look_at_space
 from images.models import Image
@@ -17,10 +16,8 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
 from tests.factories import GuestFactory, StoragePoolFactory
 from tests.harness.lvm import GROUP, VOLUME, Lvm
-from tests.web.test_in_a_browser import axe, chromium, complaints_of, signed_in
-from tests.working import run, scan, this_machine
-
-__all__ = ["chromium"]
+from tests.web.browser import axe
+from tests.working import run, scan, succeeded, this_machine
 
 pytestmark = [
     pytest.mark.browser, pytest.mark.qemu, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quiet"),
@@ -63,21 +60,15 @@ def lvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lvm:
 
 
 @pytest.fixture(params=["light", pytest.param("dark", marks=pytest.mark.night)])
-def page(chromium: Browser, live_server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Page]:
-    """A tab of an admin, in whose console nothing may stand at the end."""
-    context = signed_in(chromium, live_server, color_scheme=request.param, base_url=live_server.url)
-    opened = context.new_page()
-    said = complaints_of(opened)
-    yield opened
-    assert said == []
-    context.close()
+def page(admins_page: Callable[..., Page], request: pytest.FixtureRequest) -> Page:
+    """A tab of an admin."""
+    return admins_page(color_scheme=request.param)
 
 
 def done(page: Page) -> Job:
     """The job whose page it is, which the test works at instead of a worker; the page follows it to its end."""
     page.wait_for_url("**/jobs/*/")
-    job = run(Job.objects.latest("pk"))
-    assert job.state == "succeeded", (job.error_code, job.error_detail)
+    job = succeeded(run(Job.objects.latest("pk")))
     page.locator("#status").get_by_text("succeeded").wait_for()
     return job
 
