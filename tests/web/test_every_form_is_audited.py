@@ -81,54 +81,12 @@ FORMS: list[tuple[str, str, dict[str, Any]]] = [
     ("benchmark_unwatch", "benchmark watch ended", {}),
 ]
 
-_LIVE = (
-    "live_flatten",
-    "live_merge",
-    "live_copy",
-    "switch_back",
-    "set_disk",
-    "snapshot",
-    "delete_snapshot",
-    "delete_old_snapshots",
-    "revert_snapshot",
-)
 _A_JOB = "It submits a job: the one service for that writes the entry (tests/jobs, test_every_change_is_audited)."
 _ONES_OWN = "As an admin's form for others (user_sign_out, user_session_end): one service."
 #: What is not among them, and why.
 NOT_HERE = {
-    **dict.fromkeys(
-        (
-            "reclaim",
-            "flatten",
-            "convert",
-            "export",
-            "to_device",
-            "move",
-            "check",
-            "set_aside",
-            "restore_aside",
-            "delete_aside",
-        ),
-        _A_JOB,
-    ),
-    **dict.fromkeys(("job_undo", "job_discard_undo", "pool_leftover", "move_disk", "resize", "trim", *_LIVE), _A_JOB),
-    "guest_io": _A_JOB,
-    "benchmark_start": _A_JOB,
-    "create": _A_JOB,
-    "unpack": _A_JOB,
-    "from_device": _A_JOB,
-    "upload": _A_JOB,
-    "grow": _A_JOB,
-    "shrink": _A_JOB,
-    "inside": _A_JOB,
-    "relink": _A_JOB,
-    "rebase": _A_JOB,
-    "commit": _A_JOB,
-    "bitmaps": _A_JOB,
-    "sparsify": _A_JOB,
-    "keys": _A_JOB,
-    "attach": _A_JOB,
-    "detach": _A_JOB,
+    **dict.fromkeys((page.name for page in PAGES if page.plan), _A_JOB),
+    **dict.fromkeys(("job_undo", "job_discard_undo", "pool_leftover", "guest_io", "benchmark_start", "inside"), _A_JOB),
     "job_secrets": "It takes a job that waits for them: tests/images/test_keys.",
     "host_add": "It takes a host that answers: test_host_add_pages.",
     "host_connection": "It takes a host that answers: tests/hosts/test_proxmox_hosts.",

@@ -45,6 +45,15 @@ class Page:
     body: dict[str, Any] = field(default_factory=dict)
     #: What it is about belongs to no host, and is there for everybody.
     of_a_host: bool = True
+    #: It shows a plan, and starts the job of it.
+    plan: bool = False
+
+
+def plans(*names: str, role: str = OPERATOR, reads: str = VIEWER, answer: int = 409) -> Iterator[Page]:
+    """Pages that show a plan to who may read it, and start its job for who has the role."""
+    for name in names:
+        yield Page("get", name, reads, plan=True)
+        yield Page("post", name, role, answer, first="" if reads == role else reads, plan=True)
 
 
 PAGES = [
@@ -58,53 +67,20 @@ PAGES = [
     Page("post", "inside", OPERATOR, 302),
     Page("post", "image_format", ADMIN, 302),
     Page("post", "image_forget", ADMIN, 302),
-    Page("get", "reclaim", VIEWER),
-    Page("post", "reclaim", OPERATOR, 409, first=VIEWER),
-    Page("get", "flatten", VIEWER),
-    Page("post", "flatten", OPERATOR, 409, first=VIEWER),
-    Page("get", "convert", VIEWER),
-    Page("post", "convert", OPERATOR, 409, first=VIEWER),
-    Page("get", "export", VIEWER),
-    Page("post", "export", OPERATOR, 409, first=VIEWER),
-    Page("get", "to_device", VIEWER),
-    Page("post", "to_device", ADMIN, 409, first=VIEWER),
-    Page("get", "move", VIEWER),
-    Page("post", "move", OPERATOR, 409, first=VIEWER),
-    Page("get", "grow", VIEWER),
-    Page("post", "grow", OPERATOR, 409, first=VIEWER),
-    Page("get", "shrink", VIEWER),
-    Page("post", "shrink", OPERATOR, 409, first=VIEWER),
-    Page("get", "relink", VIEWER),
-    Page("post", "relink", OPERATOR, 409, first=VIEWER),
-    Page("get", "rebase", VIEWER),
-    Page("post", "rebase", OPERATOR, 409, first=VIEWER),
-    Page("get", "commit", VIEWER),
-    Page("post", "commit", OPERATOR, 409, first=VIEWER),
+    *plans("reclaim", "flatten", "convert", "export"),
+    *plans("to_device", role=ADMIN),
+    *plans("move", "grow", "shrink", "relink", "rebase", "commit"),
     Page("get", "image_files", ADMIN),
     Page("get", "image_file", ADMIN, 302),
-    Page("get", "bitmaps", VIEWER),
-    Page("post", "bitmaps", OPERATOR, 409, first=VIEWER),
-    Page("get", "sparsify", VIEWER),
-    Page("post", "sparsify", OPERATOR, 409, first=VIEWER),
-    Page("get", "keys", VIEWER),
-    Page("post", "keys", OPERATOR, 409, first=VIEWER),
+    *plans("bitmaps", "sparsify", "keys"),
     Page("get", "attached", VIEWER),
-    Page("get", "attach", ADMIN),
-    Page("post", "attach", ADMIN, 409),
-    Page("get", "detach", ADMIN),
-    Page("post", "detach", ADMIN, 409),
-    Page("get", "check", VIEWER),
-    Page("post", "check", OPERATOR, 409, first=VIEWER),
+    *plans("attach", "detach", role=ADMIN, reads=ADMIN),
+    *plans("check"),
     Page("get", "ledger", VIEWER),
     Page("get", "ledger_csv", VIEWER),
     Page("get", "orphans", VIEWER),
     Page("get", "orphans_csv", VIEWER),
-    Page("get", "set_aside", ADMIN),
-    Page("post", "set_aside", ADMIN, 409),
-    Page("get", "restore_aside", ADMIN),
-    Page("post", "restore_aside", ADMIN, 409),
-    Page("get", "delete_aside", ADMIN),
-    Page("post", "delete_aside", ADMIN, 409),
+    *plans("set_aside", "restore_aside", "delete_aside", role=ADMIN, reads=ADMIN),
     Page("get", "jobs", VIEWER),
     Page("get", "jobs_csv", VIEWER),
     Page("get", "jobs_count", VIEWER),
@@ -133,14 +109,9 @@ PAGES = [
     Page("post", "pool_confirm_folder", ADMIN, 302),
     Page("post", "pool_remove", ADMIN, 400),
     Page("post", "pool_leftover", ADMIN, 400),
-    Page("get", "create", VIEWER),
-    Page("post", "create", OPERATOR, first=VIEWER),
-    Page("get", "unpack", VIEWER),
-    Page("post", "unpack", OPERATOR, first=VIEWER),
-    Page("get", "from_device", ADMIN),
-    Page("post", "from_device", ADMIN),
-    Page("get", "upload", VIEWER),
-    Page("post", "upload", OPERATOR, first=VIEWER),
+    *plans("create", "unpack", answer=200),
+    *plans("from_device", role=ADMIN, reads=ADMIN, answer=200),
+    *plans("upload", answer=200),
     Page("get", "guests", VIEWER),
     Page("get", "guests_csv", VIEWER),
     Page("get", "snapshots", VIEWER),
@@ -149,27 +120,9 @@ PAGES = [
     Page("post", "guest_io", VIEWER, 302),
     Page("get", "guest", VIEWER),
     Page("get", "guest_snapshots", VIEWER),
-    *(
-        one
-        for name in (
-            "live_flatten",
-            "live_merge",
-            "live_copy",
-            "switch_back",
-            "set_disk",
-            "snapshot",
-            "delete_snapshot",
-            "delete_old_snapshots",
-            "revert_snapshot",
-        )
-        for one in (Page("get", name, VIEWER), Page("post", name, OPERATOR, first=VIEWER))
-    ),
-    Page("get", "move_disk", VIEWER),
-    Page("post", "move_disk", OPERATOR, first=VIEWER),
-    Page("get", "resize", VIEWER),
-    Page("post", "resize", OPERATOR, first=VIEWER),
-    Page("get", "trim", VIEWER),
-    Page("post", "trim", OPERATOR, first=VIEWER),
+    *plans("live_flatten", "live_merge", "live_copy", "switch_back", "set_disk", answer=200),
+    *plans("snapshot", "delete_snapshot", "delete_old_snapshots", "revert_snapshot", answer=200),
+    *plans("move_disk", "resize", "trim", answer=200),
     Page("post", "view_save", VIEWER, 302),
     # Of another's view it changes only whether the page opens with it, for oneself.
     Page("post", "view_change", VIEWER, 302, of_a_host=False),
