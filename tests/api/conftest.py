@@ -1,11 +1,14 @@
-"""A client for each role, with a token of its own."""
+"""A client for each role, with a token of its own, and a world that they ask about."""
 
 from collections.abc import Callable
 
 import pytest
 from rest_framework.test import APIClient
 
+from tests.api.test_roles import world
 from tests.factories import TokenFactory
+
+__all__ = ["world"]
 
 
 @pytest.fixture

@@ -10,26 +10,14 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from storage_admin.accounts.models import AuditEntry, Session
+from storage_admin.hosts.models import StoragePool
 from tests.api.test_role_table import route
-from tests.api.test_roles import CASES, RESULT_LINE, filled, locked_out
-from tests.benchmarks.factories import WatchFactory
-from tests.factories import (
-    AlertFactory,
-    DeliveryFactory,
-    HostFactory,
-    ImageFactory,
-    JobFactory,
-    PolicyFactory,
-    PolicyRunFactory,
-    SavedViewFactory,
-    StoragePoolFactory,
-    TokenFactory,
-    UserFactory,
-)
+from tests.api.test_roles import CASES, RESULT_LINE, filled
+from tests.factories import HostFactory, ImageFactory, JobFactory, PolicyFactory
 
 #: Method, address, body; what the trail calls it, and which of before and after it says.
 CHANGES: list[tuple[str, str, dict[str, Any], str, dict[str, Any] | None, dict[str, Any] | None]] = [
-    ("patch", "hosts/{host}/", {"max_jobs": 3}, "host changed", {"max_jobs": 1}, {"max_jobs": 3}),
+    ("patch", "hosts/{host}/", {"max_jobs": 3}, "host changed", {"max_jobs": 5}, {"max_jobs": 3}),
     ("post", "hosts/{host}/scan/", {}, "scan queued", None, {}),
     ("delete", "hosts/{remote}/", {}, "host removed", {}, None),
     ("post", "pools/", {"host": "mine", "path": "{folder}"}, "pool registered", None, {"host": "mine"}),
@@ -41,8 +29,8 @@ CHANGES: list[tuple[str, str, dict[str, Any], str, dict[str, Any] | None, dict[s
     ("post", "jobs/", {"kind": "reclaim", "image": "{used}"}, "reclaim refused", None, {}),
     ("post", "jobs/{active}/cancel/", {}, "job cancelled", None, {}),
     ("post", "jobs/{failed}/retry/", {}, "scan queued", None, {}),
-    ("post", "jobs/{done}/undo/", {}, "undo queued", None, {}),
-    ("post", "jobs/{done}/discard-undo/", {}, "discard_undo queued", None, {}),
+    ("post", "jobs/{job}/undo/", {}, "undo queued", None, {}),
+    ("post", "jobs/{job}/discard-undo/", {}, "discard_undo queued", None, {}),
     ("post", "benchmarks/", {"kind": "dd", "pool": "{pool}"}, "benchmark queued", None, {}),
     ("post", "benchmark-watches/", {"kind": "dd", "pool": "{pool}", "every_hours": 24}, "benchmark watch set", None,
      {"kind": "dd", "every_hours": 24}),
@@ -115,43 +103,20 @@ def test_each_method_that_may_change_something_has_a_case() -> None:
 
 
 @pytest.fixture
-def things(db: None, tmp_path: Path, settings: Any) -> dict[str, Any]:
-    host = HostFactory.create(slug="mine")
-    pool = StoragePoolFactory.create(host=host)
-    image = ImageFactory.create(pool=pool, declared_format="", declared_by="")
-    done = JobFactory.create(
-        kind="reclaim", target=ImageFactory.create(pool=pool), state="succeeded", finished=timezone.now(),
-        undo_state="available", undo_expires=timezone.now(),
-    )  # fmt: skip
-    user, delivery = UserFactory.create(), DeliveryFactory.create(state="given_up")
-    long_ago = timezone.now() - timedelta(days=60)
-    session = Session.objects.create(
-        session_key="k", session_data="", expire_date=timezone.now() + timedelta(days=1), user=user,
-        address="192.0.2.9", browser="Firefox on Linux",
-    )  # fmt: skip
-    settings.ALERT_EMAILS, at_work = ["ann@example.org"], PolicyRunFactory.create()
-    mail = DeliveryFactory.create(webhook=None, recipients=["ann@example.org"], state="given_up")
-    folder = tmp_path / "new"
-    folder.mkdir()
-    return {
-        "host": host.pk, "remote": HostFactory.create(kind="ssh").pk, "pool": pool.pk, "folder": str(folder),
-        "there": StoragePoolFactory.create(host=host, path=str(tmp_path)).pk, "above": str(tmp_path),
-        "spare": StoragePoolFactory.create(host=host, source="admin").pk, "image": image.pk,
-        "used": ImageFactory.create(pool=pool, in_use=True).pk, "done": done.pk,
-        "plain": ImageFactory.create(pool=pool).pk,
-        "active": JobFactory.create(state="queued").pk,
-        "failed": JobFactory.create(kind="scan", target=HostFactory.create(), state="failed",
-                                    finished=timezone.now()).pk,
-        "watch": WatchFactory.create(pool=pool, kind="fio").pk, "token": TokenFactory.create().pk,
-        "user": user.pk, "session": session.uid, "policy": PolicyFactory.create().pk,
-        "nights": at_work.policy_id, "at_work": at_work.pk, "mail": mail.pk,
-        "alert": AlertFactory.create(host="mine").pk, "hook": delivery.webhook_id,
-        "delivery": delivery.pk, "orphan": ImageFactory.create(pool=pool, orphan=True).pk,
-        "aside": ImageFactory.create(
-            pool=pool, name="left.qcow2", state="set_aside", aside_since=long_ago, aside_until=long_ago, aside_by="ann",
-        ).pk,
-        "vanished": ImageFactory.create(pool=pool, state="missing", missing_since=long_ago).pk,
-        "view": SavedViewFactory.create(shared=True).pk, "lockout": locked_out("ann").pk,
+def things(world: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """The roles' world, with what a change is recorded of."""
+    pool, long_ago = StoragePool.objects.get(pk=world["pool"]), timezone.now() - timedelta(days=60)
+    Session.objects.filter(uid=world["session"]).update(
+        expire_date=timezone.now() + timedelta(days=1), address="192.0.2.9", browser="Firefox on Linux"
+    )
+    aside = {"aside_since": long_ago, "aside_until": long_ago, "aside_by": "ann"}
+    return world | {
+        "remote": HostFactory.create(kind="ssh").pk, "above": str(tmp_path),
+        "image": ImageFactory.create(pool=pool, declared_format="", declared_by="").pk,
+        "used": ImageFactory.create(pool=pool, in_use=True).pk, "plain": ImageFactory.create(pool=pool).pk,
+        "active": JobFactory.create(state="queued").pk, "policy": PolicyFactory.create().pk, "hook": world["webhook"],
+        "orphan": world["lonely"],
+        "aside": ImageFactory.create(pool=pool, name="left.qcow2", state="set_aside", **aside).pk,
     }  # fmt: skip
 
 

@@ -15,11 +15,9 @@ from django.urls import get_resolver, resolve
 from rest_framework.test import APIClient
 
 from storage_admin.jobs.models import Job
-from tests.api.test_roles import ADMIN, ANYBODY, CASES, OPERATOR, RANKS, VIEWER, Case, ids, send, world
+from tests.api.test_roles import ADMIN, ANYBODY, CASES, OPERATOR, RANKS, VIEWER, Case, ids, send
 from tests.chance import night
 from tests.factories import HostFactory, TokenFactory, UserFactory, an_hour_ago
-
-__all__ = ["world"]
 
 MISSING = 987_654_321
 BACKEND = "django.contrib.auth.backends.ModelBackend"

@@ -8,12 +8,10 @@ from rest_framework.test import APIClient
 
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.jobs.models import Job
-from tests.api.test_roles import ANYBODY, CASES, Case, world
+from tests.api.test_roles import ANYBODY, CASES, Case
 from tests.factories import TokenFactory
 
 pytestmark = pytest.mark.sql
-
-__all__ = ["world"]
 
 # Where an object is not there, nobody reads the body.
 CHANGING = [case for case in CASES if case.method in {"post", "patch"} and case.answer != 404]
