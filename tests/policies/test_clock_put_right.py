@@ -1,6 +1,6 @@
 """A machine's time that was ahead and was put right; a policy whose windows nobody can tell."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,20 +14,15 @@ from storage_admin.accounts.models import AuditEntry
 from storage_admin.events.models import Alert
 from storage_admin.jobs.models import Job
 from tests.factories import PolicyFactory, UserFactory
+from tests.policies.test_clock import HOUR, MINUTE, START, TEN, since_noon
 from tests.policies.test_runs import images
 from tests.web.html import text_of
 from tests.working import ADMIN, reread
 
+__all__ = ["since_noon"]
+
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
-START = datetime(2026, 5, 1, 12, tzinfo=UTC)
-TEN = datetime(2026, 5, 1, 22, tzinfo=UTC)
-HOUR, MINUTE, DAY = timedelta(hours=1), timedelta(minutes=1), timedelta(days=1)
-
-
-@pytest.fixture(autouse=True)
-def since_noon(policy: Policy) -> Policy:
-    Policy.objects.update(clock=START)
-    return reread(policy)
+DAY = timedelta(days=1)
 
 
 def states() -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from storage_admin.events.models import Alert
 from storage_admin.jobs import automation
 from storage_admin.jobs.models import Job
 from tests.factories import PolicyFactory
-from tests.policies.test_runs import MINUTE, NOW, begun, end, images, picks
+from tests.policies.test_runs import MINUTE, NOW, begun, end, images, night, picks
 from tests.working import ADMIN, OPERATOR, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
@@ -22,8 +22,7 @@ def broken(*_about: Any) -> None:
 
 
 def test_a_job_that_failed_in_a_run_that_is_stopped_then_is_told() -> None:
-    images(2)
-    run = begun(PolicyFactory.create())
+    run = night(2)
     end("failed", error_code="bug", error_detail="It broke.")
     services.stop(OPERATOR, run)
     assert not Alert.objects.exists()
@@ -34,8 +33,7 @@ def test_a_job_that_failed_in_a_run_that_is_stopped_then_is_told() -> None:
 
 
 def test_a_job_that_fails_after_its_policy_was_switched_off_is_told() -> None:
-    images(1)
-    run = begun(PolicyFactory.create())
+    run = night(1)
     Job.objects.update(state="running")
     services.change(ADMIN, run.policy, {"enabled": False})
     runs.work(NOW + MINUTE)
@@ -46,9 +44,8 @@ def test_a_job_that_fails_after_its_policy_was_switched_off_is_told() -> None:
 
 
 def test_a_run_that_is_stopped_with_nothing_failed_neither_opens_nor_closes_an_alert() -> None:
-    images(2)
-    policy = PolicyFactory.create()
-    run = begun(policy)
+    run = night(2)
+    policy = run.policy
     services.stop(OPERATOR, run)
     runs.work(NOW + MINUTE)
     assert not Alert.objects.exists()
@@ -64,9 +61,7 @@ def test_a_run_that_is_stopped_with_nothing_failed_neither_opens_nor_closes_an_a
 
 
 def test_switching_a_policy_off_closes_its_alert() -> None:
-    images(1)
-    policy = PolicyFactory.create()
-    begun(policy)
+    policy = night(1).policy
     end("failed", error_code="bug")
     runs.work(NOW + MINUTE)
     services.change(ADMIN, policy, {"max_jobs_per_host": 2})
@@ -79,8 +74,7 @@ def test_switching_a_policy_off_closes_its_alert() -> None:
 def test_what_kept_a_run_from_going_on_is_said_until_it_goes_on_and_nothing_else_is_lost(
     monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
-    images(2)
-    run = begun(PolicyFactory.create())
+    run = night(2)
     PolicyRun.objects.update(detail=before)
     with monkeypatch.context() as patched:
         patched.setattr("images.policies.submitting.submit", broken)
@@ -106,8 +100,7 @@ def test_what_keeps_a_run_from_choosing_is_said_while_nobody_may_try_again(monke
 def test_what_was_in_the_way_before_is_not_said_of_a_run_that_ends_in_its_next_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    images(1)
-    run = begun(PolicyFactory.create())
+    run = night(1)
     end()
     with monkeypatch.context() as patched:
         patched.setattr("images.policies.submitting.submit", broken)
@@ -117,8 +110,7 @@ def test_what_was_in_the_way_before_is_not_said_of_a_run_that_ends_in_its_next_s
 
 
 def test_a_run_that_was_late_and_whose_jobs_all_failed_says_both() -> None:
-    images(1)
-    run = begun(PolicyFactory.create())
+    run = night(1)
     PolicyRun.objects.update(detail=LATE)
     end("failed", error_code="bug")
     runs.work(NOW + MINUTE)
@@ -126,8 +118,7 @@ def test_a_run_that_was_late_and_whose_jobs_all_failed_says_both() -> None:
 
 
 def test_a_run_that_a_pause_held_back_until_its_window_closed_says_so() -> None:
-    images(2)
-    run = begun(PolicyFactory.create())
+    run = night(2)
     automation.switch(ADMIN, paused=True)
     runs.work(NOW + MINUTE)
     runs.work(run.ends)
@@ -138,8 +129,7 @@ def test_a_run_that_a_pause_held_back_until_its_window_closed_says_so() -> None:
 
 
 def test_a_pause_that_held_nothing_back_is_not_said() -> None:
-    images(1)
-    run = begun(PolicyFactory.create())
+    run = night(1)
     Job.objects.update(state="running")
     automation.switch(ADMIN, paused=True)
     runs.work(run.ends)

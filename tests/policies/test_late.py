@@ -11,7 +11,7 @@ from storage_admin.jobs import automation, claims
 from storage_admin.jobs import services as jobs
 from storage_admin.jobs.models import Job
 from tests.factories import PolicyFactory
-from tests.policies.test_runs import NOW, at_work, begun, end, images, picks
+from tests.policies.test_runs import NOW, at_work, begun, end, images, night, picks
 from tests.working import ADMIN, OPERATOR, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
@@ -19,8 +19,7 @@ MINUTE = timedelta(minutes=1)
 
 
 def test_what_was_given_back_or_submitted_while_a_run_was_being_stopped_ends_with_it() -> None:
-    images(3)
-    run = begun(PolicyFactory.create(max_jobs_per_host=2))
+    run = night(3, max_jobs_per_host=2)
     services.stop(OPERATOR, run)
     # As another scheduler leaves it that began its step before: one held back, one submitted.
     back, given, _third = run.picks.order_by("place")
@@ -36,8 +35,7 @@ def test_what_was_given_back_or_submitted_while_a_run_was_being_stopped_ends_wit
 
 
 def test_what_somebody_has_done_before_its_turn_came_is_not_done_again() -> None:
-    images(3)
-    run = begun(PolicyFactory.create(min_age_hours=20))
+    run = night(3, min_age_hours=20)
     assert at_work() == ["disk0"]
     jobs.submit(OPERATOR, "reclaim", Image.objects.get(name="disk1").pk, {})
     end()
@@ -47,8 +45,7 @@ def test_what_somebody_has_done_before_its_turn_came_is_not_done_again() -> None
 
 
 def test_what_somebody_has_undone_before_its_turn_came_is_left_alone() -> None:
-    images(2)
-    run = begun(PolicyFactory.create(min_age_hours=0))
+    run = night(2, min_age_hours=0)
     jobs.submit(OPERATOR, "reclaim", Image.objects.get(name="disk1").pk, {})
     end(undo_state="undone")
     runs.work(NOW + MINUTE)
@@ -76,8 +73,7 @@ def test_a_job_of_a_policy_begins_within_its_window_up_to_the_quiet_minutes() ->
 
 
 def test_a_job_of_a_policy_does_not_begin_while_automation_is_paused_and_begins_when_it_goes_on() -> None:
-    images(1)
-    begun(PolicyFactory.create())
+    night(1)
     job = Job.objects.get()
     automation.switch(ADMIN, paused=True)
     assert claims.claim(job.pk, "worker") is None

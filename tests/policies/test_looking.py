@@ -6,8 +6,7 @@ import pytest
 
 from images.models import Image
 from images.policies import looking
-from tests.factories import PolicyFactory
-from tests.policies.test_runs import at_work, begun, images, picks
+from tests.policies.test_runs import at_work, night, picks
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 COUNT = 50
@@ -40,8 +39,7 @@ def test_whoever_is_behind_those_that_cannot_be_done_is_looked_at_before_it_is_p
 ) -> None:
     host = Host()
     monkeypatch.setattr("images.scan.look.at", host.at)
-    images(COUNT)
-    run = begun(PolicyFactory.create())
+    run = night(COUNT)
     assert at_work() == [f"disk{COUNT - 2}"]
     assert {code for label, _state, code in picks(run) if label in STARTED} == {"guest_running"}
     assert sum(map(len, host.looks)) == len(set().union(*host.looks)), "each image is looked at once"
@@ -51,8 +49,7 @@ def test_a_host_that_stops_answering_is_not_asked_again_in_the_same_step(monkeyp
     host = Host(most=1)
     monkeypatch.setattr("images.scan.look.at", host.at)
     monkeypatch.setattr("images.policies.submitting._take", lambda *_args: 0)
-    images(COUNT)
-    begun(PolicyFactory.create())
+    night(COUNT)
     assert host.asked == 3, "for the choice, for the first images, and once in vain"
 
 
@@ -60,6 +57,5 @@ def test_the_looks_of_a_step_have_an_end(monkeypatch: pytest.MonkeyPatch) -> Non
     host = Host()
     monkeypatch.setattr("images.scan.look.at", host.at)
     monkeypatch.setattr(looking, "STEP_SECONDS", 0.0)
-    images(COUNT)
-    begun(PolicyFactory.create())
+    night(COUNT)
     assert len(host.looks) == 1

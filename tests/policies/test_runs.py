@@ -49,6 +49,12 @@ def begun(policy: Policy, at: Any = NOW) -> PolicyRun:
     return PolicyRun.objects.get(pk=run.pk)
 
 
+def night(count: int, **columns: Any) -> PolicyRun:
+    """What a new policy has begun over so many images of one host."""
+    images(count)
+    return begun(PolicyFactory.create(**columns))
+
+
 def picks(run: PolicyRun) -> list[tuple[str, str, str]]:
     return [(pick.label, pick.state, pick.code) for pick in run.picks.order_by("place", "label")]
 
@@ -66,8 +72,7 @@ def at_work() -> list[str]:
 
 def test_as_many_jobs_as_a_policy_allows_are_at_work_on_each_host_in_the_order_of_gain() -> None:
     images(4)
-    images(3)
-    run = begun(PolicyFactory.create(max_jobs_per_host=2))
+    run = night(3, max_jobs_per_host=2)
     assert sorted(at_work()) == ["disk0", "disk0", "disk1", "disk1"]
     job = Job.objects.order_by("pk")[0]
     assert job.created_by == f"policy {run.policy.name}"
@@ -81,8 +86,7 @@ def test_as_many_jobs_as_a_policy_allows_are_at_work_on_each_host_in_the_order_o
 
 
 def test_a_job_that_waits_for_a_guest_takes_no_slot_of_its_policy_and_is_withdrawn_with_the_window() -> None:
-    images(2)
-    run = begun(PolicyFactory.create())
+    run = night(2)
     assert at_work() == ["disk0"]
     Job.objects.update(parked_at=NOW, waiting_for="guest web to be shut down")
     runs.work(NOW + MINUTE)
@@ -108,8 +112,7 @@ def test_a_run_ends_when_all_has_ended_and_says_how() -> None:
 
 
 def test_a_job_that_failed_is_not_tried_again_in_the_same_run() -> None:
-    images(1)
-    run = begun(PolicyFactory.create())
+    run = night(1)
     end("failed", error_code="bug")
     for minute in range(1, 5):
         runs.work(NOW + minute * MINUTE)
@@ -119,9 +122,7 @@ def test_a_job_that_failed_is_not_tried_again_in_the_same_run() -> None:
 
 
 def test_an_alert_of_a_failed_policy_is_closed_by_a_run_that_ends_well() -> None:
-    images(1)
-    policy = PolicyFactory.create()
-    begun(policy)
+    policy = night(1).policy
     end("failed", error_code="bug")
     runs.work(NOW + MINUTE)
     assert Alert.objects.get().closed is None
@@ -132,8 +133,7 @@ def test_an_alert_of_a_failed_policy_is_closed_by_a_run_that_ends_well() -> None
 
 
 def test_a_job_that_was_interrupted_has_failed_once_its_host_was_recovered() -> None:
-    images(1)
-    run = begun(PolicyFactory.create())
+    run = night(1)
     end("interrupted", error_code="interrupted", needs_recovery=True)
     runs.work(NOW + MINUTE)
     assert picks(run) == [("disk0", "submitted", "")]
@@ -144,16 +144,14 @@ def test_a_job_that_was_interrupted_has_failed_once_its_host_was_recovered() -> 
 
 
 def test_a_host_that_is_never_recovered_does_not_keep_a_run_for_ever() -> None:
-    images(1)
-    run = begun(PolicyFactory.create())
+    run = night(1)
     end("interrupted", error_code="interrupted", needs_recovery=True)
     runs.work(run.ends)
     assert (reread(run).state, picks(run)) == ("failed", [("disk0", "failed", "interrupted")])
 
 
 def test_what_the_agent_refuses_on_the_spot_is_left_out_and_is_no_failure() -> None:
-    images(1)
-    run = begun(PolicyFactory.create())
+    run = night(1)
     end("failed", error_code="guest_running", error_detail="Guest web was started.")
     runs.work(NOW + MINUTE)
     assert picks(reread(run)) == [("disk0", "skipped", "guest_running")]
@@ -162,8 +160,7 @@ def test_what_the_agent_refuses_on_the_spot_is_left_out_and_is_no_failure() -> N
 
 
 def test_a_job_that_somebody_cancelled_is_left_out() -> None:
-    images(1)
-    run = begun(PolicyFactory.create())
+    run = night(1)
     end("cancelled")
     runs.work(NOW + MINUTE)
     assert picks(run) == [("disk0", "skipped", "cancelled")]
@@ -177,8 +174,7 @@ def test_what_a_plan_refuses_is_left_out_with_its_code_and_the_next_one_comes() 
 
 
 def test_in_the_last_quiet_minutes_nothing_begins_and_what_has_not_begun_is_withdrawn() -> None:
-    images(3)
-    run = begun(PolicyFactory.create(max_jobs_per_host=2))
+    run = night(3, max_jobs_per_host=2)
     first, second = Job.objects.order_by("pk")
     Job.objects.filter(pk=first.pk).update(state="running")
     quiet = run.ends - 30 * MINUTE
@@ -201,9 +197,7 @@ def test_in_the_last_quiet_minutes_nothing_begins_and_what_has_not_begun_is_with
 
 
 def test_jobs_of_the_last_run_that_are_still_at_work_take_slots_of_the_next() -> None:
-    images(3)
-    policy = PolicyFactory.create()
-    begun(policy)
+    policy = night(3).policy
     Job.objects.update(state="running")
     PolicyRun.objects.update(ends=NOW + MINUTE, due=NOW - MINUTE)
     runs.work(NOW + MINUTE)
@@ -214,8 +208,7 @@ def test_jobs_of_the_last_run_that_are_still_at_work_take_slots_of_the_next() ->
 
 
 def test_while_automation_is_paused_nothing_is_submitted_and_what_has_not_begun_goes_back() -> None:
-    images(2)
-    run = begun(PolicyFactory.create(max_jobs_per_host=2))
+    run = night(2, max_jobs_per_host=2)
     Job.objects.filter(target_label="disk0").update(state="running")
     automation.switch(ADMIN, paused=True, reason="maintenance")
     runs.work(NOW + MINUTE)
@@ -229,8 +222,7 @@ def test_while_automation_is_paused_nothing_is_submitted_and_what_has_not_begun_
 
 
 def test_an_image_that_another_job_has_waits_for_its_turn() -> None:
-    images(2)
-    run = begun(PolicyFactory.create(max_jobs_per_host=1))
+    run = night(2, max_jobs_per_host=1)
     end()
     blocker = JobFactory.create(target=Image.objects.get(name="disk1"), kind="check", state="running")
     ResourceLock.objects.create(job=blocker, key=f"image:{Image.objects.get(name='disk1').pk}", exclusive=True)
@@ -291,8 +283,7 @@ def test_after_a_job_the_next_one_waits_for_the_scan_that_tells_how_much_is_free
 
 
 def test_stopping_a_run_lets_what_is_at_work_end() -> None:
-    images(2)
-    run = begun(PolicyFactory.create())
+    run = night(2)
     Job.objects.update(state="running")
     services.stop(OPERATOR, run)
     assert picks(run) == [("disk0", "submitted", ""), ("disk1", "skipped", "policy_stopped")]
@@ -306,8 +297,7 @@ def test_stopping_a_run_lets_what_is_at_work_end() -> None:
 
 
 def test_switching_a_policy_off_stops_its_run() -> None:
-    images(2)
-    run = begun(PolicyFactory.create())
+    run = night(2)
     services.change(ADMIN, run.policy, {"enabled": False})
     assert (reread(run).state, run.detail) == ("stopped", "The policy was disabled by ada.")
     assert at_work() == []
@@ -363,8 +353,7 @@ def test_what_rules_left_out_long_ago_is_kept_as_a_number() -> None:
 
 
 def test_an_image_that_is_gone_when_its_turn_comes_says_so() -> None:
-    images(2)
-    run = begun(PolicyFactory.create())
+    run = night(2)
     end()
     Image.objects.filter(name="disk1").delete()
     runs.work(NOW + MINUTE)

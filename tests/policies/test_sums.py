@@ -13,7 +13,7 @@ from images.policies import clock, forgetting, runs, selectors, services
 from storage_admin.jobs.models import Job
 from tests.factories import GIB, ImageFactory, PolicyFactory
 from tests.jobs.test_claims import at_once
-from tests.policies.test_runs import MINUTE, NOW, begun, end, images
+from tests.policies.test_runs import MINUTE, NOW, begun, end, images, night
 from tests.web.html import text_of
 from tests.working import OPERATOR, client_as, reread
 
@@ -34,8 +34,7 @@ def listed(run: PolicyRun, code: str) -> int:
 
 
 def test_what_was_withdrawn_is_no_job_predicts_nothing_and_is_listed_where_it_is_counted() -> None:
-    images(3)
-    run = begun(PolicyFactory.create(max_jobs_per_host=2))
+    run = night(3, max_jobs_per_host=2)
     assert selectors.sums_of([run])[run.pk].predicted == 5 * (GIB // 8)
     services.stop(OPERATOR, run)
     sums = selectors.sums_of([run])[run.pk]
@@ -45,8 +44,7 @@ def test_what_was_withdrawn_is_no_job_predicts_nothing_and_is_listed_where_it_is
 
 
 def test_a_job_that_was_cancelled_is_listed_with_what_was_left_out_and_leads_to_the_job(viewer: Client) -> None:
-    images(2)
-    run = begun(PolicyFactory.create(max_jobs_per_host=2))
+    run = night(2, max_jobs_per_host=2)
     first, second = Job.objects.order_by("pk")
     Job.objects.filter(pk=first.pk).update(state="succeeded", finished=NOW)
     Job.objects.filter(pk=second.pk).update(state="cancelled", finished=NOW)
