@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from rest_framework.test import APIClient
 
 from images.live.copying import LiveCopy
 from images.live.disks import Layers, pool_of
@@ -18,6 +19,8 @@ from storage_admin.hosts.libvirt.reader import LibvirtFacts
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox.guests import ProxmoxGuest
 from storage_admin.hosts.proxmox.reader import ProxmoxFacts
+from storage_admin.jobs import services
+from storage_admin.jobs.models import Job
 from tests.factories import (
     GuestDiskFactory,
     GuestFactory,
@@ -26,8 +29,10 @@ from tests.factories import (
     ImageUseFactory,
     StoragePoolFactory,
 )
+from tests.working import OPERATOR
 
 pytestmark = pytest.mark.sql
+
 
 #: What is of the other host, and must be in no sentence.
 SECRETS = ("payroll", "beta", "virtio-secret", "migrate", "secretnode")
@@ -156,3 +161,17 @@ def test_the_pool_of_a_guest_whose_images_another_node_lists_is_that_of_its_own_
     disk = GuestDiskFactory.create(guest__host=alpha, guest__kind="vm", target="scsi0")
     ImageUseFactory.create(image=ImageFactory.create(pool=there), disk=disk)
     assert pool_of(disk.guest) == here
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_job_of_another_host_that_holds_the_image_is_not_named(client_of: Callable[..., APIClient]) -> None:
+    alpha, beta = HostFactory.create(slug="alpha"), HostFactory.create(slug="beta")
+    template = ImageFactory.create(pool=StoragePoolFactory.create(host=beta), name="payroll.qcow2")
+    clone = ImageFactory.create(pool=StoragePoolFactory.create(host=alpha), backing=template)
+    holder = services.submit(OPERATOR, "reclaim", template.pk, {})
+    body = {"kind": "reclaim", "image": clone.pk}
+    refused = client_of("operator", hosts=["alpha"]).post("/api/v1/jobs/", body, format="json")
+    assert (refused.status_code, refused.json()["code"]) == (409, "busy"), refused.json()
+    assert refused.json()["detail"].startswith("A job on another host needs the same image")
+    services.cancel(OPERATOR, holder)
+    assert services.submit(OPERATOR, "reclaim", clone.pk, {}).state == Job.State.QUEUED
