@@ -10,7 +10,7 @@ from pathlib import Path
 
 from storage_admin.agent.folders.image_folders import VARIABLE
 from storage_admin.hosts.ssh import Endpoint
-from tests.harness.processes import Daemon
+from tests.harness.processes import Daemon, free_port
 
 ADDRESS = "127.0.0.1"
 
@@ -47,13 +47,6 @@ class Sshd:
     def authorize(self, line: str) -> None:
         """Makes that the only line of the users' authorized keys."""
         (self.folder / "authorized_keys").write_text(line + "\n")
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind((ADDRESS, 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
