@@ -1,6 +1,7 @@
 """Jobs run in the test's own process, by the real agent as a process of its own, in folders of the test."""
 
 import hashlib
+import json
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from images.rewrite.libvirt_events import watchers
 from images.scan.run import ScanRun
 from storage_admin.accounts.models import SYSTEM, Actor, Role
 from storage_admin.agent.protocol import RefusedError
+from storage_admin.errors import InvalidError
 from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.services import add_pool
@@ -98,13 +100,23 @@ def run(job: Job) -> Job:
 
 def scan(host: Host) -> dict[str, Any]:
     """Scans a host and answers the job's result; jobs that the scan asks for stay queued."""
-    job = work("scan", host.pk)
+    return dict(succeeded(work("scan", host.pk)).result or {})
+
+
+def scanned_machine(*folders: Path) -> Host:
+    """The row of this machine with these folders as its pools, scanned."""
+    host = this_machine(*folders)
+    scan(host)
+    return host
+
+
+def succeeded(job: Job) -> Job:
+    """The job, which ended as it should; what it says of itself where it did not."""
     assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
-    return dict(job.result or {})
+    return job
 
 
 def said(job: Job) -> list[str]:
-    """The job's log."""
     return list(job.log_lines.values_list("text", flat=True))
 
 
@@ -114,10 +126,21 @@ def image_at(path: Path | bytes) -> Image:
 
 
 def refused_as(act: Callable[..., object], *given: Any, **more: Any) -> str:
-    """The code with which that call is refused."""
     with pytest.raises(RefusedError) as refused:
         act(*given, **more)
     return refused.value.code
+
+
+def codes(kind: str, target: Model, actor: Actor = OPERATOR, /, **options: Any) -> set[str]:
+    """What a plan of such a job is refused for."""
+    return {one.code for one in services.plan(actor, kind, target.pk, options).refusals}
+
+
+def invalid_fields(act: Callable[..., object], *given: Any, **more: Any) -> dict[str, str]:
+    """The fields that are named as wrong where that call is refused, and what is said of each."""
+    with pytest.raises(InvalidError) as wrong:
+        act(*given, **more)
+    return wrong.value.fields
 
 
 def reread(row: M) -> M:
@@ -151,12 +174,10 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def allocated(path: Path) -> int:
-    """The bytes that a file takes on its disk."""
     return path.stat().st_blocks * 512
 
 
 def create(path: Path, size: str = "8M", *options: str, base: str | None = None, form: str = "qcow2") -> Path:
-    """A new image by the real qemu-img."""
     backing = ["-b", base, "-F", "qcow2"] if base is not None else []
     done = subprocess.run(
         ["qemu-img", "create", "-q", "-f", form, *options, *backing, str(path), *([size] if base is None else [])],
@@ -164,3 +185,9 @@ def create(path: Path, size: str = "8M", *options: str, base: str | None = None,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return path
+
+
+def info(path: Path | str) -> dict[str, Any]:
+    """What qemu-img tells of an image, also while somebody has it open."""
+    told = subprocess.run(["qemu-img", "info", "-U", "--output=json", str(path)], capture_output=True, check=True)
+    return dict(json.loads(told.stdout))

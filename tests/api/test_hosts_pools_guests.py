@@ -20,7 +20,7 @@ from tests.factories import (
     PoolSampleFactory,
     StoragePoolFactory,
 )
-from tests.working import client_as
+from tests.working import client_as, reread
 
 pytestmark = pytest.mark.sql
 
@@ -119,8 +119,7 @@ def test_only_who_sees_all_hosts_says_that_all_which_use_a_storage_are_registere
     assert b"all_hosts_registered" not in limited.get(f"/pools/{pool.pk}/").content
     assert admin.patch(path, body, format="json").status_code == 200
     assert limited.post(f"/pools/{pool.pk}/change/", {"name": "fast", "warn_percent": "70"}).status_code == 302
-    pool.refresh_from_db()
-    assert (pool.name, pool.all_hosts_registered) == ("fast", True)
+    assert (reread(pool).name, pool.all_hosts_registered) == ("fast", True)
 
 
 def test_a_pool_that_comes_from_libvirt_is_not_removed_here(admin: APIClient) -> None:

@@ -12,8 +12,8 @@ from benchmarks.steps import GIB
 from storage_admin.hosts.models import StoragePool
 from tests.api.conftest import client_of, operator, viewer  # noqa: F401 (clients for each role, here too)
 from tests.benchmarks.factories import BenchmarkFactory, SampleFactory, WatchFactory
-from tests.factories import HostFactory, StoragePoolFactory, UserFactory
-from tests.working import scan, this_machine
+from tests.factories import HostFactory, StoragePoolFactory
+from tests.working import scanned_machine
 
 ALL_TOOLS = {"qemu-img": True, "fio": True, "bonnie++": True}
 
@@ -28,8 +28,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def here(db: None, folder: Path) -> StoragePool:
     """A real, scanned pool on this machine."""
-    host = this_machine(folder)
-    scan(host)
+    host = scanned_machine(folder)
     return StoragePool.objects.select_related("host").get(host=host)
 
 
@@ -57,15 +56,6 @@ def measured() -> Callable[..., Benchmark]:
         return run
 
     return make
-
-
-def signed_in(role: str) -> Client:
-    """A browser that is signed in with that role."""
-    client = Client()
-    client.force_login(
-        UserFactory.create(username=f"the-{role}", role=role), "django.contrib.auth.backends.ModelBackend"
-    )
-    return client
 
 
 def page_of(client: Client, address: str, status: int = 200) -> str:

@@ -22,7 +22,7 @@ from storage_admin.jobs import services as jobs
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Recorder
 from tests.factories import ImageFactory, JobFactory, StoragePoolFactory
-from tests.working import OPERATOR, reread
+from tests.working import OPERATOR, invalid_fields, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -83,9 +83,7 @@ def test_a_job_submitted_as_a_job_is_a_benchmark_too(pool: StoragePool) -> None:
     ],
 )
 def test_unknown_and_senseless_options_are_named(pool: StoragePool, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidError) as caught:
-        services.submit(OPERATOR, "dd", pool.pk, options)
-    assert caught.value.fields
+    assert invalid_fields(services.submit, OPERATOR, "dd", pool.pk, options)
 
 
 def test_an_unknown_pool_or_kind_is_said(pool: StoragePool) -> None:

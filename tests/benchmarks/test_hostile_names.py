@@ -4,11 +4,12 @@ import pytest
 
 from benchmarks.models import Benchmark, Watch
 from storage_admin.hosts.models import StoragePool
-from tests.benchmarks.conftest import page_of, signed_in
+from tests.benchmarks.conftest import page_of
 from tests.benchmarks.factories import BenchmarkFactory, SampleFactory
 from tests.chance import night
 from tests.web.html import inline_code, tags_of
 from tests.web.test_hostile_names import PAYLOADS
+from tests.working import client_as
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -18,7 +19,6 @@ def shape(page: str) -> list[tuple[str, frozenset[str]]]:
 
 
 def named(name: str) -> None:
-    """Gives that name to all that strangers name."""
     StoragePool.objects.update(name=name[:200])
     drop = Benchmark.objects.exclude(regressions=[]).get()
     drop.regressions[0]["setting"] = {"cluster_size": name}
@@ -34,7 +34,7 @@ def named(name: str) -> None:
 
 
 def test_names_are_text_on_every_page(filled: list[str]) -> None:
-    admin = signed_in("admin")
+    admin = client_as(role="admin")
     named("plain")
     pages = [address for address in filled if not address.startswith("/pools/")]
     harmless = {address: shape(page_of(admin, address)) for address in pages}
@@ -49,4 +49,4 @@ def test_names_are_text_on_every_page(filled: list[str]) -> None:
 def test_a_setting_in_a_csv_is_no_formula(pool: StoragePool) -> None:
     run = BenchmarkFactory.create(pool=pool)
     SampleFactory.create(benchmark=run, setting={"size": "=cmd|' /C calc'!A0"})
-    assert "'=cmd" in page_of(signed_in("viewer"), f"/benchmarks/{run.pk}/results.csv")
+    assert "'=cmd" in page_of(client_as(role="viewer"), f"/benchmarks/{run.pk}/results.csv")

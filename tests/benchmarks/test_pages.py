@@ -17,12 +17,12 @@ from benchmarks.models import Benchmark
 from benchmarks.steps import MIB
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
-from tests.benchmarks.conftest import page_of, signed_in
+from tests.benchmarks.conftest import page_of
 from tests.benchmarks.factories import BenchmarkFactory, SampleFactory
 from tests.factories import JobFactory, StoragePoolFactory
 from tests.web.confirming import confirm, planned
 from tests.web.html import inline_code, tags_of, text_of
-from tests.working import at_most_queries
+from tests.working import at_most_queries, client_as
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -36,12 +36,12 @@ START = "/benchmarks/start/"
 
 @pytest.fixture
 def viewer() -> Client:
-    return signed_in("viewer")
+    return client_as(role="viewer")
 
 
 @pytest.fixture
 def operator() -> Client:
-    return signed_in("operator")
+    return client_as(role="operator", username="the-operator")
 
 
 def said(client: Client, address: str) -> str:
@@ -58,7 +58,7 @@ def chart_of(page: str, chart: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("role", ["viewer", "operator", "admin"])
 def test_every_page_opens_runs_no_inline_code_and_names_what_it_labels(filled: list[str], role: str) -> None:
-    client = signed_in(role)
+    client = client_as(role=role)
     for address in [*filled, *(["/benchmarks/paste/"] if role != "viewer" else [])]:
         page = page_of(client, address)
         tags = tags_of(page)

@@ -19,7 +19,7 @@ from storage_admin.hosts.session import AgentSession
 from storage_admin.jobs import reaper
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Recorder
-from tests.working import OPERATOR, create, digests, reread, run, said, scan
+from tests.working import OPERATOR, create, digests, reread, run, said, scan, succeeded
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -43,8 +43,7 @@ def measure(pool: StoragePool, kind: str, **options: Any) -> Benchmark:
     benchmark = services.submit(OPERATOR, kind, pool.pk, {"size_bytes": 4 * MIB, "seconds": 1} | options)
     job = benchmark.job
     assert job is not None
-    ended = run(job)
-    assert ended.state == "succeeded", (ended.error_code, ended.error_detail, said(ended))
+    succeeded(run(job))
     return reread(benchmark)
 
 
@@ -131,8 +130,7 @@ def test_a_killed_benchmark_has_its_host_recovered_without_waiting_for_a_scan(
     assert (ended.state, ended.needs_recovery) == ("interrupted", True)
     assert list(folder.iterdir())
     reaper.recover_hosts()
-    recovery = run(Job.objects.get(kind="recover"))
-    assert recovery.state == "succeeded"
+    recovery = succeeded(run(Job.objects.get(kind="recover")))
     assert not list(folder.iterdir())
     assert not reread(ended).needs_recovery
     assert said(ended)[-1] == "recovered: its leftover scratch files were removed"

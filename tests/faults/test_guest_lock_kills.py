@@ -10,7 +10,8 @@ from storage_admin.jobs.models import Job
 from tests.faults.test_linked_clone_kills import run_to_death
 from tests.faults.trials import steps
 from tests.harness.proxmox.server import ProxmoxServer
-from tests.images.linked import clone, holds, host, scanned, server, store
+from tests.images.linked import clone, holds, host, server, store
+from tests.images.node import scanned
 from tests.images.test_guest_locks import on_a_network, reclaim, text
 from tests.working import run, said
 

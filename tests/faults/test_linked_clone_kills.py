@@ -15,19 +15,8 @@ from storage_admin.jobs.models import Job
 from tests.faults import kill_self
 from tests.faults.trials import WHEN, steps
 from tests.harness.proxmox.server import ProxmoxServer
-from tests.images.linked import (
-    LINKED,
-    OWN,
-    backing,
-    clone,
-    conf,
-    flatten,
-    holds,
-    host,
-    scanned,
-    server,
-    store,
-)
+from tests.images.linked import LINKED, OWN, backing, clone, conf, flatten, holds, host, server, store
+from tests.images.node import scanned
 from tests.working import OPERATOR, run, said
 
 __all__ = ["clone", "host", "server", "store"]

@@ -16,7 +16,7 @@ from storage_admin.errors import InvalidError
 from storage_admin.hosts import services
 from storage_admin.hosts.models import Host, StoragePool
 from tests.factories import HostFactory, TokenFactory, UserFactory
-from tests.working import ADMIN, create, digests, image_at, refused_as, reread, scan, this_machine, work
+from tests.working import ADMIN, create, digests, image_at, refused_as, reread, scan, scanned_machine, work
 
 pytestmark = pytest.mark.django_db
 LIMITED = Actor("lisa", Role.ADMIN, hosts=frozenset({"local"}))
@@ -126,8 +126,7 @@ class TestAnotherFolder:
     def pool(self, tmp_path: Path) -> StoragePool:
         (tmp_path / "images").mkdir()
         create(tmp_path / "images" / "vm.qcow2")
-        host = this_machine(tmp_path / "images")
-        scan(host)
+        host = scanned_machine(tmp_path / "images")
         return host.pools.get()
 
     def exchange(self, tmp_path: Path) -> Path:

@@ -24,7 +24,7 @@ from tests.harness.proxmox.world import lab
 from tests.harness.sshd import Sshd, sshd
 from tests.hosts.remote import add, agent_folder, server, with_folder
 from tests.hosts.test_proxmox_hosts import add as add_node
-from tests.working import OPERATOR, create, refused_as, run, said, scan, work
+from tests.working import OPERATOR, create, refused_as, run, said, scan, succeeded, work
 
 __all__ = ["agent_folder", "server"]
 
@@ -130,8 +130,7 @@ def test_one_hosts_outage_changes_nothing_on_the_others_and_is_told_with_when_it
 
     scan(Host.objects.get(pk=near.pk))  # the neighbour goes on
     image = Image.objects.get(host=near)
-    job = run(services.submit(OPERATOR, "check", image.pk, {}))
-    assert job.state == "succeeded", (job.error_detail, said(job))
+    succeeded(run(services.submit(OPERATOR, "check", image.pk, {})))
     assert refused_as(services.submit, OPERATOR, "reclaim", Image.objects.get(host=far).pk, {}) == "host_unreachable"
 
     client.force_login(UserFactory.create(role="admin"))

@@ -17,7 +17,7 @@ from storage_admin.jobs.models import Job
 from tests.factories import JobFactory
 from tests.harness.proxmox.server import ProxmoxServer, proxmox, server
 from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
-from tests.working import ADMIN, OPERATOR, reread, run, said
+from tests.working import ADMIN, OPERATOR, reread, run, succeeded
 
 __all__ = ["server"]
 
@@ -59,8 +59,7 @@ def test_a_token_that_is_not_taken_is_not_saved_and_never_shown(server: ProxmoxS
 
 def test_a_scan_by_the_api_alone_shows_guests_and_storages_and_that_lines_may_be_hidden(server: ProxmoxServer) -> None:
     host = add(server)
-    job = run(services.submit(OPERATOR, "scan", host.pk, {}))
-    assert job.state == "succeeded", (job.error_detail, said(job))
+    succeeded(run(services.submit(OPERATOR, "scan", host.pk, {})))
     assert reread(host).status == "ok"
     assert "SSH" in host.owners_unknown
     assert set(Guest.objects.filter(host=host).values_list("kind", flat=True)) == {"vm", "container"}

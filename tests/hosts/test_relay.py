@@ -28,7 +28,7 @@ from tests.harness.guests import Disk, Domains, write_pattern
 from tests.harness.processes import wait_until
 from tests.harness.sshd import Sshd, keypair, sshd
 from tests.hosts.remote import add, agent_folder, with_folder
-from tests.working import OPERATOR, create, digests, image_at, run, said, scan
+from tests.working import OPERATOR, create, digests, image_at, run, scan, succeeded
 
 __all__ = ["agent_folder"]
 
@@ -94,8 +94,7 @@ def test_guests_of_libvirt_are_known_and_images_are_reclaimed(host: Host, domain
     assert [use.disk.guest for use in image.uses.all()] == [guest]
     assert Host.objects.get(pk=host.pk).owners_unknown == ""
     assert control.states(host)[guest.uid] == "shut off"
-    job = run(services.submit(OPERATOR, "reclaim", image.pk, {"method": "compress"}))
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    succeeded(run(services.submit(OPERATOR, "reclaim", image.pk, {"method": "compress"})))
     wait_until(lambda: not relays(), 10, "no relay is left")
 
 

@@ -17,7 +17,7 @@ from storage_admin.jobs import services
 from tests.agent.harness import leftovers, make_image
 from tests.harness.sshd import Sshd, sshd
 from tests.hosts.remote import add, with_folder
-from tests.working import OPERATOR, image_at, run, said, scan
+from tests.working import OPERATOR, image_at, run, scan, succeeded
 
 pytestmark = [
     pytest.mark.services, pytest.mark.qemu, pytest.mark.django_db,
@@ -68,8 +68,7 @@ def test_with_the_rule_images_are_listed_and_reclaimed_as_root(server: Sshd, tmp
     host = add(server, user=USER)
     with_folder(host, pool)
     scan(host)
-    job = run(services.submit(OPERATOR, "reclaim", image_at(pool / "disk.qcow2").pk, {"method": "compress"}))
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(run(services.submit(OPERATOR, "reclaim", image_at(pool / "disk.qcow2").pk, {"method": "compress"})))
     assert run(services.undo(OPERATOR, job)).state == "succeeded"
     assert leftovers(pool) == set()
 

@@ -13,7 +13,7 @@ from storage_admin.jobs import services
 from tests.harness.proxmox.cluster import cluster
 from tests.harness.proxmox.server import ProxmoxServer, server
 from tests.harness.proxmox.world import SECRET, TOKEN_ID
-from tests.working import ADMIN, OPERATOR, run, said
+from tests.working import ADMIN, OPERATOR, run, succeeded
 
 __all__ = ["server"]
 
@@ -32,10 +32,15 @@ def add(server: ProxmoxServer, name: str = "pve", secret: str = SECRET) -> Host:
 
 
 def scan(host: Host) -> dict[str, Any]:
-    job = run(services.submit(OPERATOR, "scan", host.pk, {}))
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(run(services.submit(OPERATOR, "scan", host.pk, {})))
     host.refresh_from_db()
     return dict(job.result or {})
+
+
+def add_and_scan(server: ProxmoxServer) -> Host:
+    host = add(server)
+    scan(host)
+    return host
 
 
 def at(place: str) -> Image:

@@ -1,6 +1,5 @@
 """What the tests of linked clones share."""
 
-import json
 import os
 import subprocess
 import sys
@@ -19,7 +18,8 @@ from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
 from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
 from tests.images import node
-from tests.working import OPERATOR, create, image_at, reread, run, scan, this_machine
+from tests.images.node import scanned
+from tests.working import OPERATOR, create, image_at, info, reread, this_machine
 
 LINKED = "store:100/base-100-disk-0.qcow2/101/vm-101-disk-0.qcow2"
 
@@ -50,7 +50,6 @@ class OnDisk(world.Guest):
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """The storage's folder."""
     (tmp_path / "store/images/100").mkdir(parents=True)
     (tmp_path / "store/images/101").mkdir()
     return tmp_path / "store"
@@ -105,20 +104,12 @@ def host(server: ProxmoxServer, clone: Path) -> Host:
     return host
 
 
-def scanned(host: Host) -> None:
-    """Scans until no scan asks for another one: the first finds Proxmox VE and its storage."""
-    scan(host)
-    while (job := Job.objects.filter(kind="scan", state="queued").first()) is not None:
-        assert run(job).state == "succeeded"
-
-
 def conf(server: ProxmoxServer) -> dict[str, str]:
     return server.world.guests["vm", 101].conf.now
 
 
 def backing(path: Path) -> str:
-    told = subprocess.run(["qemu-img", "info", "--output=json", path], capture_output=True, check=True).stdout
-    return str(json.loads(told).get("backing-filename", ""))
+    return str(info(path).get("backing-filename", ""))
 
 
 def holds(path: Path) -> bool:

@@ -53,5 +53,4 @@ def scanned(host: Host) -> None:
 
 
 def config(pve: Path, text: str, vmid: int = 100, node: str = NODE) -> None:
-    """Writes a VM's configuration file."""
     (pve / f"nodes/{node}/qemu-server/{vmid}.conf").write_text(text)

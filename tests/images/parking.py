@@ -11,12 +11,11 @@ from storage_admin.guests.models import Guest
 from storage_admin.jobs import claims, reaper, services
 from storage_admin.jobs.models import Job
 from tests.factories import GuestFactory, ImageFactory, ImageUseFactory, JobFactory, StoragePoolFactory
-from tests.working import OPERATOR
+from tests.working import OPERATOR, reread
 
 
 @pytest.fixture(autouse=True)
 def rung(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The ids that were rung for."""
     ids: list[int] = []
     for module in (wait_for_guests, reaper):
         monkeypatch.setattr(module, "ring_now", ids.append)
@@ -44,8 +43,7 @@ def submit(image: Image, **options: Any) -> Job:
 def parked(image: Image, **options: Any) -> Job:
     job = submit(image, **options)
     assert claims.claim(job.pk, "w") is None
-    job.refresh_from_db()
-    assert job.parked_at is not None, job.waiting_for
+    assert reread(job).parked_at is not None, job.waiting_for
     return job
 
 

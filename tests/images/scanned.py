@@ -6,21 +6,19 @@ import pytest
 
 from images.models import Image
 from storage_admin.hosts.models import Host, StoragePool
-from tests.working import scan, this_machine
+from tests.working import scanned_machine
 
 
 @pytest.fixture
 def pool(tmp_path: Path) -> StoragePool:
     """The only pool of this machine, scanned while its folder was empty. Modules that use it import it."""
     (tmp_path / "pool").mkdir()
-    this_machine(tmp_path / "pool")
-    scan(Host.objects.get())
+    scanned_machine(tmp_path / "pool")
     return StoragePool.objects.get()
 
 
 @pytest.fixture
 def folder(pool: StoragePool) -> Path:
-    """Its folder."""
     return Path(pool.path)
 
 

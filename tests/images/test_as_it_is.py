@@ -20,7 +20,7 @@ from tests.agent.harness import leftovers, make_image, qemu_img, write
 from tests.agent.test_convert import same
 from tests.agent.test_shrink import GPT, disk
 from tests.images.test_linking import resolve, row
-from tests.working import ADMIN, OPERATOR, create, image_at, register, run, said, scan, this_machine, work
+from tests.working import ADMIN, OPERATOR, create, image_at, register, run, said, scan, succeeded, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -30,7 +30,6 @@ OTHER_OPTIONS: dict[str, Any] = {"format": "qcow2", "format_options": {"cluster_
 
 @pytest.fixture
 def image(pool: Path) -> Path:
-    """A scanned image."""
     path = pool / "vm.qcow2"
     make_image(path)
     scan(this_machine(pool))
@@ -59,11 +58,6 @@ def refused(kind: str, target_id: int, **options: Any) -> list[str]:
 
 def failed(job: Job, code: str) -> None:
     assert (job.state, job.error_code) == ("failed", code), (job.error_detail, said(job))
-
-
-def succeeded(job: Job) -> Job:
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
-    return job
 
 
 def readable(path: Path) -> bool:

@@ -7,11 +7,9 @@ import pytest
 from images.models import Image
 from storage_admin.hosts.models import Host
 from tests.images.test_set_aside import fresh, orphan, recover
-from tests.working import ADMIN, said, scan, work
+from tests.working import ADMIN, scan, succeeded, work
 
-pytestmark = [
-    pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve"),
-]  # fmt: skip
+pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
 
 def test_what_was_taken_for_gone_and_is_there_again_can_be_restored(pool: Path, host: Host) -> None:
@@ -29,8 +27,7 @@ def test_what_was_taken_for_gone_and_is_there_again_can_be_restored(pool: Path, 
     recover(host)
     image = fresh(image)
     assert (image.state, image.aside_job) == ("set_aside", job)
-    restored = work("restore_aside", image.pk, ADMIN)
-    assert restored.state == "succeeded", (restored.error_code, said(restored))
+    succeeded(work("restore_aside", image.pk, ADMIN))
     assert (pool / "left.qcow2").read_bytes() == content
     scan(host)
     assert [(one.pk, one.state) for one in Image.every.all()] == [(image.pk, "ok")]

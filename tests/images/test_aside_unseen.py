@@ -13,9 +13,7 @@ from storage_admin.jobs import services
 from tests.images.test_set_aside import end_grace, fresh, orphan
 from tests.working import ADMIN, create, image_at, run, said, scan, work
 
-pytestmark = [
-    pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve"),
-]  # fmt: skip
+pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
 
 def overlay(path: Path, base: str, *options: str) -> None:

@@ -1,6 +1,5 @@
 """A job makes a new image in a pool: what its plan says comes true, and what cannot be is refused before anything."""
 
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -8,13 +7,12 @@ from typing import Any
 import pytest
 
 from images.models import Image
-from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from tests.factories import GuestFactory, ImageFactory, StoragePoolFactory
+from tests.factories import ImageFactory, ImageUseFactory, StoragePoolFactory
 from tests.images.scanned import folder, pool
-from tests.working import OPERATOR, client_as, image_at, refused_as, run, scan, work
+from tests.working import OPERATOR, client_as, image_at, info, invalid_fields, refused_as, run, scan, succeeded, work
 
 __all__ = ["folder", "pool"]
 
@@ -27,13 +25,6 @@ def based_on(folder: Path, name: str = "base.qcow2") -> Image:
     subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -q -P 7 1M 3M", folder / name], check=True)
     scan(Host.objects.get())
     return image_at(folder / name)
-
-
-def info(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
-        subprocess.run(["qemu-img", "info", "--output=json", path], check=True, capture_output=True).stdout
-    )
-    return found
 
 
 @pytest.mark.parametrize(
@@ -60,8 +51,7 @@ def test_a_new_image_takes_what_its_plan_says(
     pool: StoragePool, folder: Path, form: str, options: dict[str, Any], exact: bool
 ) -> None:
     given = {"name": f"new.{form}", "format": form, "format_options": options, "virtual_size": 256 * MIB}
-    job = work("create", pool.pk, OPERATOR, **given)
-    assert job.state == Job.State.SUCCEEDED, job.error_detail
+    job = succeeded(work("create", pool.pk, OPERATOR, **given))
     taken = (folder / f"new.{form}").stat().st_blocks * 512
     assert (job.result or {})["after_bytes"] == taken == -(job.freed_bytes or 0)
     assert job.plan["predicted_low"] <= taken <= job.plan["predicted_high"]
@@ -74,8 +64,7 @@ def test_a_new_image_takes_what_its_plan_says(
 
 def test_an_overlay_has_the_size_of_its_base_and_is_listed_above_it(pool: StoragePool, folder: Path) -> None:
     base = based_on(folder)
-    job = work("create", pool.pk, OPERATOR, name="over.qcow2", base=base.pk)
-    assert job.state == Job.State.SUCCEEDED, job.error_detail
+    job = succeeded(work("create", pool.pk, OPERATOR, name="over.qcow2", base=base.pk))
     assert (job.result or {})["virtual_size"] == 64 * MIB
     run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
     over = image_at(folder / "over.qcow2")
@@ -108,16 +97,14 @@ def test_an_overlay_has_the_size_of_its_base_and_is_listed_above_it(pool: Storag
     ],
 )
 def test_options_that_cannot_be_are_named(options: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidError) as wrong:
-        services.plan(OPERATOR, "create", StoragePoolFactory.create().pk, options)
-    assert field in wrong.value.fields
+    assert field in invalid_fields(services.plan, OPERATOR, "create", StoragePoolFactory.create().pk, options)
 
 
 def test_a_base_of_another_host_is_none(pool: StoragePool, folder: Path) -> None:
     other = ImageFactory.create()
-    with pytest.raises(InvalidError) as wrong:
-        services.plan(OPERATOR, "create", pool.pk, {"name": "over.qcow2", "base": other.pk})
-    assert "base" in wrong.value.fields
+    assert "base" in invalid_fields(
+        services.plan, OPERATOR, "create", pool.pk, {"name": "over.qcow2", "base": other.pk}
+    )
 
 
 def codes(pool: StoragePool, **options: Any) -> set[str]:
@@ -172,9 +159,7 @@ def test_a_base_whose_guest_runs_is_refused_and_one_whose_guest_is_off_is_warned
     pool: StoragePool, folder: Path
 ) -> None:
     base = based_on(folder)
-    guest = GuestFactory.create(host=pool.host, state="running")
-    disk = guest.disks.create(target="vda", path=base.path, path_bytes=base.path_bytes, path_key=base.path_key)
-    base.uses.create(disk=disk)
+    guest = ImageUseFactory.create(image=base, disk__guest__state="running").disk.guest
     assert codes(pool, name="over.qcow2", base=base.pk) == {"guest_running"}
     guest.state = "shut off"
     guest.save()

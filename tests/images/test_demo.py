@@ -15,6 +15,7 @@ from storage_admin.accounts.models import SYSTEM
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
 from tests.factories import GuestDiskFactory, ImageFactory, JobFactory
+from tests.working import info
 
 NAMES = {name for recipe in RECIPES for name in recipe.names}
 
@@ -42,11 +43,6 @@ def marked(tmp_path: Path, *names: str) -> Path:
         (path / name).write_text("made by the demo")
     (path / make.MARKER).write_text(json.dumps({"files": list(names)}))
     return path
-
-
-def info(path: Path) -> dict[str, Any]:
-    done = subprocess.run(["qemu-img", "info", "-U", "--output=json", str(path)], capture_output=True, check=True)
-    return dict(json.loads(done.stdout))
 
 
 @pytest.mark.qemu

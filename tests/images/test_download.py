@@ -17,8 +17,8 @@ from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts import asking
 from storage_admin.hosts.models import Host
 from tests.agent.harness import make_image, write
-from tests.factories import GuestFactory
-from tests.working import ADMIN, client_as, image_at, scan, this_machine
+from tests.factories import ImageUseFactory
+from tests.working import ADMIN, client_as, image_at, refused_as, scan, scanned_machine
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 MIB = 1 << 20
@@ -30,8 +30,7 @@ def image(tmp_path: Path) -> Image:
     make_image(path, "32M")
     for at in range(0, 20, 2):
         write(path, 0x30 + at, f"{at}M", "1M")
-    this_machine(tmp_path)
-    scan(Host.objects.get())
+    scanned_machine(tmp_path)
     return image_at(path)
 
 
@@ -106,9 +105,7 @@ def test_nonsense_is_the_whole_file_and_what_lies_outside_is_an_error(image: Ima
 
 def test_only_admins_have_it_and_nobody_has_what_a_guest_uses(image: Image) -> None:
     assert get(client_as(role="operator"), image).status_code == 403
-    guest = GuestFactory.create(host=image.host, state="running")
-    disk = guest.disks.create(target="vda", path=image.path, path_bytes=image.path_bytes, path_key=image.path_key)
-    image.uses.create(disk=disk)
+    ImageUseFactory.create(image=image, disk__guest__state="running")
     Image.objects.update(in_use=True)
     refused = get(client_as(role="admin"), image)
     assert (refused.status_code, refused.json()["code"]) == (409, "guest_running")
@@ -127,9 +124,7 @@ def test_a_file_that_somebody_writes_to_meanwhile_is_cut_off(image: Image) -> No
 def test_no_more_than_two_at_once_and_each_place_comes_free(image: Image) -> None:
     for _ in range(3):
         running = [download.answer(ADMIN, image) for _ in range(download.AT_ONCE)]
-        with pytest.raises(RefusedError) as refused:
-            download.answer(ADMIN, image)
-        assert refused.value.code == "busy"
+        assert refused_as(download.answer, ADMIN, image) == "busy"
         for one in running:
             close(one)
 

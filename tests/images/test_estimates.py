@@ -21,7 +21,7 @@ from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Recorder
 from tests.agent.harness import make_image, write
 from tests.factories import HostFactory, ImageFactory, JobFactory
-from tests.working import OPERATOR, image_at, reread, run, said, scan, this_machine, work
+from tests.working import OPERATOR, image_at, reread, run, scan, scanned_machine, succeeded, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor")]
 
@@ -29,11 +29,9 @@ pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("
 def test_what_changed_is_sampled_after_a_scan_and_not_again(tmp_path: Path) -> None:
     make_image(tmp_path / "a.qcow2")
     make_image(tmp_path / "b.qcow2")
-    host = this_machine(tmp_path)
-    scan(host)
+    host = scanned_machine(tmp_path)
     assert image_at(tmp_path / "a.qcow2").reclaimable_bytes is None
-    job = run(Job.objects.get(kind="sample"))
-    assert job.state == "succeeded", (job.error_detail, said(job))
+    succeeded(run(Job.objects.get(kind="sample")))
     image = image_at(tmp_path / "a.qcow2")
     assert image.reclaimable_bytes
     assert image.reclaimable_low is not None
@@ -80,8 +78,7 @@ def test_an_image_that_changed_while_it_was_sampled_is_sampled_again(
 ) -> None:
     path = tmp_path / "a.qcow2"
     make_image(path)
-    host = this_machine(tmp_path)
-    scan(host)
+    host = scanned_machine(tmp_path)
     on_event = Sample.on_event
 
     def meanwhile(kind: Sample, job: Job, event: dict[str, Any]) -> None:
@@ -98,8 +95,7 @@ def test_an_image_that_changed_while_it_was_sampled_is_sampled_again(
 def test_one_image_is_analyzed_on_request(tmp_path: Path) -> None:
     make_image(tmp_path / "a.qcow2")
     scan(this_machine(tmp_path))
-    job = work("analyze", image_at(tmp_path / "a.qcow2").pk, OPERATOR)
-    assert job.state == "succeeded", job.error_detail
+    job = succeeded(work("analyze", image_at(tmp_path / "a.qcow2").pk, OPERATOR))
     assert image_at(tmp_path / "a.qcow2").reclaimable_bytes == (job.result or {})["reclaimable_bytes"]
 
 
@@ -109,8 +105,7 @@ def test_a_full_analysis_says_what_each_method_would_win_with_a_bound(tmp_path: 
     image = image_at(tmp_path / "a.qcow2")
     assert not space.is_bound(image)
     assert space.predicted(image, "compress") == (None, None, None)
-    job = work("analyze", image.pk, OPERATOR, mode="full")
-    assert job.state == "succeeded", job.error_detail
+    job = succeeded(work("analyze", image.pk, OPERATOR, mode="full"))
     assert job.plan["method"] == "full"
     image = image_at(tmp_path / "a.qcow2")
     assert space.is_bound(image)
@@ -196,8 +191,7 @@ def test_a_broken_chain_offers_nothing_in_no_list_and_no_sum_until_it_is_whole_a
     base, top, other = (tmp_path / f"{name}.qcow2" for name in ("base", "top", "other"))
     for path, below in ((base, None), (top, base.name), (other, None)):
         make_image(path, base=below)
-    host = this_machine(tmp_path)
-    scan(host)
+    host = scanned_machine(tmp_path)
     run(Job.objects.get(kind="sample"))
     offer = [getattr(image_at(top), name) for name in space.OFFER]
     assert offer[0] > 0

@@ -12,7 +12,7 @@ from storage_admin.jobs.models import Job
 from tests.agent.test_export import fill, unpacked
 from tests.agent.test_unpack import MIB, image
 from tests.images.scanned import folder, pool
-from tests.working import OPERATOR, client_as, image_at, said, scan, work
+from tests.working import OPERATOR, client_as, codes, image_at, scan, succeeded, work
 
 __all__ = ["folder", "pool"]
 
@@ -29,8 +29,7 @@ def disk(pool: StoragePool, folder: Path) -> Image:
 
 def test_an_image_leaves_in_parts_and_comes_back(pool: StoragePool, folder: Path, disk: Image) -> None:
     before = Path(disk.path).read_bytes()
-    job = work("export", disk.pk, OPERATOR, packing="gzip", part_bytes=2 * MIB)
-    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    job = succeeded(work("export", disk.pk, OPERATOR, packing="gzip", part_bytes=2 * MIB))
     result = job.result or {}
     parts = sorted(folder.glob("disk.qcow2.gz.*"))
     assert [one.name for one in parts] == ["disk.qcow2.gz.001", "disk.qcow2.gz.002"]
@@ -41,16 +40,16 @@ def test_an_image_leaves_in_parts_and_comes_back(pool: StoragePool, folder: Path
     assert "2 MiB (2,097,152 bytes)" in page
     taken = sum(one.stat().st_blocks * 512 for one in parts)
     assert (job.before_bytes, job.after_bytes, job.freed_bytes, result["after_bytes"]) == (0, taken, -taken, taken)
-    back = work("unpack", pool.pk, OPERATOR, source=result["path"], name="back.qcow2", sha256=result["sha256"])
-    assert back.state == Job.State.SUCCEEDED, (back.error_code, back.error_detail, said(back))
+    back = succeeded(
+        work("unpack", pool.pk, OPERATOR, source=result["path"], name="back.qcow2", sha256=result["sha256"])
+    )
     assert (folder / "back.qcow2").read_bytes() == before
     assert (back.result or {})["content_sha256"] == result["content_sha256"]
 
 
 def test_an_archive_takes_no_more_than_its_plan_says(folder: Path, disk: Image) -> None:
     plan = services.plan(OPERATOR, "export", disk.pk, {"packing": "ova", "cpus": 2})
-    job = work("export", disk.pk, OPERATOR, packing="ova", cpus=2)
-    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    job = succeeded(work("export", disk.pk, OPERATOR, packing="ova", cpus=2))
     taken = (folder / "disk.ova").stat().st_blocks * 512
     assert plan.scratch_bytes is not None
     assert taken <= plan.scratch_bytes
@@ -76,8 +75,7 @@ def test_an_overlay_is_only_exported_with_its_base(folder: Path, disk: Image) ->
     assert work("create", disk.pool_id, OPERATOR, name="top.qcow2", base=disk.pk).state == Job.State.SUCCEEDED
     scan(disk.host)
     top = image_at(folder / "top.qcow2")
-    codes = {one.code for one in services.plan(OPERATOR, "export", top.pk, {}).refusals}
-    assert codes == {"unsupported_subformat"}
+    assert codes("export", top) == {"unsupported_subformat"}
     assert services.plan(OPERATOR, "export", top.pk, {"packing": "ova"}).refusals == ()
 
 

@@ -15,9 +15,9 @@ from storage_admin.hosts import asking
 from storage_admin.hosts.models import Host, StoragePool
 from tests.agent.harness import make_image, qemu_img
 from tests.agent.test_files import SECRET, disk
-from tests.factories import GuestFactory
+from tests.factories import ImageUseFactory
 from tests.images.test_download import close
-from tests.working import ADMIN, OPERATOR, client_as, image_at, refused_as, scan, this_machine
+from tests.working import ADMIN, OPERATOR, client_as, image_at, refused_as, scan, scanned_machine
 
 __all__ = ["disk"]
 
@@ -46,8 +46,7 @@ LISTED = {
 @pytest.fixture
 def image(tmp_path: Path) -> Image:
     make_image(tmp_path / "vm.qcow2")
-    this_machine(tmp_path)
-    scan(Host.objects.get())
+    scanned_machine(tmp_path)
     StoragePool.objects.update(look_inside=True)
     return image_at(tmp_path / "vm.qcow2")
 
@@ -122,9 +121,7 @@ def test_only_admins_look_and_only_where_it_is_allowed(image: Image, asked: list
         files.look(OPERATOR, image)
     assert client_as(role="operator").get(f"/api/v1/images/{image.pk}/files/").status_code == 403
     assert f"/images/{image.pk}/files/" in client_as(role="admin").get(f"/images/{image.pk}/").content.decode()
-    guest = GuestFactory.create(host=image.host, state="running")
-    drive = guest.disks.create(target="vda", path=image.path, path_bytes=image.path_bytes, path_key=image.path_key)
-    image.uses.create(disk=drive)
+    guest = ImageUseFactory.create(image=image, disk__guest__state="running").disk.guest
     Image.objects.update(in_use=True)
     assert refused_as(files.look, ADMIN, image_at(Path(image.path))) == "guest_running"
     Image.objects.update(in_use=False)

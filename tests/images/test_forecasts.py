@@ -25,7 +25,7 @@ from tests.agent.test_analyze import MIB, allocated, analyzed, image_of, mixed, 
 from tests.agent.test_estimate_by_method import DENSE, IMAGES, binaries, fill, qemu_io
 from tests.agent.test_estimate_by_method import sparse as scattered
 from tests.factories import GIB, ImageFactory, JobFactory, StoragePoolFactory
-from tests.working import OPERATOR, image_at, run, scan, this_machine, work
+from tests.working import OPERATOR, image_at, run, scan, succeeded, this_machine, work
 
 pytestmark = pytest.mark.qemu
 
@@ -247,16 +247,14 @@ def test_plan_job_rest_and_ledger_carry_what_was_predicted(tmp_path: Path) -> No
     for number in range(4):
         plan = services.plan(OPERATOR, "convert", image_at(pool / f"disk{number}.qcow2").pk, {"format": "raw"})
         assert (plan.predicted_seconds_high is None) is (number < 3)
-        job = work("convert", image_at(pool / f"disk{number}.qcow2").pk, OPERATOR, format="raw")
-        assert job.state == "succeeded", job.error_detail
+        job = succeeded(work("convert", image_at(pool / f"disk{number}.qcow2").pk, OPERATOR, format="raw"))
         shown = PlanSerializer(job.plan).data
         taken = (pool / f"disk{number}.raw").stat().st_blocks * 512
         assert shown["predicted_low"] <= taken <= shown["predicted_high"]
         assert (job.predicted_bytes, job.freed_bytes) == (-shown["predicted_after_bytes"], -taken)
         assert shown["won_bytes"] is None
     top = image_at(pool / "top.qcow2")
-    job = work("flatten", top.pk, OPERATOR)
-    assert job.state == "succeeded", job.error_detail
+    job = succeeded(work("flatten", top.pk, OPERATOR))
     told = PlanSerializer(job.plan).data
     assert told["predicted_low"] <= (pool / "top.qcow2").stat().st_blocks * 512 <= told["predicted_high"]
     assert job.predicted_bytes == told["before_bytes"] - told["predicted_after_bytes"]

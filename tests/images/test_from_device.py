@@ -12,7 +12,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.test_from_device import behind, device
 from tests.images.scanned import pool
-from tests.working import ADMIN, OPERATOR, client_as, image_at, run, said
+from tests.working import ADMIN, OPERATOR, client_as, image_at, run, succeeded
 
 __all__ = ["behind", "device", "pool"]
 
@@ -27,8 +27,7 @@ def test_an_admin_imports_a_device_by_the_page(pool: StoragePool, behind: Path, 
     shown = browser.post(address, sent | {"show": "1"})
     assert str(device).encode() in shown.content
     assert browser.post(address, sent | {"planned": shown.context["planned"], "key": "k"}).status_code == 302
-    job = run(Job.objects.get(kind="from_device"))
-    assert job.state == Job.State.SUCCEEDED, (job.error_detail, said(job))
+    job = succeeded(run(Job.objects.get(kind="from_device")))
     made = Path(pool.path) / "lv.qcow2"
     assert (job.result or {})["device_bytes"] == behind.stat().st_size
     subprocess.run(["qemu-img", "compare", "-f", "raw", "-F", "qcow2", behind, made], check=True, capture_output=True)

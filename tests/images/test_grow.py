@@ -1,9 +1,7 @@
 """A job makes an image larger; the qcow2 comes back by an undo, what cannot grow says so."""
 
-import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,8 +9,8 @@ from images.models import Image
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from tests.factories import GuestFactory
-from tests.working import OPERATOR, client_as, image_at, run, said, scan, this_machine, work
+from tests.factories import ImageUseFactory
+from tests.working import OPERATOR, client_as, codes, image_at, info, run, scan, scanned_machine, succeeded, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 MIB = 1 << 20
@@ -22,8 +20,7 @@ def made(folder: Path, form: str, *options: str) -> Image:
     path = folder / f"vm.{form}"
     subprocess.run(["qemu-img", "create", "-q", "-f", form, *options, path, "64M"], check=True)
     subprocess.run(["qemu-io", "-f", form, "-c", "write -q -P 7 1M 3M", path], check=True)
-    this_machine(folder)
-    scan(Host.objects.get())
+    scanned_machine(folder)
     image = image_at(path)
     if form == "raw":
         image.declared_format = image.admin_format = "raw"
@@ -31,22 +28,11 @@ def made(folder: Path, form: str, *options: str) -> Image:
     return image
 
 
-def info(image: Image) -> dict[str, Any]:
-    asked = ["qemu-img", "info", "--output=json", "-f", image.declared_format, image.path]
-    found: dict[str, Any] = json.loads(subprocess.run(asked, check=True, capture_output=True).stdout)
-    return found
-
-
-def codes(image: Image, **options: Any) -> set[str]:
-    return {one.code for one in services.plan(OPERATOR, "grow", image.pk, options).refusals}
-
-
 @pytest.mark.parametrize("form", ["qcow2", "raw"])
 def test_an_image_grows_as_its_plan_says(tmp_path: Path, form: str) -> None:
     image = made(tmp_path, form)
-    job = work("grow", image.pk, OPERATOR, size_bytes=96 * MIB)
-    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
-    assert info(image)["virtual-size"] == 96 * MIB
+    job = succeeded(work("grow", image.pk, OPERATOR, size_bytes=96 * MIB))
+    assert info(image.path)["virtual-size"] == 96 * MIB
     result = job.result or {}
     assert (result["virtual_size"], result["swapped"]) == (96 * MIB, form == "qcow2")
     taken = Path(image.path).stat().st_blocks * 512
@@ -55,26 +41,24 @@ def test_an_image_grows_as_its_plan_says(tmp_path: Path, form: str) -> None:
     assert image_at(image.path.encode()).virtual_size == 96 * MIB
     if form == "qcow2":
         assert run(services.undo(OPERATOR, job)).state == Job.State.SUCCEEDED
-        assert info(image)["virtual-size"] == 64 * MIB
+        assert info(image.path)["virtual-size"] == 64 * MIB
     else:
         assert not job.undo_available
 
 
 def test_what_cannot_grow_says_so(tmp_path: Path) -> None:
     image = made(tmp_path, "qcow2")
-    assert codes(image) == {"invalid"}
-    assert codes(image, size_bytes=64 * MIB) == {"invalid"}
-    assert codes(image, size_bytes=96 * MIB) == set()
-    guest = GuestFactory.create(host=image.host, state="running")
-    disk = guest.disks.create(target="vda", path=image.path, path_bytes=image.path_bytes, path_key=image.path_key)
-    image.uses.create(disk=disk)
+    assert codes("grow", image) == {"invalid"}
+    assert codes("grow", image, size_bytes=64 * MIB) == {"invalid"}
+    assert codes("grow", image, size_bytes=96 * MIB) == set()
+    ImageUseFactory.create(image=image, disk__guest__state="running")
     Image.objects.update(in_use=True)
-    assert codes(image, size_bytes=96 * MIB) == {"guest_running"}
+    assert codes("grow", image, size_bytes=96 * MIB) == {"guest_running"}
 
 
 def test_a_format_that_cannot_grow_is_sent_to_a_conversion(tmp_path: Path) -> None:
     image = made(tmp_path, "vdi")
-    assert codes(image, size_bytes=96 * MIB) == {"unsupported_subformat"}
+    assert codes("grow", image, size_bytes=96 * MIB) == {"unsupported_subformat"}
 
 
 def test_the_unused_end_goes_and_comes_back(tmp_path: Path) -> None:
@@ -85,20 +69,18 @@ def test_the_unused_end_goes_and_comes_back(tmp_path: Path) -> None:
     subprocess.run(["sfdisk", "-q", raw], input=b"label: gpt\nstart=2048, size=40960\n", check=True)
     subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, path], check=True)
     raw.unlink()
-    this_machine(tmp_path)
-    scan(Host.objects.get())
+    scanned_machine(tmp_path)
     image = image_at(path)
-    assert {one.code for one in services.plan(OPERATOR, "shrink", image.pk, {}).refusals} == set()
+    assert codes("shrink", image) == set()
     early = work("shrink", image.pk, OPERATOR, size_bytes=8 * MIB)
     assert (early.state, early.error_code) == (Job.State.FAILED, "end_in_use")
     scan(Host.objects.get())
-    job = work("shrink", image.pk, OPERATOR)
-    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
-    assert (job.result or {})["virtual_size"] == info(image)["virtual-size"] == 22 * MIB
+    job = succeeded(work("shrink", image.pk, OPERATOR))
+    assert (job.result or {})["virtual_size"] == info(image.path)["virtual-size"] == 22 * MIB
     run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
     assert image_at(path).virtual_size == 22 * MIB
     assert run(services.undo(OPERATOR, job)).state == Job.State.SUCCEEDED
-    assert info(image)["virtual-size"] == 64 * MIB
+    assert info(image.path)["virtual-size"] == 64 * MIB
 
 
 def test_its_page_asks_for_the_size_and_plans_with_it(tmp_path: Path) -> None:

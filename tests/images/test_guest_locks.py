@@ -18,8 +18,9 @@ from tests.factories import GuestDiskFactory, GuestFactory, HostFactory, JobFact
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.images.away import goes_away
-from tests.images.linked import LINKED, OWN, backing, by_command, clone, holds, host, scanned, server, store
-from tests.working import ADMIN, OPERATOR, image_at, reread, run, said
+from tests.images.linked import LINKED, OWN, backing, by_command, clone, holds, host, server, store
+from tests.images.node import scanned
+from tests.working import ADMIN, OPERATOR, image_at, reread, run, said, succeeded
 
 __all__ = ["by_command", "clone", "host", "server", "store"]
 
@@ -89,8 +90,7 @@ def test_its_guest_is_locked_while_the_files_are_exchanged_and_not_any_longer(
     at_the_exchange(monkeypatch, lambda: seen.append((f"lock: {HELD_LOCK}\n" in text(server), files(clone))))
     plan = services.plan(OPERATOR, "reclaim", image_at(clone).pk, {"method": "compress"})
     assert (plan.refusals, any("clone locked" in warning for warning in plan.warnings)) == ((), True)
-    job = run(reclaim(clone))
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(run(reclaim(clone)))
     # Both files are there when all nodes are asked again.
     assert [(locked, len(names)) for locked, names in seen] == [(True, 3)]
     assert (text(server), locks_set(server)) == (before, [("101", HELD_LOCK), ("101", "lock")])
@@ -125,8 +125,7 @@ def test_every_node_is_asked_before_the_lock_and_after_the_exchange_and_not_in_b
 def test_root_on_the_node_does_it_by_pvesh(server: ProxmoxServer, clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guest_locks, "_api", by_pvesh)
     before = text(server)
-    job = run(reclaim(clone))
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    succeeded(run(reclaim(clone)))
     assert (text(server), locks_set(server)) == (before, [("101", HELD_LOCK), ("101", "lock")])
 
 
@@ -165,8 +164,7 @@ def test_the_undo_of_a_job_of_another_dashboard_locks_its_guest_as_well(
     StoragePool.objects.filter(host=host).update(network=True, all_hosts_registered=True)
     server.seen.clear()
     options = {"job": job.uid, "action": "restore"}
-    undone = run(services.submit(ADMIN, "settle_leftover", image_at(clone).pool_id, options))
-    assert undone.state == "succeeded", (undone.error_code, undone.error_detail, said(undone))
+    undone = succeeded(run(services.submit(ADMIN, "settle_leftover", image_at(clone).pool_id, options)))
     assert (clone.stat().st_ino, locks_set(server)) == (inode, [("101", HELD_LOCK), ("101", "lock")])
     assert (text(server), undone.unlock_due) == (before, False)
 
@@ -175,15 +173,13 @@ def test_an_undo_locks_its_guest_as_well(server: ProxmoxServer, clone: Path) -> 
     before, inode = text(server), clone.stat().st_ino
     job = run(reclaim(clone))
     server.seen.clear()
-    undone = run(services.undo(OPERATOR, job))
-    assert undone.state == "succeeded", (undone.error_code, undone.error_detail, said(undone))
+    undone = succeeded(run(services.undo(OPERATOR, job)))
     assert (clone.stat().st_ino, locks_set(server)) == (inode, [("101", HELD_LOCK), ("101", "lock")])
     assert (text(server), undone.unlock_due) == (before, False)
 
 
 def test_a_linked_clone_is_named_anew_before_it_is_locked(server: ProxmoxServer, clone: Path) -> None:
-    job = run(services.submit(OPERATOR, "flatten", image_at(clone).pk, {}))
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(run(services.submit(OPERATOR, "flatten", image_at(clone).pk, {})))
     assert (backing(clone), OWN in text(server), "lock:" in text(server)) == ("", True, False)
     assert run(services.undo(OPERATOR, job)).state == "succeeded"
     assert (bool(backing(clone)), LINKED in text(server), "lock:" in text(server)) == (True, True, False)
@@ -195,8 +191,7 @@ def test_all_guests_that_stand_on_a_base_are_locked(
     # As one that somebody made by hand: a template's own disk is left as it is.
     monkeypatch.setattr(refusals, "_BASE", "/")
     base = store / "images/100/base-100-disk-0.qcow2"
-    job = run(reclaim(base))
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    succeeded(run(reclaim(base)))
     assert sorted(locks_set(server)) == [("100", HELD_LOCK), ("100", "lock"), ("101", HELD_LOCK), ("101", "lock")]
     assert holds(clone)
 

@@ -11,7 +11,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.services import update_pool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from tests.working import ADMIN, OPERATOR, client_as, image_at, run, said, scan, this_machine, work
+from tests.working import ADMIN, OPERATOR, client_as, image_at, run, scan, scanned_machine, succeeded, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 MIB = 1 << 20
@@ -35,8 +35,7 @@ def image(tmp_path: Path) -> Image:
     subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, path], check=True)
     filesystem.unlink()
     raw.unlink()
-    this_machine(tmp_path)
-    scan(Host.objects.get())
+    scanned_machine(tmp_path)
     return image_at(path)
 
 
@@ -54,8 +53,7 @@ def test_what_it_finds_stands_on_the_page_until_the_image_changes(image: Image) 
     if (sampled := Job.objects.filter(kind="sample", state=Job.State.QUEUED).first()) is not None:
         run(sampled)
     assert work("analyze", image.pk, OPERATOR, mode="full").state == Job.State.SUCCEEDED
-    job = work("inside", image.pk, OPERATOR)
-    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    succeeded(work("inside", image.pk, OPERATOR))
     found = last_look(image_at(Path(image.path)))
     assert found is not None
     (part,) = found["parts"]

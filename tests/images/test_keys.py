@@ -24,7 +24,7 @@ from storage_admin.jobs.models import IdempotentAnswer, Job, JobLog, Sealed
 from storage_admin.supervisor import backups
 from tests.agent.test_keys import FIRST, made, opens
 from tests.images.scanned import folder, pool
-from tests.working import OPERATOR, VIEWER, client_as, image_at, refused_as, reread, run, said, scan
+from tests.working import OPERATOR, VIEWER, client_as, image_at, refused_as, reread, run, scan, succeeded
 
 __all__ = ["folder", "pool"]
 
@@ -63,8 +63,7 @@ def test_a_new_image_is_encrypted_with_what_was_told_in_confidence(pool: Storage
     assert answer.status_code == 202, answer.content
     assert (FIRST in answer.content.decode(), is_anywhere(FIRST), Sealed.objects.count()) == (False, False, 1)
     assert json.loads(sealing.unlock(Sealed.objects.get().content)) == {"new_passphrase": FIRST}
-    job = run(Job.objects.get(kind="create"))
-    assert job.state == Job.State.SUCCEEDED, (job.error_detail, said(job))
+    job = succeeded(run(Job.objects.get(kind="create")))
     assert (is_anywhere(FIRST), Sealed.objects.count()) == (False, 0)
     path = folder / f"vm.{form}"
     taken = path.stat().st_blocks * 512
@@ -164,13 +163,11 @@ def test_passphrases_change_by_jobs_that_can_be_undone(image: Image, folder: Pat
     path = folder / "vm.qcow2"
     wrong = keys(image, {"passphrase": SECOND, "new_passphrase": FIRST})
     assert (wrong.state, wrong.error_code) == (Job.State.FAILED, "wrong_passphrase")
-    added = keys(image, {"passphrase": FIRST, "new_passphrase": SECOND})
-    assert added.state == Job.State.SUCCEEDED, (added.error_detail, said(added))
+    succeeded(keys(image, {"passphrase": FIRST, "new_passphrase": SECOND}))
     assert (opens(path, "qcow2", FIRST), opens(path, "qcow2", SECOND)) == (True, True)
     scan(image.host)
     assert reread(image).from_header("key_slots") == [0, 1]
-    emptied = keys(image, {"passphrase": SECOND}, slot=0, undo_hours=0)
-    assert emptied.state == Job.State.SUCCEEDED, (emptied.error_detail, said(emptied))
+    succeeded(keys(image, {"passphrase": SECOND}, slot=0, undo_hours=0))
     assert (opens(path, "qcow2", FIRST), opens(path, "qcow2", SECOND)) == (False, True)
     scan(image.host)
     plan = services.plan(OPERATOR, "keys", image.pk, {"slot": 1})

@@ -27,7 +27,7 @@ from tests.factories import (
 )
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.hosts.proxmox.test_backups import NOVEMBER, snapshot
-from tests.images.by_api import STORE, add, at, scan, server
+from tests.images.by_api import STORE, add_and_scan, at, scan, server
 from tests.working import ADMIN, OPERATOR, VIEWER, at_most_queries, client_as
 
 __all__ = ["server"]
@@ -227,8 +227,7 @@ def test_a_scan_by_the_api_brings_it_to_images_and_guests(server: ProxmoxServer)
     world.storages.append({"storage": "pbs", "type": "pbs", "content": "backup", "digest": "0" * 40})
     world.statuses.append({**world.statuses[0], "storage": "pbs", "type": "pbs", "content": "backup"})
     world.volumes["pbs"] = [snapshot(100, NOVEMBER), snapshot(100, NOVEMBER - day), snapshot(999, NOVEMBER - day)]
-    host = add(server)
-    scan(host)
+    host = add_and_scan(server)
     client = client_as()
     disk, left = at(f"{STORE}/100/vm-100-disk-0.qcow2"), at(f"{STORE}/999/vm-999-disk-0.qcow2")
     answer = client.get(f"/api/v1/images/{disk.pk}/").json()["last_backup"]
@@ -248,8 +247,7 @@ def test_a_scan_by_the_api_brings_it_to_images_and_guests(server: ProxmoxServer)
 
 def test_a_token_that_may_not_see_backups_makes_them_unknown_and_fails_no_scan(server: ProxmoxServer) -> None:
     server.world.allow("Sys.Audit", "Datastore.Audit", "VM.Audit", "VM.Config.Disk")
-    host = add(server)
-    scan(host)
+    host = add_and_scan(server)
     assert host.status == "ok"
     guest = client_as().get("/api/v1/guests/").json()["results"][0]
     assert (guest["last_backup"]["at"], "VM.Backup" in guest["last_backup"]["detail"]) == (None, True)

@@ -14,7 +14,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import leftovers as files_of
 from tests.agent.harness import same_content, write
-from tests.working import ADMIN, OPERATOR, client_as, digests, image_at, refused_as, run, said, scan, work
+from tests.working import ADMIN, OPERATOR, client_as, digests, image_at, refused_as, run, scan, succeeded, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -22,8 +22,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("
 @pytest.fixture
 def left(path: Path) -> str:
     """A reclaim's undo copy waits, and the database that knew the job is another one by now."""
-    job = work("reclaim", image_at(path).pk, OPERATOR)
-    assert job.state == "succeeded", said(job)
+    job = succeeded(work("reclaim", image_at(path).pk, OPERATOR))
     uid = job.uid
     Job.objects.all().delete()
     scan(Host.objects.get())
@@ -54,8 +53,7 @@ def test_undo_copies_of_our_own_jobs_are_none(path: Path) -> None:
 
 
 def test_an_admin_puts_the_original_back(path: Path, left: str) -> None:
-    job = settle(path, left, "restore")
-    assert job.state == "succeeded", (job.error_code, said(job))
+    succeeded(settle(path, left, "restore"))
     assert files_of(path.parent) == set()
     assert same_content(path, path.parent.parent / "copy.qcow2")
     assert image_at(path).inode == str(path.stat().st_ino)
@@ -66,8 +64,7 @@ def test_an_admin_puts_the_original_back(path: Path, left: str) -> None:
 
 def test_an_admin_removes_the_copy(path: Path, left: str) -> None:
     before, held = digests(path.parent)[path.name], known.leftovers_of(pool_of(path))[0].held_bytes
-    job = settle(path, left, "remove", force=True)
-    assert job.state == "succeeded", (job.error_code, said(job))
+    job = succeeded(settle(path, left, "remove", force=True))
     assert (job.result or {})["freed_bytes"] == held
     assert files_of(path.parent) == set()
     assert digests(path.parent)[path.name] == before

@@ -13,8 +13,9 @@ from storage_admin.jobs.models import Job
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.images.away import goes_away
-from tests.images.linked import LINKED, OWN, backing, clone, conf, flatten, holds, host, scanned, server, store
-from tests.working import OPERATOR, image_at, reread, run, said
+from tests.images.linked import LINKED, OWN, backing, clone, conf, flatten, holds, host, server, store
+from tests.images.node import scanned
+from tests.working import OPERATOR, image_at, reread, run, said, succeeded
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_reserve")]
 
@@ -26,8 +27,7 @@ def test_a_linked_clone_is_flattened_named_anew_and_undone(server: ProxmoxServer
     assert plan.refusals == ()
     assert any(OWN in warning for warning in plan.warnings)
     assert any("qm set 101 --scsi0" in command for command in plan.commands)
-    job = run(flatten(clone))
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(run(flatten(clone)))
     assert (backing(clone), holds(clone)) == ("", True)
     assert conf(server) == {"name": "clone", "scsi0": f"{OWN},discard=on,size=8M"}
     assert all(one.params.get("digest") for one in server.seen if one.verb == "PUT")
@@ -36,8 +36,7 @@ def test_a_linked_clone_is_flattened_named_anew_and_undone(server: ProxmoxServer
     scanned(host)
     assert image_at(clone).uses.get().disk.volume == OWN
     assert any(LINKED in warning for warning in services.plan(OPERATOR, "undo", job.pk, {"force": False}).warnings)
-    undone = run(services.undo(OPERATOR, job))
-    assert undone.state == "succeeded", (undone.error_code, undone.error_detail)
+    succeeded(run(services.undo(OPERATOR, job)))
     assert (bool(backing(clone)), holds(clone)) == (True, True)
     assert conf(server) == {"name": "clone", "scsi0": f"{LINKED},discard=on,size=8M"}
 

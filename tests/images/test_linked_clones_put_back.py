@@ -26,11 +26,11 @@ from tests.images.linked import (
     flatten,
     holds,
     host,
-    scanned,
     server,
     store,
 )
-from tests.working import OPERATOR, image_at, reread, run, said
+from tests.images.node import scanned
+from tests.working import OPERATOR, image_at, reread, run, said, succeeded
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_reserve")]
 
@@ -124,8 +124,7 @@ def test_what_the_configuration_would_not_take_is_refused_in_the_plan(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("by_command")
 def test_without_a_token_root_on_the_node_does_it_by_pvesh(server: ProxmoxServer, clone: Path) -> None:
-    job = run(flatten(clone))
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(run(flatten(clone)))
     assert (backing(clone), holds(clone), conf(server)["scsi0"]) == ("", True, f"{OWN},discard=on,size=8M")
     assert run(services.undo(OPERATOR, job)).state == "succeeded"
     assert conf(server)["scsi0"] == f"{LINKED},discard=on,size=8M"

@@ -18,7 +18,7 @@ from storage_admin.hosts.models import Host, PoolMinute, StoragePool
 from tests.harness.filesystems import MIB, loop_filesystem
 from tests.harness.processes import Daemon
 from tests.images.far import answering_again
-from tests.working import create, reread, scan, this_machine
+from tests.working import create, reread, scanned_machine
 
 pytestmark = [pytest.mark.services, pytest.mark.qemu, pytest.mark.django_db]
 pytestmark.append(pytest.mark.usefixtures("quiet", "no_hypervisor"))
@@ -27,8 +27,7 @@ pytestmark.append(pytest.mark.usefixtures("quiet", "no_hypervisor"))
 def test_a_filesystem_that_is_filled_between_scans_is_seen_and_told_of_as_statvfs_says(tmp_path: Path) -> None:
     with loop_filesystem(tmp_path, 64) as folder:
         image = create(folder / "a.qcow2")
-        host = this_machine(folder)
-        scan(host)
+        scanned_machine(folder)
         pool, read = StoragePool.objects.get(), image.stat().st_atime_ns
         (folder / "new").write_bytes(bytes(50 * MIB))
         os.sync()

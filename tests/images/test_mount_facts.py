@@ -9,7 +9,7 @@ from images.rewrite import mount
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from tests.factories import HostFactory, ImageFactory, StoragePoolFactory
-from tests.working import ADMIN, client_as
+from tests.working import ADMIN, client_as, codes
 
 pytestmark = pytest.mark.django_db
 
@@ -25,10 +25,6 @@ def pool(**facts: Any) -> StoragePool:
         host=HostFactory.create(slug="local"), network=True, all_hosts_registered=True, filesystem="nfs 4.2",
         kind=StoragePool.Kind.NFS, mount=FACTS | facts,
     )  # fmt: skip
-
-
-def codes(kind: str, target: int, **options: Any) -> set[str]:
-    return {one.code for one in services.plan(ADMIN, kind, target, options).refusals}
 
 
 def test_the_page_and_rest_tell_what_the_kernel_told() -> None:
@@ -52,13 +48,13 @@ def test_the_page_and_rest_tell_what_the_kernel_told() -> None:
 def test_a_mount_without_locks_or_write_access_refuses_what_would_fail_there(facts: dict[str, Any], code: str) -> None:
     row = pool(**facts)
     image: Image = ImageFactory.create(pool=row)
-    assert code in codes("reclaim", image.pk, method="copy")
-    assert code in codes("set_aside", image.pk)
-    makes = codes("create", row.pk, name="new.qcow2", virtual_size=1 << 30)
+    assert code in codes("reclaim", image, ADMIN, method="copy")
+    assert code in codes("set_aside", image, ADMIN)
+    makes = codes("create", row, ADMIN, name="new.qcow2", virtual_size=1 << 30)
     assert (code in makes) == (code == "immutable")
-    assert code not in codes("check", image.pk, repair="none")
+    assert code not in codes("check", image, ADMIN, repair="none")
     StoragePool.objects.update(mount=FACTS)
-    assert code not in codes("reclaim", image.pk, method="copy") | codes("set_aside", image.pk)
+    assert code not in codes("reclaim", image, ADMIN, method="copy") | codes("set_aside", image, ADMIN)
 
 
 def test_space_that_a_server_cannot_reserve_is_said_to_be_written() -> None:

@@ -23,7 +23,7 @@ from tests.agent.harness import qemu_img, write
 from tests.factories import StoragePoolFactory
 from tests.harness.guests import Disk, Domains
 from tests.harness.lvm import GROUP, VOLUME, Lvm
-from tests.working import OPERATOR, create, image_at, refused_as, reread, run, said, scan, this_machine, work
+from tests.working import OPERATOR, create, image_at, refused_as, reread, run, said, scan, succeeded, this_machine, work
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet", "libvirtd", "no_reserve")]
 
@@ -117,8 +117,7 @@ def test_a_guest_follows_its_disk_onto_a_thick_volume_a_thin_one_and_into_a_file
 ) -> None:
     domain, host = used(disk, domains)
     digest, stands = read(disk, "qcow2"), disk.stat()
-    job = move(image_at(disk), thick())
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(move(image_at(disk), thick()))
     assert (job.result or {})["after_bytes"] == 12 * MIB  # whole extents
     assert disks_of(domain) == [("block", "raw", f"/dev/{group(lvm)}/disk")]
     assert read(f"/dev/{group(lvm)}/disk") == digest
@@ -130,8 +129,7 @@ def test_a_guest_follows_its_disk_onto_a_thick_volume_a_thin_one_and_into_a_file
     assert [one.disk.guest.name for one in moved.uses.all()] == [domain.name()]
     assert not reread(image_at(disk)).uses.exists()
 
-    job = move(moved, thin(), target_name="slim")
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(move(moved, thin(), target_name="slim"))
     assert disks_of(domain) == [("block", "raw", f"/dev/{group(lvm)}/slim")]
     assert read(f"/dev/{group(lvm)}/slim") == digest
     lines = lvm.volumes()
@@ -142,8 +140,7 @@ def test_a_guest_follows_its_disk_onto_a_thick_volume_a_thin_one_and_into_a_file
     scan(host)
 
     back = StoragePool.objects.get(path=str(disk.parent))
-    job = move(Image.objects.get(name="slim"), back, target_name="back.qcow2")
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(move(Image.objects.get(name="slim"), back, target_name="back.qcow2"))
     path = disk.with_name("back.qcow2")
     assert disks_of(domain) == [("file", "qcow2", str(path))]
     assert read(path, "qcow2") == digest

@@ -14,7 +14,7 @@ from storage_admin.jobs import services
 from tests.agent.test_zfs import DATASETS, POOLS, line
 from tests.factories import HostFactory, StoragePoolFactory
 from tests.images.test_zfs import Says, zfs_says
-from tests.working import OPERATOR, create, image_at, refused_as, scan, this_machine
+from tests.working import OPERATOR, codes, create, image_at, refused_as, scan, this_machine
 
 __all__ = ["zfs_says"]
 
@@ -118,12 +118,9 @@ def test_a_volume_that_a_job_reads_keeps_its_name_and_one_that_it_makes_is_none(
 
 
 def test_a_volume_with_snapshots_is_refused_in_the_plan_as_its_agent_refuses_it(image: Image) -> None:
-    def codes(name: str) -> set[str]:
-        options = {"target_pool": tank().pk, "target_name": "other"}
-        return {one.code for one in services.plan(OPERATOR, "move", Image.objects.get(name=name).pk, options).refusals}
-
-    assert codes("vm-100-disk-0") == {"has_overlays"}
-    assert codes("vm-102-disk-0") == set()
+    other = {"target_pool": tank().pk, "target_name": "other"}
+    assert codes("move", Image.objects.get(name="vm-100-disk-0"), **other) == {"has_overlays"}
+    assert codes("move", Image.objects.get(name="vm-102-disk-0"), **other) == set()
 
 
 def test_what_a_volume_needs_elsewhere_is_in_the_plan_what_its_agent_asks_for(image: Image) -> None:

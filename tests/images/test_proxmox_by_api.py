@@ -19,8 +19,8 @@ from tests.factories import ImageFactory, StoragePoolFactory
 from tests.harness.proxmox.cluster import SHARED
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import ALL, AUDITOR
-from tests.images.by_api import STORE, add, at, nodes, scan, server
-from tests.working import OPERATOR, reread, run
+from tests.images.by_api import STORE, add, add_and_scan, at, nodes, scan, server
+from tests.working import OPERATOR, refused_as, reread, run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -52,8 +52,7 @@ def test_the_images_of_a_folder_are_listed_with_what_the_api_tells(server: Proxm
 
 
 def test_a_look_each_minute_takes_what_the_api_says_of_the_room_now(server: ProxmoxServer) -> None:
-    host = add(server)
-    scan(host)
+    host = add_and_scan(server)
     pool = host.pools.get(name="store")
     before = [pool.used_bytes or 0, pool.available_bytes or 0]
     for one in server.world.statuses:
@@ -135,9 +134,10 @@ def test_a_file_that_is_not_what_its_name_says_has_no_size(server: ProxmoxServer
 def test_every_job_there_is_refused_with_what_to_do(server: ProxmoxServer, kind: str) -> None:
     scan(add(server))
     image = at(f"{STORE}/102/vm-102-disk-0.qcow2")
-    with pytest.raises(RefusedError) as refused:
-        services.submit(OPERATOR, kind, image.pk, {"format": "raw"} if kind == "convert" else {})
-    assert refused.value.code == "tool_missing"
+    assert (
+        refused_as(services.submit, OPERATOR, kind, image.pk, {"format": "raw"} if kind == "convert" else {})
+        == "tool_missing"
+    )
 
 
 @pytest.mark.parametrize("kind", ["recover", "sample"])
@@ -148,8 +148,7 @@ def test_work_on_the_whole_node_is_refused_as_well(server: ProxmoxServer, kind: 
 
 
 def test_what_went_has_vanished_and_what_changed_is_written_again(server: ProxmoxServer) -> None:
-    host = add(server)
-    scan(host)
+    host = add_and_scan(server)
     rows = server.world.volumes["store"]
     gone = rows.pop()
     rows[0]["used"] += 4096
@@ -169,8 +168,7 @@ WITHOUT_STORAGES = tuple(right for right in ALL if not right.startswith("Datasto
 def test_images_that_the_token_may_not_see_any_more_stay_as_they_were_last_seen(
     server: ProxmoxServer, left: tuple[str, ...], named: str
 ) -> None:
-    host = add(server)
-    scan(host)
+    host = add_and_scan(server)
     before = {image.path: image.last_scanned for image in Image.objects.select_related("pool")}
     server.world.allow(*left)
     assert scan(host)["vanished"] == 0
@@ -187,16 +185,14 @@ def test_images_that_the_token_may_not_see_any_more_stay_as_they_were_last_seen(
 
 def test_a_token_that_never_saw_them_is_not_told_that_there_are_none(server: ProxmoxServer) -> None:
     server.world.allow(*AUDITOR)
-    host = add(server)
-    scan(host)
+    host = add_and_scan(server)
     pool = StoragePool.objects.get(host=host, name="store")
     assert (pool.state, pool.last_scanned) == ("unreadable", None)
     assert "VM.Config.Disk" in pool.state_detail
 
 
 def test_a_storage_that_hangs_keeps_its_images(server: ProxmoxServer) -> None:
-    host = add(server)
-    scan(host)
+    host = add_and_scan(server)
     server.world.broken["store"] = ""
     assert scan(host)["vanished"] == 0
     pool = StoragePool.objects.get(host=host, name="store")
@@ -296,8 +292,7 @@ def test_what_an_agent_has_walked_is_counted_once_as_soon_as_its_scan_ends(nodes
 
 
 def test_a_vm_that_is_paused_by_an_io_error_is_named_with_its_disks_until_it_goes_on(server: ProxmoxServer) -> None:
-    host = add(server)
-    scan(host)
+    host = add_and_scan(server)
     guest = Guest.objects.get(host=host, name="db1")
     stopped_guests.look()
     assert not Alert.objects.exists()

@@ -19,7 +19,7 @@ from tests.harness.proxmox import world
 from tests.harness.proxmox.schema import DATA
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import AUDITOR, SECRET
-from tests.images.by_api import STORE, add, at, nodes, scan, server
+from tests.images.by_api import STORE, add, add_and_scan, at, nodes, scan, server
 from tests.working import OPERATOR, refused_as, reread, run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
@@ -31,8 +31,7 @@ def test_a_node_that_stops_answering_in_the_middle_of_a_scan_is_told_and_keeps_w
     server: ProxmoxServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.world.allow(*AUDITOR)
-    host = add(server)
-    scan(host)
+    host = add_and_scan(server)
     known, seen = host.capabilities, host.last_seen
 
     def silent(*_: Any, **__: Any) -> Any:
@@ -48,8 +47,7 @@ def test_a_node_that_stops_answering_in_the_middle_of_a_scan_is_told_and_keeps_w
 def test_pages_and_answers_show_what_is_unknown_as_unknown(server: ProxmoxServer, client: Client) -> None:
     for row in server.world.volumes["store"]:
         row.pop("used")
-    host = add(server)
-    scan(host)
+    host = add_and_scan(server)
     image = at(f"{STORE}/102/vm-102-disk-0.qcow2")
     client.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
     told = client.get(f"/api/v1/images/{image.pk}/").json()
@@ -81,8 +79,7 @@ def rows_of(host: Host) -> dict[str, tuple[int, Any, str]]:
 def test_a_storage_that_is_switched_off_keeps_its_rows_and_their_history(
     server: ProxmoxServer, change: dict[str, Any]
 ) -> None:
-    host = add(server)
-    scan(host)
+    host = add_and_scan(server)
     pool, before = StoragePool.objects.get(host=host, name="store"), rows_of(host)
     store = next(one for one in server.world.storages if one["storage"] == "store")
     status = next(one for one in server.world.statuses if one["storage"] == "store")
@@ -102,8 +99,7 @@ def test_a_storage_that_is_switched_off_keeps_its_rows_and_their_history(
 
 
 def test_a_storage_that_is_removed_goes_and_one_that_is_forbidden_stays(server: ProxmoxServer) -> None:
-    host = add(server)
-    scan(host)
+    host = add_and_scan(server)
     before = rows_of(host)
     server.world.rights["/storage/store"] = {}
     assert scan(host)["vanished"] == 0
@@ -119,8 +115,7 @@ def test_a_storage_that_is_removed_goes_and_one_that_is_forbidden_stays(server: 
 
 
 def test_a_guest_that_is_forbidden_stays_with_its_images_as_last_seen(server: ProxmoxServer) -> None:
-    host = add(server)
-    scan(host)
+    host = add_and_scan(server)
     before, seen = rows_of(host), Guest.objects.get(host=host, uid="100").last_seen
     server.world.rights["/vms/100"] = {}
     assert scan(host)["vanished"] == 0
@@ -147,8 +142,7 @@ def test_snapshots_that_are_files_are_shown_in_the_chain_of_their_disk(server: P
     server.world.volumes["chain"] = known["content"]
     for number, text in known["configurations"].items():
         server.world.guests["vm", int(number)] = world.Guest("vm", int(number), text)
-    host = add(server)
-    scan(host)
+    host = add_and_scan(server)
     rows = {row.path: row for row in Image.objects.filter(host=host, pool__name="chain").select_related("backing")}
     assert {path: row.backing_file for path, row in rows.items()} == known["files"]
     assert {row.state for row in rows.values()} == {"ok"}
@@ -164,8 +158,7 @@ def test_snapshots_that_are_files_are_shown_in_the_chain_of_their_disk(server: P
 
 def test_a_token_that_is_refused_is_no_host_that_is_away(server: ProxmoxServer) -> None:
     assert refused_as(add, server, secret="0" * 36) == "token_refused"
-    host = add(server)
-    scan(host)
+    host = add_and_scan(server)
     Host.objects.filter(pk=host.pk).update(token_locked=secrets.lock("0" * 36))
     job = run(services.submit(OPERATOR, "scan", host.pk, {}))
     assert (job.state, job.error_code) == ("failed", "token_refused")
@@ -174,8 +167,7 @@ def test_a_token_that_is_refused_is_no_host_that_is_away(server: ProxmoxServer) 
 
 
 def test_what_only_a_header_tells_is_shown_as_unknown(server: ProxmoxServer, client: Client) -> None:
-    host = add(server)
-    scan(host)
+    host = add_and_scan(server)
     image = Image.objects.filter(host=host, format="qcow2").first()
     assert image is not None
     client.force_login(UserFactory.create(role="viewer"))
@@ -191,8 +183,7 @@ def test_a_storage_that_was_never_mounted_says_so(server: ProxmoxServer) -> None
     defined["is_mountpoint"] = "1"
     status = next(one for one in server.world.statuses if one["storage"] == "store")
     status |= {"active": 0, "total": 0, "used": 0, "avail": 0}
-    host = add(server)
-    scan(host)
+    host = add_and_scan(server)
     pool = StoragePool.objects.get(host=host, name="store")
     assert (pool.state, pool.capacity_bytes) == ("missing", None)
     assert f"Nothing is mounted at {defined['path']}" in pool.state_detail

@@ -20,7 +20,7 @@ from tests.agent.test_rbd import DATA, FSID, MIB, Says, ceph
 from tests.factories import HostFactory, ImageFactory, StoragePoolFactory
 from tests.guests.test_other_pools import RBD, Node, disk, domain, image, node
 from tests.images.test_lvm import listed, pools
-from tests.working import ADMIN, client_as, scan, this_machine
+from tests.working import ADMIN, client_as, scan, scanned_machine, this_machine
 
 __all__ = ["ceph", "node"]
 
@@ -73,8 +73,7 @@ def test_a_pool_of_ceph_is_a_pool_and_its_images_are_images(on_a_node: Says) -> 
 
 
 def test_what_takes_the_space_is_known_where_all_images_are_measured(on_a_node: Says) -> None:
-    host = this_machine()
-    scan(host)
+    host = scanned_machine()
     assert (pools()["vms"].shares["remainder"], pools()["vms"].shares["images"]) == (None, None)
     assert pools()["vms/tenant"].shares == {}
     Image.objects.filter(name="slow").delete()
@@ -138,8 +137,7 @@ def test_pages_and_rest_show_hostile_names_and_what_ceph_says(on_a_node: Says) -
 
 def test_a_pool_of_libvirt_gets_the_facts_and_its_guests_their_images(node: Node, on_a_node: Says) -> None:
     node(VMS, domain("db", disk("protocol='rbd' name='vms/vm-100-disk-0'", "vda", kind="network")))
-    host = this_machine()
-    scan(host)
+    host = scanned_machine()
     assert {name: pool.source for name, pool in pools().items()} == {"ceph": "libvirt", "vms/tenant": "rbd"}
     assert {name for name, pool in listed().items() if pool == "ceph"} == NAMES
     volume = image("vm-100-disk-0")
@@ -163,8 +161,7 @@ def test_a_storage_that_nodes_share_is_listed_by_one_of_them(on_a_node: Says, is
 
 
 def test_where_ceph_does_not_answer_all_is_as_last_seen(on_a_node: Says) -> None:
-    host = this_machine()
-    scan(host)
+    host = scanned_machine()
     before = listed()
     on_a_node("exit 1")
     assert scan(host)["vanished"] == 0
@@ -173,8 +170,7 @@ def test_where_ceph_does_not_answer_all_is_as_last_seen(on_a_node: Says) -> None
 
 
 def test_an_image_that_ceph_cannot_open_is_damaged_and_not_gone(on_a_node: Says) -> None:
-    host = this_machine()
-    scan(host)
+    host = scanned_machine()
     on_a_node(
         f"""case "$*" in *--pool=vms*--long*) sed 's/{{"image":"slow"[^}}]*}},//' {DATA}/ls-vms.json; exit ;; esac"""
     )

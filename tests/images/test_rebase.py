@@ -1,20 +1,17 @@
 """A job gives an image another backing file, and another one takes bitmaps away; both come back by an undo."""
 
-import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from images.models import Image
 from storage_admin.errors import InvalidError
-from storage_admin.hosts.models import Host
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.models import Job
 from tests.agent.test_bitmaps import bitmaps, leave_open
-from tests.factories import GuestFactory
-from tests.working import OPERATOR, client_as, image_at, run, said, scan, this_machine, work
+from tests.factories import ImageUseFactory
+from tests.working import OPERATOR, client_as, codes, image_at, info, run, scanned_machine, succeeded, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -32,48 +29,32 @@ def create(path: Path, *base: Path) -> Path:
 def images(tmp_path: Path) -> dict[str, Image]:
     old, new = create(tmp_path / "old.qcow2"), create(tmp_path / "other.qcow2")
     path = create(tmp_path / "vm.qcow2", old)
-    this_machine(tmp_path)
-    scan(Host.objects.get())
+    scanned_machine(tmp_path)
     return {"old": image_at(old), "new": image_at(new), "vm": image_at(path)}
-
-
-def info(image: Image) -> dict[str, Any]:
-    asked = ["qemu-img", "info", "--output=json", "-U", image.path]
-    found: dict[str, Any] = json.loads(subprocess.run(asked, check=True, capture_output=True).stdout)
-    return found
-
-
-def codes(image: Image, kind: str = "rebase", **options: Any) -> set[str]:
-    return {one.code for one in services.plan(OPERATOR, kind, image.pk, options).refusals}
 
 
 @pytest.mark.parametrize("by", ["id", "path"])
 def test_an_image_gets_another_backing_file_and_the_old_one_again(images: dict[str, Image], by: str) -> None:
     base: int | str = images["new"].pk if by == "id" else images["new"].path
-    job = work("rebase", images["vm"].pk, OPERATOR, base=base)
-    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
-    assert info(images["vm"])["backing-filename"] == "other.qcow2"
+    job = succeeded(work("rebase", images["vm"].pk, OPERATOR, base=base))
+    assert info(images["vm"].path)["backing-filename"] == "other.qcow2"
     run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
     assert image_at(Path(images["vm"].path)).backing_id == images["new"].pk
     assert run(services.undo(OPERATOR, job)).state == Job.State.SUCCEEDED
-    assert info(images["vm"])["backing-filename"] == "old.qcow2"
+    assert info(images["vm"].path)["backing-filename"] == "old.qcow2"
 
 
 def test_what_cannot_be_the_backing_file_is_refused(images: dict[str, Image]) -> None:
-    assert codes(images["vm"]) == {"invalid"}
-    assert codes(images["vm"], base=images["new"].pk) == set()
-    assert codes(images["vm"], base=images["old"].pk) == {"invalid"}
-    assert "chain_cycle" in codes(images["vm"], base=images["vm"].pk)
-    assert "chain_cycle" in codes(images["old"], base=images["vm"].pk)
+    assert codes("rebase", images["vm"]) == {"invalid"}
+    assert codes("rebase", images["vm"], base=images["new"].pk) == set()
+    assert codes("rebase", images["vm"], base=images["old"].pk) == {"invalid"}
+    assert "chain_cycle" in codes("rebase", images["vm"], base=images["vm"].pk)
+    assert "chain_cycle" in codes("rebase", images["old"], base=images["vm"].pk)
     for named in (10**6, "/nowhere/vm.qcow2"):
         with pytest.raises(InvalidError):
-            codes(images["vm"], base=named)
-    guest = GuestFactory.create(host=images["new"].host, state="running")
-    path = images["new"]
-    images["new"].uses.create(
-        disk=guest.disks.create(target="vda", path=path.path, path_bytes=path.path_bytes, path_key=path.path_key)
-    )
-    assert "guest_running" in codes(images["vm"], base=images["new"].pk)
+            codes("rebase", images["vm"], base=named)
+    ImageUseFactory.create(image=images["new"], disk__guest__state="running")
+    assert "guest_running" in codes("rebase", images["vm"], base=images["new"].pk)
 
 
 def test_the_new_backing_file_is_locked_for_other_jobs_meanwhile(images: dict[str, Image]) -> None:
@@ -99,19 +80,17 @@ def test_stale_bitmaps_are_removed_and_those_of_backups_only_when_asked_for(tmp_
     subprocess.run(["qemu-img", "bitmap", "--add", path, "old"], check=True)
     leave_open(path)
     subprocess.run(["qemu-img", "bitmap", "--add", path, "virtnbdbackup.0"], check=True)
-    this_machine(tmp_path)
-    scan(Host.objects.get())
+    scanned_machine(tmp_path)
     image = image_at(path)
     assert [(one["name"], one["owner"], one["in_use"]) for one in image.bitmaps] == [
         ("old", "", True), ("virtnbdbackup.0", "virtnbdbackup", False),
     ]  # fmt: skip
     browser = client_as(role="operator")
     assert f"/images/{image.pk}/bitmaps/" in browser.get(f"/images/{image.pk}/").content.decode()
-    job = work("bitmaps", image.pk, OPERATOR)
-    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    succeeded(work("bitmaps", image.pk, OPERATOR))
     assert set(bitmaps(path)) == {"virtnbdbackup.0"}
     run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
-    assert codes(image_at(path), "bitmaps") == {"stale_plan"}
+    assert codes("bitmaps", image_at(path)) == {"stale_plan"}
     assert work("bitmaps", image.pk, OPERATOR, which="all").state == Job.State.SUCCEEDED
     assert set(bitmaps(path)) == set()
     run(Job.objects.get(kind="scan", state=Job.State.QUEUED))

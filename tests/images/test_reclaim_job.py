@@ -36,8 +36,8 @@ from tests.working import (
     refused_as,
     reread,
     run,
-    said,
     scan,
+    succeeded,
     this_machine,
     work,
 )
@@ -46,9 +46,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("
 
 
 def reclaim(path: Path, **options: Any) -> Job:
-    job = work("reclaim", image_at(path).pk, OPERATOR, **options)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
-    return job
+    return succeeded(work("reclaim", image_at(path).pk, OPERATOR, **options))
 
 
 def rescan(host: Host) -> None:
@@ -102,8 +100,7 @@ def test_an_image_with_nothing_to_win_stays_the_file_that_it_is(path: Path) -> N
 def test_an_undo_brings_the_original_back_and_nothing_was_won(path: Path) -> None:
     inode, before = path.stat().st_ino, allocated(path)
     job = reclaim(path)
-    undo = run(services.undo(OPERATOR, job))
-    assert undo.state == "succeeded", undo.error_detail
+    succeeded(run(services.undo(OPERATOR, job)))
     job.refresh_from_db()
     assert (path.stat().st_ino, leftovers(path.parent)) == (inode, set())
     assert (job.undo_state, job.undo_bytes) == ("undone", 0)
@@ -122,8 +119,7 @@ def test_what_was_written_since_is_lost_only_where_an_admin_forces_it(path: Path
     assert (undo.state, undo.error_code) == ("failed", "undo_written_to")
     assert digests(path.parent) == written
     assert reread(job).undo_state == "available"
-    undo = run(services.undo(ADMIN, job, force=True))
-    assert undo.state == "succeeded", undo.error_detail
+    succeeded(run(services.undo(ADMIN, job, force=True)))
     assert same_content(path, path.parent.parent / "copy.qcow2")
 
 
@@ -162,8 +158,7 @@ def test_an_earlier_job_is_not_undone_before_the_later_one(path: Path) -> None:
 def test_discarding_an_undo_copy_frees_what_it_held(path: Path) -> None:
     before = allocated(path)
     job = reclaim(path)
-    discard = run(services.discard_undo(ADMIN, job))
-    assert discard.state == "succeeded", discard.error_detail
+    succeeded(run(services.discard_undo(ADMIN, job)))
     result = reread(job).result or {}
     assert (job.undo_state, result["held_bytes"]) == ("discarded", 0)
     assert result["freed_bytes"] == before - allocated(path)
@@ -308,8 +303,7 @@ def test_a_swap_that_nobody_recorded_is_a_success_after_recovery(monkeypatch: py
     Job.objects.filter(pk=job.pk).update(heartbeat=timezone.now() - timedelta(minutes=5))
     assert reaper.reap() == 1
     assert (reread(job).state, job.needs_recovery) == ("interrupted", True)
-    recovery = run(Job.objects.get(kind="recover"))
-    assert recovery.state == "succeeded", recovery.error_detail
+    succeeded(run(Job.objects.get(kind="recover")))
     result = reread(job).result or {}
     assert (job.state, job.error_code, job.needs_recovery) == ("succeeded", "", False)
     assert (result["before_bytes"], result["after_bytes"]) == (before, allocated(path))
@@ -333,8 +327,7 @@ def test_a_bug_after_the_swap_is_put_right_by_recovery(monkeypatch: pytest.Monke
 def test_recovery_of_nothing_changes_nothing(path: Path) -> None:
     job = reclaim(path)
     before = (digests(path.parent), Job.objects.values().get(pk=job.pk))
-    recovery = work("recover", image_at(path).host_id)
-    assert recovery.state == "succeeded"
+    succeeded(work("recover", image_at(path).host_id))
     assert (digests(path.parent), Job.objects.values().get(pk=job.pk)) == before
 
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pytest_django import DjangoAssertNumQueries
@@ -15,8 +14,8 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.lost_base import USED, as_qcow2, damaged, disk, overlay, used
-from tests.images.test_rebase import create, info
-from tests.working import ADMIN, OPERATOR, client_as, image_at, run, said, scan, this_machine, work
+from tests.images.test_rebase import create
+from tests.working import ADMIN, OPERATOR, client_as, codes, image_at, info, run, said, scan, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -27,31 +26,26 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     base = create(tmp_path / "base.qcow2")
     path = create(tmp_path / "vm.qcow2", base)
     create(tmp_path / "other.qcow2")
-    this_machine(tmp_path)
-    scan(Host.objects.get())
+    scan(this_machine(tmp_path))
     return base, path
-
-
-def codes(path: Path, **options: Any) -> set[str]:
-    return {one.code for one in services.plan(OPERATOR, "relink", image_at(path).pk, options).refusals}
 
 
 def test_a_base_that_was_renamed_is_found_and_proven(pair: tuple[Path, Path]) -> None:
     base, path = pair
-    assert codes(path) >= {"stale_plan"}
+    assert codes("relink", image_at(path)) >= {"stale_plan"}
     moved = base.rename(base.with_name("renamed.qcow2"))
     scan(Host.objects.get())
     assert image_at(path).state == Image.State.CHAIN_BROKEN
     found = [(one.image.name, one.proven) for one in candidates(image_at(path))]
     assert found == [("renamed.qcow2", True), ("other.qcow2", False)]
-    assert (codes(path), codes(path, base=str(moved))) == ({"invalid"}, set())
+    assert (codes("relink", image_at(path)), codes("relink", image_at(path), base=str(moved))) == ({"invalid"}, set())
     job = work("relink", image_at(path).pk, OPERATOR, base=str(moved))
     assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
     assert [one["argv"][1] for one in job.commands].count("compare") == 1
     run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
     assert (image_at(path).state, image_at(path).backing_id) == (Image.State.OK, image_at(moved).pk)
     assert run(services.undo(OPERATOR, job)).state == Job.State.SUCCEEDED
-    assert info(image_at(path))["backing-filename"] == "base.qcow2"
+    assert info(path)["backing-filename"] == "base.qcow2"
 
 
 def test_many_candidates_ask_no_more_of_the_database_than_few(
@@ -78,10 +72,10 @@ def test_a_copy_with_its_times_is_proven_and_one_that_was_written_to_is_not(pair
     scan(Host.objects.get())
     proven = {one.image.name: one.proven for one in candidates(image_at(path))}
     assert proven == {"copy.qcow2": True, "written.qcow2": False, "other.qcow2": False}
-    assert codes(path, base=str(written)) == {"unproven"}
+    assert codes("relink", image_at(path), base=str(written)) == {"unproven"}
     os.chown(copy, 12345, 12345)  # somebody else's, who can give it any size and time
     scan(Host.objects.get())
-    assert codes(path, base=str(copy)) == {"unproven"}
+    assert codes("relink", image_at(path), base=str(copy)) == {"unproven"}
 
 
 def test_an_unproven_one_is_checked_only_for_an_admin_and_where_looking_inside_is_allowed(
@@ -91,9 +85,9 @@ def test_an_unproven_one_is_checked_only_for_an_admin_and_where_looking_inside_i
     base.unlink()
     scan(Host.objects.get())
     image, other = image_at(path), str(path.with_name("other.qcow2"))
-    assert codes(path, base=other) == {"unproven"}
+    assert codes("relink", image_at(path), base=other) == {"unproven"}
     with pytest.raises(ForbiddenError):
-        codes(path, base=other, accept_unproven=True)
+        codes("relink", image_at(path), base=other, accept_unproven=True)
     wanted = {"base": other, "accept_unproven": True}
     assert {one.code for one in services.plan(ADMIN, "relink", image.pk, wanted).refusals} == {"inside_off"}
     StoragePool.objects.update(look_inside=True)

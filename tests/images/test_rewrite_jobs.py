@@ -27,8 +27,8 @@ from tests.working import (
     refused_as,
     register,
     run,
-    said,
     scan,
+    succeeded,
     this_machine,
     work,
 )
@@ -52,9 +52,7 @@ def before(path: Path) -> Path:
 
 
 def done(kind: str, path: Path, **options: Any) -> Job:
-    job = work(kind, image_at(path).pk, ADMIN, **options)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
-    return job
+    return succeeded(work(kind, image_at(path).pk, ADMIN, **options))
 
 
 def rescanned(path: Path) -> Image:

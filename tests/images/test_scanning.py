@@ -18,7 +18,7 @@ from storage_admin.hosts.services import confirm_folder
 from storage_admin.jobs import runner
 from tests.harness.filesystems import loop_filesystem
 from tests.images.scanned import plain, states
-from tests.working import ADMIN, create, image_at, register, reread, scan, this_machine, work
+from tests.working import ADMIN, create, image_at, register, reread, scan, scanned_machine, this_machine, work
 
 pytestmark = [
     pytest.mark.django_db,
@@ -54,8 +54,7 @@ def test_a_first_scan_lists_what_the_files_and_headers_say(tmp_path: Path) -> No
 def test_a_scan_of_unchanged_images_writes_none_of_them(tmp_path: Path) -> None:
     for number in range(20):
         plain(tmp_path / f"{number}.raw")
-    host = this_machine(tmp_path)
-    scan(host)
+    host = scanned_machine(tmp_path)
     before = list(Image.every.order_by("pk").values())
     with CaptureQueriesContext(connection) as queries:
         result = scan(host)
@@ -66,8 +65,7 @@ def test_a_scan_of_unchanged_images_writes_none_of_them(tmp_path: Path) -> None:
 
 def test_a_changed_image_is_read_again_and_sampled_over_time(tmp_path: Path) -> None:
     path, other = plain(tmp_path / "a.raw"), plain(tmp_path / "b.raw")
-    host = this_machine(tmp_path)
-    scan(host)
+    host = scanned_machine(tmp_path)
     plain(path, 1 << 20)
     assert scan(host)["read"] == 1
     sizes = list(image_at(path).samples.values_list("allocated_size", flat=True))
@@ -78,8 +76,7 @@ def test_a_changed_image_is_read_again_and_sampled_over_time(tmp_path: Path) -> 
 
 def test_an_estimate_goes_with_the_content_that_it_was_made_of(tmp_path: Path) -> None:
     path, other = plain(tmp_path / "a.raw"), plain(tmp_path / "b.raw")
-    host = this_machine(tmp_path)
-    scan(host)
+    host = scanned_machine(tmp_path)
     for image in Image.every.all():
         Image.every.filter(pk=image.pk).update(
             reclaimable_bytes=1, analyzed_fingerprint=image.fingerprint, analyzed_at=image.seen
@@ -93,8 +90,7 @@ def test_an_estimate_goes_with_the_content_that_it_was_made_of(tmp_path: Path) -
 def test_a_vanished_image_is_missing_and_comes_back(tmp_path: Path) -> None:
     path = plain(tmp_path / "pool/a.raw")
     plain(tmp_path / "pool/b.raw")
-    host = this_machine(tmp_path / "pool")
-    scan(host)
+    host = scanned_machine(tmp_path / "pool")
     seen = image_at(path).seen
     path.rename(tmp_path / "a.raw")
     assert scan(host)["vanished"] == 1
@@ -113,8 +109,7 @@ def test_a_vanished_image_is_missing_and_comes_back(tmp_path: Path) -> None:
 
 def test_a_renamed_image_is_missing_under_the_old_name_and_there_under_the_new(tmp_path: Path) -> None:
     path = plain(tmp_path / "old.raw")
-    host = this_machine(tmp_path)
-    scan(host)
+    host = scanned_machine(tmp_path)
     path.rename(tmp_path / "new.raw")
     scan(host)
     assert states(host) == {"old.raw": "missing", "new.raw": "ok"}
@@ -124,8 +119,7 @@ def test_a_renamed_image_is_missing_under_the_old_name_and_there_under_the_new(t
 def test_a_base_that_vanishes_breaks_its_overlays_and_heals_them_when_it_is_back(tmp_path: Path) -> None:
     base = create(tmp_path / "base.qcow2")
     create(tmp_path / "top.qcow2", base="base.qcow2")
-    host = this_machine(tmp_path)
-    scan(host)
+    host = scanned_machine(tmp_path)
     # Under another name it is an image of its own: what stands on it does not find it there.
     base.rename(tmp_path / "other.qcow2")
     scan(host)
@@ -141,8 +135,7 @@ def test_a_base_outside_every_pool_that_comes_and_goes_is_noticed(tmp_path: Path
     base = create(tmp_path / "outside.qcow2")
     (tmp_path / "pool").mkdir()
     create(tmp_path / "pool/top.qcow2", base="../outside.qcow2")
-    host = this_machine(tmp_path / "pool")
-    scan(host)
+    host = scanned_machine(tmp_path / "pool")
     assert states(host) == {"top.qcow2": "outside_pool"}
     base.rename(tmp_path / "hidden")
     scan(host)
@@ -154,8 +147,7 @@ def test_a_base_outside_every_pool_that_comes_and_goes_is_noticed(tmp_path: Path
 
 def test_a_folder_that_is_gone_leaves_its_images_as_they_were_last_seen(tmp_path: Path) -> None:
     path = plain(tmp_path / "pool/a.raw")
-    host = this_machine(tmp_path / "pool")
-    scan(host)
+    host = scanned_machine(tmp_path / "pool")
     pool = image_at(path).pool
     (tmp_path / "pool").rename(tmp_path / "away")
     assert scan(host)["vanished"] == 0
@@ -205,8 +197,7 @@ def test_a_scan_that_dies_half_way_leaves_the_last_truth_and_the_next_one_heals(
 ) -> None:
     for number in range(6):
         plain(tmp_path / f"{number}.raw")
-    host = this_machine(tmp_path)
-    scan(host)
+    host = scanned_machine(tmp_path)
     plain(tmp_path / "1.raw", 8192)
     (tmp_path / "5.raw").unlink()
     for number in range(10, 16):
@@ -233,8 +224,7 @@ def test_an_image_that_came_back_in_a_scan_that_died_is_missing_until_one_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [plain(tmp_path / f"pool/{number}.raw") for number in range(6)]
-    host = this_machine(tmp_path / "pool")
-    scan(host)
+    host = scanned_machine(tmp_path / "pool")
     for path in paths:
         path.rename(tmp_path / path.name)
     scan(host)
@@ -252,8 +242,7 @@ def test_the_end_of_a_scan_is_written_again_after_the_database_was_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [plain(tmp_path / f"{number}.raw") for number in range(3)]
-    host = this_machine(tmp_path)
-    scan(host)
+    host = scanned_machine(tmp_path)
     plain(paths[0], 8192)
     plain(tmp_path / "new.raw")
     totals, calls = space.write_totals, []
@@ -276,8 +265,7 @@ def test_the_end_of_a_scan_is_written_again_after_the_database_was_away(
 def test_a_pool_inside_another_has_its_own_images(tmp_path: Path) -> None:
     plain(tmp_path / "top.raw")
     deep = plain(tmp_path / "a/deep.raw")
-    host = this_machine(tmp_path)
-    scan(host)
+    host = scanned_machine(tmp_path)
     outer, row = image_at(deep).pool, image_at(deep).pk
     inner = register(host, tmp_path / "a")
     assert scan(host)["vanished"] == 0
@@ -293,8 +281,7 @@ def test_names_of_one_file_count_once(tmp_path: Path) -> None:
     os.link(path, tmp_path / "b.raw")
     os.link(path, tmp_path / "c.raw")
     plain(tmp_path / "d.raw")
-    host = this_machine(tmp_path)
-    scan(host)
+    scanned_machine(tmp_path)
     pool = image_at(path).pool
     assert (pool.images_count, pool.allocated_bytes, pool.virtual_bytes) == (2, 65536 + 4096, 65536 + 4096)
 
@@ -302,8 +289,7 @@ def test_names_of_one_file_count_once(tmp_path: Path) -> None:
 def test_totals_are_the_sum_of_what_stat_says(tmp_path: Path) -> None:
     for number in range(30):
         plain(tmp_path / f"{number % 3}/{number}.raw", 1000 * number + 512)
-    host = this_machine(tmp_path)
-    scan(host)
+    scanned_machine(tmp_path)
     paths = list(tmp_path.rglob("*.raw"))
     pool = image_at(paths[0]).pool
     assert pool.allocated_bytes == sum(path.stat().st_blocks * 512 for path in paths)

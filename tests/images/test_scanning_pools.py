@@ -18,7 +18,7 @@ from storage_admin.hosts.transport import agent_bundle
 from storage_admin.jobs.models import Job
 from tests.harness.filesystems import loop_filesystem
 from tests.images.scanned import plain, states
-from tests.working import ADMIN, create, image_at, reread, scan, this_machine, work
+from tests.working import ADMIN, create, image_at, reread, scan, scanned_machine, this_machine, work
 
 pytestmark = [
     pytest.mark.django_db,
@@ -31,8 +31,7 @@ pytestmark = [
 def test_used_free_and_full_are_what_df_says_where_a_filesystem_keeps_a_part_for_root(tmp_path: Path) -> None:
     with loop_filesystem(tmp_path, 64, make=("-m", "20")) as folder:
         (folder / "a.raw").write_bytes(os.urandom(20 * 1024**2))
-        host = this_machine(folder)
-        scan(host)
+        scanned_machine(folder)
         pool = image_at(folder / "a.raw").pool
         asked = ["df", "--block-size=1", "--output=size,used,avail,pcent", str(folder)]
         shown = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[-4:]
@@ -45,8 +44,7 @@ def test_used_free_and_full_are_what_df_says_where_a_filesystem_keeps_a_part_for
 
 
 def test_an_empty_pool_holds_nothing_and_that_is_known(tmp_path: Path) -> None:
-    host = this_machine(tmp_path)
-    scan(host)
+    host = scanned_machine(tmp_path)
     pool = host.pools.get()
     assert (pool.images_count, pool.allocated_bytes, pool.virtual_bytes, pool.reclaimable_bytes) == (0, 0, 0, None)
 
@@ -123,8 +121,7 @@ def test_a_snapshot_may_have_any_name(tmp_path: Path) -> None:
 def test_a_file_from_another_century_is_known_again(tmp_path: Path, seconds: int) -> None:
     path = plain(tmp_path / "old.raw")
     os.utime(path, (seconds, seconds))
-    host = this_machine(tmp_path)
-    scan(host)
+    host = scanned_machine(tmp_path)
     assert scan(host)["unchanged"] == 1
 
 
@@ -225,8 +222,7 @@ def test_a_chain_of_a_thousand_is_as_deep_as_it_is(tmp_path: Path) -> None:
         hostile_qcow2(
             tmp_path / f"{number}.qcow2", backing=below.encode(), backing_format=b"raw" if number == 1 else b"qcow2"
         )
-    host = this_machine(tmp_path)
-    scan(host)
+    scanned_machine(tmp_path)
     assert image_at(tmp_path / "1000.qcow2").chain_depth == 1001
 
 

@@ -14,7 +14,6 @@ from images.orphans import ask_hypervisors, rows
 from images.rewrite import record
 from images.scan.run import ScanRun
 from storage_admin.accounts.models import AuditEntry
-from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
 from storage_admin.hosts.libvirt import reader
@@ -24,11 +23,9 @@ from storage_admin.hosts.names import path_key
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.factories import GuestFactory
-from tests.working import ADMIN, create, image_at, refused_as, reread, run, said, scan, work
+from tests.working import ADMIN, create, image_at, invalid_fields, refused_as, reread, run, said, scan, succeeded, work
 
-pytestmark = [
-    pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve"),
-]  # fmt: skip
+pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
 
 def orphan(pool: Path, host: Host, name: str = "left.qcow2") -> Image:
@@ -46,9 +43,7 @@ def fresh(image: Image) -> Image:
 
 
 def refusal(kind: str, image: Image, **options: Any) -> str:
-    with pytest.raises(RefusedError) as refused:
-        services.submit(ADMIN, kind, image.pk, options)
-    return refused.value.code
+    return refused_as(services.submit, ADMIN, kind, image.pk, options)
 
 
 def test_an_orphan_is_set_aside_and_restored_with_its_history(pool: Path, host: Host) -> None:
@@ -56,8 +51,7 @@ def test_an_orphan_is_set_aside_and_restored_with_its_history(pool: Path, host: 
     path, content, size = pool / "left.qcow2", (pool / "left.qcow2").read_bytes(), image.allocated_size
     before = StoragePool.objects.get()
     assert before.allocated_bytes == size
-    job = work("set_aside", image.pk, ADMIN, grace_days=30)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(work("set_aside", image.pk, ADMIN, grace_days=30))
     assert job.result is not None
     assert (job.result["before_bytes"], job.result["held_bytes"], job.result["freed_bytes"]) == (size, size, 0)
     assert not path.exists()
@@ -73,8 +67,7 @@ def test_an_orphan_is_set_aside_and_restored_with_its_history(pool: Path, host: 
     assert fresh(image).state == "set_aside"
     assert not Job.objects.filter(kind="recover").exists()
 
-    restored = work("restore_aside", image.pk, ADMIN)
-    assert restored.state == "succeeded", (restored.error_code, restored.error_detail)
+    succeeded(work("restore_aside", image.pk, ADMIN))
     assert path.read_bytes() == content
     assert os.listdir(pool) == ["left.qcow2"]  # noqa: PTH208
     scan(host)
@@ -94,12 +87,11 @@ def test_it_is_deleted_only_after_the_grace_period_and_by_its_name(pool: Path, h
     assert refusal("delete_aside", image, confirm_name="left.qcow2") == "grace_period"
     end_grace(image)
     for typed in ("", "left", "LEFT.qcow2", str(pool / "left.qcow2")):
-        with pytest.raises(InvalidError) as wrong:
-            services.submit(ADMIN, "delete_aside", image.pk, {"confirm_name": typed})
-        assert "confirm_name" in wrong.value.fields
+        assert "confirm_name" in invalid_fields(
+            services.submit, ADMIN, "delete_aside", image.pk, {"confirm_name": typed}
+        )
     assert services.plan(ADMIN, "delete_aside", image.pk, {}).refusals == ()
-    job = work("delete_aside", image.pk, ADMIN, confirm_name="left.qcow2")
-    assert job.state == "succeeded", (job.error_code, job.error_detail)
+    job = succeeded(work("delete_aside", image.pk, ADMIN, confirm_name="left.qcow2"))
     assert job.result is not None
     assert [job.result[name] for name in ("before_bytes", "after_bytes", "held_bytes", "freed_bytes")] == [
         size, 0, 0, size,
@@ -231,8 +223,7 @@ def test_a_hostile_name_goes_and_comes_back(pool: Path, host: Host, name: bytes)
     scan(host)
     assert work("set_aside", image.pk, ADMIN).state == "succeeded"
     end_grace(image)
-    job = work("delete_aside", image.pk, ADMIN, confirm_name=image.name)
-    assert job.state == "succeeded", (job.error_code, job.error_detail)
+    succeeded(work("delete_aside", image.pk, ADMIN, confirm_name=image.name))
     assert list(pool.iterdir()) == []
 
 
@@ -245,8 +236,7 @@ def interrupt(job: Job) -> None:
 
 
 def recover(host: Host) -> None:
-    job = work("recover", host.pk)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    succeeded(work("recover", host.pk))
 
 
 def test_a_recovery_tells_that_a_job_whose_worker_died_has_succeeded(

@@ -20,7 +20,7 @@ from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import path_key
 from tests.factories import GuestFactory, HostFactory, ImageFactory, ImageUseFactory, StoragePoolFactory
 from tests.harness.guests import write_pattern
-from tests.working import at_most_queries, client_as, create, image_at, scan, this_machine, work
+from tests.working import at_most_queries, client_as, create, image_at, scan, scanned_machine, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 
@@ -160,8 +160,7 @@ def test_the_sample_that_follows_a_scan_measures_what_an_overlay_hides(tmp_path:
     write_pattern(base, "qcow2", (0, 8, 1))
     top = create(tmp_path / "top.qcow2", base="base.qcow2")
     write_pattern(top, "qcow2", (4, 8, 2))
-    host = this_machine(tmp_path)
-    scan(host)
+    host = scanned_machine(tmp_path)
     work("sample", host.pk)
     assert (image_at(top).estimate or {})["basis"]["hidden_bytes"] == 4 << 20
     assert "hidden_bytes" not in (image_at(base).estimate or {})["basis"]

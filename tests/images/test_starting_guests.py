@@ -60,8 +60,7 @@ def test_the_guest_is_started_where_the_image_is_whole_and_nobody_decided_otherw
     job = ended(image, state, code)
     wait_for_guests.look()
     wait_for_guests.look()
-    job.refresh_from_db()
-    assert (started, job.start_due) == ([guest.uid] if starts else [], False)
+    assert (started, reread(job).start_due) == ([guest.uid] if starts else [], False)
     entries = AuditEntry.objects.filter(what="guest started", target="web")
     assert entries.count() == starts
     assert ("guest web was started" in said(job)) is starts

@@ -14,7 +14,7 @@ from tests.agent.test_from_device import behind, device
 from tests.agent.test_unpack import image
 from tests.factories import GuestDiskFactory, GuestFactory, ImageFactory
 from tests.images.scanned import folder, pool
-from tests.working import ADMIN, OPERATOR, client_as, image_at, run, said, scan
+from tests.working import ADMIN, OPERATOR, client_as, image_at, run, scan, succeeded
 
 __all__ = ["behind", "device", "folder", "pool"]
 
@@ -39,8 +39,7 @@ def test_an_admin_types_the_device_and_the_image_is_on_it(disk: Image, behind: P
         refused = browser.post(address, sent | {"confirm_name": wrong})
         assert (refused.status_code, refused.context["error"].fields.keys()) == (409, {"confirm_name"})
     assert browser.post(address, sent | {"confirm_name": str(device)}).status_code == 302
-    job = run(Job.objects.get(kind="to_device"))
-    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    job = succeeded(run(Job.objects.get(kind="to_device")))
     result = job.result or {}
     assert (result["device"], result["device_bytes"]) == (str(device), behind.stat().st_size)
     compare = ["qemu-img", "compare", "-f", "qcow2", "-F", "raw", disk.path]

@@ -23,7 +23,7 @@ from tests.agent.harness import leftovers, qemu_img
 from tests.factories import GuestFactory, HostFactory, ImageFactory, JobFactory
 from tests.images.undo_copies import by_name, job, recovery, window_closes, with_its_journal
 from tests.jobs.test_claims import at_once
-from tests.working import ADMIN, OPERATOR, allocated, image_at, reread, run, scan, work
+from tests.working import ADMIN, OPERATOR, allocated, image_at, refused_as, reread, run, scan, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -75,9 +75,7 @@ def test_after_an_undo_that_was_cut_off_recovery_comes_first(path: Path, job: Jo
     tasks.expire_undo()
     assert not Job.objects.filter(kind="discard_undo").exists()
     assert not AuditEntry.objects.filter(who="system", what="discard_undo refused").exists()
-    with pytest.raises(RefusedError) as refused:
-        services.discard_undo(ADMIN, job)
-    assert refused.value.code == "busy"
+    assert refused_as(services.discard_undo, ADMIN, job) == "busy"
     work("recover", job.host_id)
     tasks.expire_undo()
     assert run(Job.objects.get(kind="discard_undo")).state == "succeeded"
@@ -134,9 +132,7 @@ def test_a_copy_that_a_guest_or_an_overlay_names_stays_until_an_admin_decides(
     tasks.expire_undo()
     assert not asked("discard_undo"), "it is not tried again and again"
     assert [(kept.pk, bool(why)) for kept, why in holding.kept(5)] == [(job.pk, True)]
-    with pytest.raises(RefusedError) as refused:
-        services.discard_undo(ADMIN, job)
-    assert refused.value.code == "undo_kept"
+    assert refused_as(services.discard_undo, ADMIN, job) == "undo_kept"
     assert (path.parent / f".sa-{job.uid}.orig").exists()
     assert run(services.discard_undo(ADMIN, job, force=True)).state == "succeeded"
 
@@ -218,8 +214,7 @@ def test_what_a_host_tells_of_the_jobs_of_hosts_that_share_nothing_with_it_is_no
     undone = told | {"job": undo.uid, "outcome": "finished", "undo_of": job.uid}
     Recover().record(began, {"recovered": [lost, undone], "images": [], "unread": [], "silent": [], "away": []})
     was = (job.undo_state, job.undo_bytes, job.freed_bytes)
-    job.refresh_from_db()
-    assert (job.undo_state, job.undo_bytes, job.freed_bytes) == was
+    assert (reread(job).undo_state, job.undo_bytes, job.freed_bytes) == was
     assert Image.every.get(pk=job.target_id).path != "/elsewhere/x"
 
 

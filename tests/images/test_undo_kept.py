@@ -25,7 +25,7 @@ from storage_admin.jobs.models import Elapsed, Job
 from tests import passing
 from tests.agent.harness import qemu_img, write
 from tests.factories import GuestFactory, HostFactory, ImageUseFactory, JobFactory, UserFactory
-from tests.working import ADMIN, OPERATOR, create, image_at, refused_as, run, said, scan, work
+from tests.working import ADMIN, OPERATOR, create, image_at, refused_as, run, scan, succeeded, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 HOUR = 3600.0
@@ -34,8 +34,7 @@ HOUR = 3600.0
 @pytest.fixture
 def job(path: Path) -> Job:
     """A finished reclaim whose undo copy waits for a day."""
-    job = work("reclaim", image_at(path).pk, OPERATOR)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(work("reclaim", image_at(path).pk, OPERATOR))
     run(Job.objects.get(kind="scan", state="queued"))
     return job
 

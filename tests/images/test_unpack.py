@@ -8,11 +8,10 @@ import pytest
 from images.models import Image
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.test_unpack import archive, image, stream_optimized
 from tests.images.scanned import folder, pool
-from tests.working import OPERATOR, client_as, image_at, run, said, scan, work
+from tests.working import OPERATOR, client_as, codes, image_at, run, scan, succeeded, work
 
 __all__ = ["folder", "pool"]
 
@@ -22,8 +21,7 @@ MIB = 1 << 20
 
 def test_the_disk_of_an_archive_is_an_image_after_the_next_scan(pool: StoragePool, folder: Path) -> None:
     packed = archive(folder, stream_optimized(image(folder)))
-    job = work("unpack", pool.pk, OPERATOR, source=str(packed), name="new.qcow2")
-    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    job = succeeded(work("unpack", pool.pk, OPERATOR, source=str(packed), name="new.qcow2"))
     made = folder / "new.qcow2"
     assert (job.before_bytes, job.after_bytes, job.freed_bytes) == (
         0,
@@ -36,15 +34,12 @@ def test_the_disk_of_an_archive_is_an_image_after_the_next_scan(pool: StoragePoo
 
 
 def test_what_is_wrong_is_said_before_anything_is_read(pool: StoragePool, folder: Path, tmp_path: Path) -> None:
-    def codes(**options: str) -> set[str]:
-        return {one.code for one in services.plan(OPERATOR, "unpack", pool.pk, options).refusals}
-
     packed = folder / "disk.gz"
     packed.write_bytes(gzip.compress(image(folder).read_bytes()))
     scan(Host.objects.get())
-    assert codes(source=str(packed), name="new.qcow2") == set()
-    assert codes(source=str(tmp_path / "elsewhere.gz"), name="new.qcow2") == {"outside_pool"}
-    assert codes(source=str(packed), name="disk.qcow2") == {"target_exists"}
+    assert codes("unpack", pool, source=str(packed), name="new.qcow2") == set()
+    assert codes("unpack", pool, source=str(tmp_path / "elsewhere.gz"), name="new.qcow2") == {"outside_pool"}
+    assert codes("unpack", pool, source=str(packed), name="disk.qcow2") == {"target_exists"}
     wrong: tuple[dict[str, str], ...] = (
         {"source": "disk.gz", "name": "new.qcow2"}, {"source": str(packed), "name": "../new.qcow2"},
         {"source": str(packed), "name": "new.vdi"}, {"source": str(packed)},
@@ -52,7 +47,7 @@ def test_what_is_wrong_is_said_before_anything_is_read(pool: StoragePool, folder
     )  # fmt: skip
     for options in wrong:
         with pytest.raises(InvalidError):
-            codes(**options)
+            codes("unpack", pool, **options)
     job = work("unpack", pool.pk, OPERATOR, source=str(packed), name="new.qcow2", sha256="0" * 64)
     assert (job.state, job.error_code) == (Job.State.FAILED, "dirty_or_corrupt")
     assert not (folder / "new.qcow2").exists()

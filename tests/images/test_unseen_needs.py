@@ -6,22 +6,17 @@ from pathlib import Path
 import pytest
 
 from images.models import Image
-from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import qemu_img
-from tests.working import ADMIN, create, image_at, run, scan
+from tests.working import ADMIN, create, image_at, refused_as, run, scan
 
-pytestmark = [
-    pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve"),
-]  # fmt: skip
+pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
 
 def refusal(image: Image) -> str:
-    with pytest.raises(RefusedError) as refused:
-        services.submit(ADMIN, "set_aside", image.pk, {})
-    return refused.value.code
+    return refused_as(services.submit, ADMIN, "set_aside", image.pk, {})
 
 
 def set_aside_by_surprise(image: Image) -> Job:

@@ -23,7 +23,7 @@ from storage_admin.jobs import claims, reaper, runner, services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import make_image, write
 from tests.images.scanned import pool
-from tests.working import OPERATOR, VIEWER, client_as, image_at, reread, run, said, scan
+from tests.working import OPERATOR, VIEWER, client_as, codes, image_at, refused_as, reread, run, said, scan
 
 __all__ = ["pool"]
 
@@ -167,14 +167,11 @@ def test_only_operators_send_and_others_see_how_far_it_is(pool: StoragePool, dat
 def test_a_name_that_is_taken_or_wrong_and_a_pool_that_is_too_small_are_said_first(
     pool: StoragePool, data: bytes
 ) -> None:
-    def codes(**options: Any) -> set[str]:
-        return {one.code for one in services.plan(OPERATOR, "upload", pool.pk, options).refusals}
-
     (Path(pool.path) / "vm.qcow2").write_bytes(data)
     scan(Host.objects.get())
-    assert codes(name="vm.qcow2", size=9) == {"target_exists"}
-    assert codes(name="other.iso", size=1 << 60) == {"not_enough_space"}
-    assert codes(name="other.iso", size=9) == set()
+    assert codes("upload", pool, name="vm.qcow2", size=9) == {"target_exists"}
+    assert codes("upload", pool, name="other.iso", size=1 << 60) == {"not_enough_space"}
+    assert codes("upload", pool, name="other.iso", size=9) == set()
     for name in ("", "../x", "a/b", ".hidden", ".sa-j1.new", "x" * 256, "a\nb"):
         answer = client_as(role="operator").post(
             "/api/v1/jobs/", {"kind": "upload", "pool": pool.pk, "options": {"name": name, "size": 9}},
@@ -267,9 +264,7 @@ def test_a_request_that_another_one_came_after_counts_no_more(pool: StoragePool,
                 Job.objects.filter(pk=job.pk).update(kept=reread(job).kept | {TURN: reread(job).kept[TURN] + 1})
             return b"B" * size
 
-    with pytest.raises(RefusedError) as refused:
-        uploads.take(OPERATOR, job, 0, 2 * MIB, Overtaken())
-    assert refused.value.code == "stale_plan"
+    assert refused_as(uploads.take, OPERATOR, job, 0, 2 * MIB, Overtaken()) == "stale_plan"
     assert offset_of(browser, job)[0] == "0"
     assert patch(browser, job, data, 0).status_code == 204
     assert run(job).state == Job.State.SUCCEEDED

@@ -25,7 +25,7 @@ from tests.agent import on_a_network
 from tests.factories import HostFactory
 from tests.images.away import goes_away
 from tests.images.test_silent_storage import opened
-from tests.working import ADMIN, OPERATOR, create, image_at, register, run, said, scan
+from tests.working import ADMIN, OPERATOR, create, image_at, register, run, said, scan, succeeded
 
 pytestmark = [pytest.mark.qemu, pytest.mark.django_db]
 pytestmark.append(pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve"))
@@ -250,8 +250,7 @@ def test_where_that_is_not_known_both_files_are_kept_also_without_a_window(
 
 @pytest.mark.usefixtures("alone")
 def test_an_undo_asks_likewise(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = reclaim(path, undo_hours=24)
-    assert job.state == "succeeded", (job.error_detail, said(job))
+    job = succeeded(reclaim(path, undo_hours=24))
     made = path.stat().st_ino
     with contextlib.ExitStack() as stack:
         at_the_exchange(monkeypatch, "undo", lambda: stack.enter_context(opened(named(path.parent, made))))

@@ -7,7 +7,7 @@ import pytest
 
 from images.models import Image
 from tests.agent.harness import qemu_img, write
-from tests.working import OPERATOR, image_at, said, scan, this_machine, work
+from tests.working import OPERATOR, image_at, said, scan, scanned_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -37,8 +37,7 @@ def peak_of(kind: str, image: Image, **options: str) -> int:
 
 def test_a_job_on_a_tebibyte_takes_as_much_as_one_on_a_gibibyte(pool: Path) -> None:
     small, large = filled(pool / "small.qcow2", GIB), filled(pool / "large.qcow2", TIB)
-    host = this_machine(pool)
-    scan(host)
+    host = scanned_machine(pool)
     # Once before it counts: what is loaded and kept for good is loaded by then.
     peak_of("analyze", image_at(small))
     peak_of("reclaim", image_at(small), method="in_place")

@@ -7,14 +7,13 @@ import pytest
 from storage_admin.jobs.models import Job
 from tests import passing
 from tests.agent.harness import leftovers
-from tests.working import OPERATOR, image_at, run, said, work
+from tests.working import OPERATOR, image_at, run, succeeded, work
 
 
 @pytest.fixture
 def job(path: Path) -> Job:
     """A finished reclaim whose undo copy waits; the host was scanned since."""
-    job = work("reclaim", image_at(path).pk, OPERATOR, undo_hours=1)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(work("reclaim", image_at(path).pk, OPERATOR, undo_hours=1))
     run(Job.objects.get(kind="scan", state="queued"))
     return job
 
@@ -25,9 +24,7 @@ def window_closes(job: Job) -> None:
 
 def recovery() -> Job:
     """The recovery that was asked for, as it ended."""
-    done = run(Job.objects.get(kind="recover", state="queued"))
-    assert done.state == "succeeded", (done.error_code, done.error_detail)
-    return done
+    return succeeded(run(Job.objects.get(kind="recover", state="queued")))
 
 
 def by_name(job: Job, path: Path) -> None:

@@ -13,7 +13,7 @@ from storage_admin.jobs import reaper, runner, services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Recorder
 from tests.agent.harness import leftovers
-from tests.working import ADMIN, OPERATOR, allocated, image_at, reread, run, said, scan, this_machine, work
+from tests.working import ADMIN, OPERATOR, allocated, image_at, reread, run, said, scan, succeeded, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -37,8 +37,7 @@ def recovered(job: Job) -> Job:
     reaper.reap()
     Job.objects.filter(pk=job.pk).update(finished=timezone.now() - timedelta(seconds=1))
     reaper.recover_hosts()
-    done = run(Job.objects.get(kind="recover", state="queued"))
-    assert done.state == "succeeded", (done.error_detail, said(done))
+    succeeded(run(Job.objects.get(kind="recover", state="queued")))
     return reread(job)
 
 
@@ -108,8 +107,7 @@ def test_a_swap_without_an_undo_copy_that_nobody_recorded_has_succeeded(
 ) -> None:
     """Its journal was gone as well: what the agent said before the swap tells that the file is the one it made."""
     pool, before = path.parent, allocated(path)
-    job = unrecorded(services.submit(ADMIN, kind, image_at(path).pk, options), monkeypatch)
-    assert job.state == "succeeded", (job.error_detail, said(job))
+    job = succeeded(unrecorded(services.submit(ADMIN, kind, image_at(path).pk, options), monkeypatch))
     assert leftovers(pool) == set()
     assert job.freed_bytes == before - sum(map(allocated, pool.iterdir()))
     run(Job.objects.get(kind="scan", state="queued"))
@@ -149,8 +147,7 @@ def test_an_undo_that_nobody_recorded_and_that_gave_a_name_back_has_happened(
 ) -> None:
     """A conversion had given the image another name: under that nothing is any more, the journal is gone as well."""
     inode, before, image = path.stat().st_ino, allocated(path), image_at(path)
-    job = work("convert", image.pk, ADMIN, format="qcow2", replace=True, undo_hours=5)
-    assert job.state == "succeeded", (job.error_detail, said(job))
+    job = succeeded(work("convert", image.pk, ADMIN, format="qcow2", replace=True, undo_hours=5))
     if scanned:
         tell = reaper.recover_hosts
 

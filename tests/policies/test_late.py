@@ -29,8 +29,7 @@ def test_what_was_given_back_or_submitted_while_a_run_was_being_stopped_ends_wit
     PolicyPick.objects.filter(pk=back.pk).update(state="chosen", code="", job=None)
     PolicyPick.objects.filter(pk=given.pk).update(state="submitted", code="")
     runs.work(NOW + MINUTE)
-    job.refresh_from_db()
-    assert (job.state, reread(run).state, run.finished is not None) == ("cancelled", "stopped", True)
+    assert (reread(job).state, reread(run).state, run.finished is not None) == ("cancelled", "stopped", True)
     assert {(state, code) for _, state, code in picks(run)} == {("skipped", "policy_stopped")}
 
 

@@ -14,7 +14,7 @@ from images.rewrite import planning
 from images.rewrite.neighbours import share
 from storage_admin.jobs.models import Job
 from tests.factories import PolicyFactory
-from tests.working import OPERATOR, image_at, run, scan, this_machine, work
+from tests.working import OPERATOR, image_at, run, scan, succeeded, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
@@ -103,8 +103,7 @@ def test_full_is_known_of_what_a_conversion_here_has_made_so(tmp_path: Path, rep
     qemu("create", "-f", "raw", pool / "disk.raw", SIZE)
     scan(this_machine(pool))
     options = {"format": "qcow2", "format_options": {"preallocation": "full"}, "replace": replace}
-    job = work("convert", image_at(pool / "disk.raw").pk, OPERATOR, **options)
-    assert job.state == "succeeded", job.error_detail
+    job = succeeded(work("convert", image_at(pool / "disk.raw").pk, OPERATOR, **options))
     run(Job.objects.filter(kind="scan", state="queued").get())
     work("sample", job.host_id)
     assert preallocations()["disk.qcow2"] == "full"

@@ -18,7 +18,7 @@ from storage_admin.jobs.models import Job
 from tests import passing
 from tests.agent.harness import make_image, qemu_img, same_content, write
 from tests.factories import PolicyFactory
-from tests.working import ADMIN, OPERATOR, create, image_at, reread, run, scan, this_machine, work
+from tests.working import ADMIN, OPERATOR, create, image_at, reread, run, scan, scanned_machine, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 MINUTE = timedelta(minutes=1)
@@ -43,8 +43,7 @@ def pool(tmp_path: Path) -> Path:
 @pytest.fixture
 def host(pool: Path) -> Host:
     """This machine, scanned, and every image sampled."""
-    machine = this_machine(pool)
-    scan(machine)
+    machine = scanned_machine(pool)
     sample()
     return machine
 

@@ -15,12 +15,10 @@ from storage_admin.hosts.proxmox.client import Client
 from storage_admin.hosts.proxmox.guests import ProxmoxGuest
 from storage_admin.hosts.proxmox.merging import merged
 from storage_admin.hosts.proxmox.reader import ProxmoxFacts
-from storage_admin.hosts.proxmox.storages import StorageFacts
 from tests.harness.proxmox.confs import parse_vm
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import ALL, AUDITOR, Guest, files
 
-STORES = {"store": StorageFacts("store", "dir", "/mnt/pve/store", content=("images",))}
 RUNNING: dict[str, dict[str, bool | None]] = {
     "vm": {"100": True, "101": False, "102": None},
     "container": {"300": False},
