@@ -15,21 +15,17 @@ from django.db import OperationalError, transaction
 from django.utils import timezone
 
 from images.kinds.reclaim import Reclaim
-from storage_admin.jobs import claims, reaper, routing, runner, services, tasks
+from storage_admin.jobs import claims, reaper, routing, runner, tasks
 from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plan_and_progress import Recorder
 from storage_admin.jobs.routing import Heart
 from tests.factories import ImageFactory, JobFactory
-from tests.jobs.test_running import POLITE, READY, done_by
-from tests.working import OPERATOR, reread, said
+from tests.jobs.test_running import POLITE, READY, DoneBy, done_by, job
+from tests.working import reread, said
+
+__all__ = ["done_by", "job"]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "no_hypervisor"), pytest.mark.sql]
-
-
-@pytest.fixture
-def job() -> Job:
-    image = ImageFactory.create(pool__host__slug="local")
-    return services.submit(OPERATOR, "reclaim", image.pk, {})
 
 
 @pytest.fixture
@@ -54,25 +50,25 @@ def reap_meanwhile(monkeypatch: pytest.MonkeyPatch, after: str) -> None:
 
 
 def test_the_result_of_a_job_that_was_called_interrupted_too_soon_is_recorded(
-    monkeypatch: pytest.MonkeyPatch, job: Job
+    monkeypatch: pytest.MonkeyPatch, done_by: DoneBy
 ) -> None:
     reap_meanwhile(monkeypatch, "swapped")
-    job = done_by(monkeypatch, job, POLITE + 'say("log", text="swapped")\nsay("result", data=RESULT)')
+    job = done_by(POLITE + 'say("log", text="swapped")\nsay("result", data=RESULT)')
     assert (job.state, job.error_code, job.error_detail, job.needs_recovery) == ("succeeded", "", "", False)
     assert (job.undo_state, job.locks.count()) == ("available", 0)
     assert any("was still running the job" in line for line in said(job))
 
 
-def test_one_that_was_called_interrupted_before_is_not_let_go(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+def test_one_that_was_called_interrupted_before_is_not_let_go(monkeypatch: pytest.MonkeyPatch, done_by: DoneBy) -> None:
     reap_meanwhile(monkeypatch, "made")
     program = READY.replace('say("ready"', 'say("log", text="made")\nsay("ready"')
-    job = done_by(monkeypatch, job, program)
+    job = done_by(program)
     assert (job.state, job.generation, job.needs_recovery, job.result) == ("interrupted", 2, True, None)
 
 
 @pytest.mark.parametrize("step", ["may_swap", "note_ready", "prepare", "before_swap"])
 def test_a_finished_rewrite_waits_for_a_database_that_is_locked(
-    monkeypatch: pytest.MonkeyPatch, job: Job, step: str
+    monkeypatch: pytest.MonkeyPatch, done_by: DoneBy, step: str
 ) -> None:
     where = claims if step == "may_swap" else Reclaim
     asked, works = list[int](), getattr(where, step)
@@ -87,12 +83,12 @@ def test_a_finished_rewrite_waits_for_a_database_that_is_locked(
     monkeypatch.setattr(runner, "connection", type("Kept", (), {"close": staticmethod(lambda: None)}))
     asked += [1] * (step in {"note_ready", "before_swap"})
     monkeypatch.setattr(where, step, locked)
-    job = done_by(monkeypatch, job, READY)
+    job = done_by(READY)
     assert (job.state, job.error_code, len(asked) >= 4) == ("succeeded", "", True)
 
 
 def test_a_worker_that_is_told_to_end_puts_a_finished_rewrite_back_while_the_database_is_locked(
-    monkeypatch: pytest.MonkeyPatch, job: Job
+    monkeypatch: pytest.MonkeyPatch, done_by: DoneBy
 ) -> None:
     def locked(*_: Any) -> Any:
         runner.stopping.set()
@@ -100,14 +96,14 @@ def test_a_worker_that_is_told_to_end_puts_a_finished_rewrite_back_while_the_dat
 
     monkeypatch.setattr(claims, "may_swap", locked)
     try:
-        job = done_by(monkeypatch, job, READY)
+        job = done_by(READY)
     finally:
         runner.stopping.clear()
     assert (job.state, job.error_code) == ("interrupted", "interrupted")
 
 
 def test_a_measure_of_space_that_cannot_be_written_yet_does_not_end_a_rewrite(
-    monkeypatch: pytest.MonkeyPatch, job: Job
+    monkeypatch: pytest.MonkeyPatch, done_by: DoneBy
 ) -> None:
     asked, works = list[int](), Reclaim.on_event
 
@@ -120,7 +116,7 @@ def test_a_measure_of_space_that_cannot_be_written_yet_does_not_end_a_rewrite(
     monkeypatch.setattr(runner, "FINISH_AGAIN", 0.05)
     monkeypatch.setattr(runner, "connection", type("Kept", (), {"close": staticmethod(lambda: None)}))
     monkeypatch.setattr(Reclaim, "on_event", locked)
-    job = done_by(monkeypatch, job, POLITE + 'say("space", needed_bytes=5)\nsay("result", data=RESULT)')
+    job = done_by(POLITE + 'say("space", needed_bytes=5)\nsay("result", data=RESULT)')
     assert (job.state, len(asked)) == ("succeeded", 3)
 
 

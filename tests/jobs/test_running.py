@@ -7,6 +7,7 @@ import contextlib
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Recorder
 from tests.factories import ImageFactory
 from tests.images.away import goes_away
-from tests.working import OPERATOR, run, said
+from tests.working import OPERATOR, run, said, succeeded
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "no_hypervisor"), pytest.mark.sql]
 
@@ -41,6 +42,7 @@ HELLO = dict(protocol=1, hash=sys.argv[1], uid=0, python="3")
 RESULT = dict(method="compress", before_bytes=100, after_bytes=40, held_bytes=100, freed_bytes=0, compression="zstd",
               dev=1, inode=2, swapped=True, seconds=0.1, undo=dict(path=".sa-x.orig", bytes=100))
 """
+DoneBy = Callable[[str], Job]
 POLITE = PROGRAM + 'say("hello", **HELLO)\nrequest = hear()\n'
 
 
@@ -50,23 +52,25 @@ def job() -> Job:
     return services.submit(OPERATOR, "reclaim", image.pk, {})
 
 
-def done_by(monkeypatch: pytest.MonkeyPatch, job: Job, program: str) -> Job:
-    """Runs the job with this program as its agent."""
-    argv = [sys.executable, "-c", program, agent_bundle().hash]
-    monkeypatch.setattr(runner, "agent_command", lambda host: contextlib.nullcontext(argv))
-    return run(job)
+@pytest.fixture
+def done_by(monkeypatch: pytest.MonkeyPatch, job: Job) -> DoneBy:
+    """``done_by(program)``: runs the job with this program as its agent."""
+
+    def with_agent(program: str) -> Job:
+        argv = [sys.executable, "-c", program, agent_bundle().hash]
+        monkeypatch.setattr(runner, "agent_command", lambda host: contextlib.nullcontext(argv))
+        return run(job)
+
+    return with_agent
 
 
-def test_a_result_is_recorded_with_what_was_done(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
-    job = done_by(
-        monkeypatch, job,
-        POLITE + """
+def test_a_result_is_recorded_with_what_was_done(done_by: DoneBy) -> None:
+    job = done_by(POLITE + """
 say("progress", stage="copying", done=1, total=2, message="half")
 say("command", argv=["qemu-img", "convert", "a b"], exit_code=0)
 say("log", text="words", level="warning")
 say("result", data=RESULT)
-""",
-    )  # fmt: skip
+""")  # fmt: skip
     assert (job.state, job.progress, job.error_code, job.locks.count()) == ("succeeded", 100.0, "", 0)
     assert job.commands == [{"argv": ["qemu-img", "convert", "a b"], "exit_code": 0}]
     assert job.result is not None
@@ -98,10 +102,8 @@ say("result", data=RESULT)
         (POLITE + 'say("result")', "failed", "bug", "KeyError"),
     ],
 )  # fmt: skip
-def test_whatever_an_agent_says_the_row_tells(
-    monkeypatch: pytest.MonkeyPatch, job: Job, program: str, state: str, code: str, words: str
-) -> None:
-    job = done_by(monkeypatch, job, program)
+def test_whatever_an_agent_says_the_row_tells(done_by: DoneBy, program: str, state: str, code: str, words: str) -> None:
+    job = done_by(program)
     assert (job.state, job.error_code) == (state, code)
     assert words in job.error_detail
     assert (job.locks.count(), job.result) == (0, None)
@@ -110,16 +112,16 @@ def test_whatever_an_agent_says_the_row_tells(
     assert job.needs_recovery == (state == "interrupted" or code == "bug")
 
 
-def test_an_agent_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+def test_an_agent_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch, done_by: DoneBy) -> None:
     monkeypatch.setattr(session, "HELLO_TIMEOUT", 0.2)
-    job = done_by(monkeypatch, job, PROGRAM + "sys.stdin.read()")
+    job = done_by(PROGRAM + "sys.stdin.read()")
     assert (job.state, job.error_code) == ("interrupted", "interrupted")
     assert "did not start" in job.error_detail
 
 
 @pytest.mark.parametrize("deaf", ["at work", "let go"])
 def test_an_agent_that_hangs_when_it_is_to_stop_is_ended_and_its_host_recovered(
-    monkeypatch: pytest.MonkeyPatch, job: Job, tmp_path: Path, deaf: str
+    monkeypatch: pytest.MonkeyPatch, job: Job, done_by: DoneBy, tmp_path: Path, deaf: str
 ) -> None:
     monkeypatch.setattr(session, "STOP_TIMEOUT", 1.5)
     monkeypatch.setattr(Recorder, "log", _then(Recorder.log, lambda: services.cancel(OPERATOR, job)))
@@ -127,10 +129,9 @@ def test_an_agent_that_hangs_when_it_is_to_stop_is_ended_and_its_host_recovered(
     let_go = ready + 'assert hear()["event"] == "go"\n' if deaf == "let go" else ""
     began = time.monotonic()
     job = done_by(
-        monkeypatch, job,
         f"{POLITE}{let_go}open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
         'say("log", text="at work")\ntime.sleep(1)\nsay("log", text="a last word")\ntime.sleep(60)\n',
-    )  # fmt: skip
+    )
     # From its last word on, not from the request.
     assert 2.5 < time.monotonic() - began < 12
     assert (job.state, job.error_code, job.needs_recovery) == ("interrupted", "interrupted", True)
@@ -138,16 +139,13 @@ def test_an_agent_that_hangs_when_it_is_to_stop_is_ended_and_its_host_recovered(
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
 
 
-def test_words_that_no_database_takes_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
-    job = done_by(
-        monkeypatch, job,
-        POLITE + r"""
+def test_words_that_no_database_takes_are_shown_as_they_are(done_by: DoneBy) -> None:
+    job = done_by(POLITE + r"""
 say("log", text="nul \0 esc \x1b lone \udcff", level="something long and unknown")
 say("command", argv=["qemu-img", "a\0b"], exit_code=1)
 say("progress", stage="copying", done=0, total=None, message="\0")
 say("error", code="tool_failed", detail="nul \0 there")
-""",
-    )  # fmt: skip
+""")  # fmt: skip
     assert (job.state, job.error_code) == ("failed", "tool_failed")
     assert "nul \\x00 esc \\x1b lone \\udcff" in said(job)
     assert job.error_detail == "nul \\x00 there"
@@ -180,15 +178,14 @@ else:
 )
 
 
-def test_an_agent_that_is_ready_is_let_go(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
-    job = done_by(monkeypatch, job, READY)
-    assert job.state == "succeeded"
+def test_an_agent_that_is_ready_is_let_go(done_by: DoneBy) -> None:
+    job = succeeded(done_by(READY))
     assert "heard go" in said(job)
 
 
 @pytest.mark.parametrize("error", [None, RefusedError("guest_running", "Guest web is running.")])
 def test_one_that_has_exchanged_files_is_told_whether_guests_stayed_off(
-    monkeypatch: pytest.MonkeyPatch, job: Job, error: RefusedError | None
+    monkeypatch: pytest.MonkeyPatch, done_by: DoneBy, error: RefusedError | None
 ) -> None:
     def look(kind: Reclaim, job: Job) -> None:
         if error is not None:
@@ -200,43 +197,39 @@ say("ready", generation=request["generation"], exchanged=1)
 answer = hear()
 say("log", text=f"then {answer.get('generation') == request['generation']}")
 """
-    job = done_by(
-        monkeypatch,
-        job,
-        READY.replace(
-            'if answer["event"] == "go":\n', 'if answer["event"] == "go":' + asks.replace("\n", "\n    ") + "\n"
-        ),
-    )
-    assert job.state == "succeeded", said(job)
+    go = 'if answer["event"] == "go":'
+    job = succeeded(done_by(READY.replace(f"{go}\n", go + asks.replace("\n", "\n    ") + "\n")))
     assert f"then {error is None}" in said(job)
 
 
-def test_a_cancelled_job_is_not_let_go(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+def test_a_cancelled_job_is_not_let_go(monkeypatch: pytest.MonkeyPatch, done_by: DoneBy) -> None:
     meanwhile(monkeypatch, lambda job: services.cancel(OPERATOR, job))
-    job = done_by(monkeypatch, job, READY)
+    job = done_by(READY)
     assert (job.state, job.error_code, job.result) == ("cancelled", "", None)
     assert "heard cancel" in said(job)
 
 
-def test_a_job_that_was_taken_away_is_not_let_go(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+def test_a_job_that_was_taken_away_is_not_let_go(monkeypatch: pytest.MonkeyPatch, done_by: DoneBy) -> None:
     meanwhile(monkeypatch, lambda job: Job.objects.filter(pk=job.pk).update(generation=7))
-    job = done_by(monkeypatch, job, READY)
+    job = done_by(READY)
     assert (job.state, job.generation, job.result) == ("running", 7, None)
     assert "heard cancel" in said(job)
     assert Image.objects.get(pk=job.target_id).inode != "2"
 
 
-def test_a_guest_that_started_meanwhile_wins(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+def test_a_guest_that_started_meanwhile_wins(monkeypatch: pytest.MonkeyPatch, done_by: DoneBy) -> None:
     def start(job: Job) -> None:
         raise RefusedError("guest_running", "Guest web is running.")
 
     meanwhile(monkeypatch, start)
-    job = done_by(monkeypatch, job, READY)
+    job = done_by(READY)
     assert (job.state, job.error_code) == ("failed", "guest_running")
     assert "heard go" not in said(job)
 
 
-def test_what_comes_after_go_comes_too_late_to_stop_it(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+def test_what_comes_after_go_comes_too_late_to_stop_it(
+    monkeypatch: pytest.MonkeyPatch, job: Job, done_by: DoneBy
+) -> None:
     go = AgentSession.go
 
     def go_and_cancel(agent: AgentSession, generation: int) -> None:
@@ -245,20 +238,20 @@ def test_what_comes_after_go_comes_too_late_to_stop_it(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(AgentSession, "go", go_and_cancel)
     job = done_by(
-        monkeypatch, job,
         READY.replace('    say("result"', '    say("log", text=f"then {hear(1.5)}")\n    say("result"'),
-    )  # fmt: skip
+    )
     assert job.state == "succeeded"
     assert "then None" in said(job)
 
 
-def test_a_running_job_that_is_cancelled_has_its_agent_stopped(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+def test_a_running_job_that_is_cancelled_has_its_agent_stopped(
+    monkeypatch: pytest.MonkeyPatch, job: Job, done_by: DoneBy
+) -> None:
     monkeypatch.setattr(Recorder, "log", _then(Recorder.log, lambda: services.cancel(OPERATOR, job)))
     began = time.monotonic()
     job = done_by(
-        monkeypatch, job,
         POLITE + 'say("log", text="at work")\nheard = hear()\nsay("error", code="cancelled", detail=heard["event"])\n',
-    )  # fmt: skip
+    )
     assert (job.state, job.error_code, job.error_detail) == ("cancelled", "", "cancel")
     assert not job.needs_recovery
     assert time.monotonic() - began < 5
@@ -277,27 +270,26 @@ def _then(method: Any, act: Any) -> Any:
     return both
 
 
-def test_a_worker_that_is_told_to_end_has_everything_put_back(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+def test_a_worker_that_is_told_to_end_has_everything_put_back(monkeypatch: pytest.MonkeyPatch, done_by: DoneBy) -> None:
     stopping = threading.Event()
     monkeypatch.setattr(runner, "stopping", stopping)
     monkeypatch.setattr(Recorder, "log", _then(Recorder.log, stopping.set))
     job = done_by(
-        monkeypatch, job,
         POLITE + 'say("log", text="at work")\nheard = hear()\nsay("error", code="cancelled", detail=heard["event"])\n',
-    )  # fmt: skip
+    )
     assert (job.state, job.error_code) == ("interrupted", "interrupted")
     assert "was stopped" in job.error_detail
     assert job.needs_recovery
 
 
-def test_a_worker_that_is_told_to_end_takes_no_new_job(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+def test_a_worker_that_is_told_to_end_takes_no_new_job(monkeypatch: pytest.MonkeyPatch, done_by: DoneBy) -> None:
     stopping = threading.Event()
     stopping.set()
     monkeypatch.setattr(runner, "stopping", stopping)
-    assert done_by(monkeypatch, job, POLITE).state == "queued"
+    assert done_by(POLITE).state == "queued"
 
 
-def test_work_goes_on_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+def test_work_goes_on_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch, done_by: DoneBy) -> None:
     flush, calls = Recorder.flush, []
 
     def away(keeper: Recorder) -> None:
@@ -311,29 +303,30 @@ def test_work_goes_on_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(plan_and_progress, "connection", type("Kept", (), {"close": staticmethod(lambda: None)}))
     monkeypatch.setattr(plan_and_progress, "INTERVAL", 0.0)
     job = done_by(
-        monkeypatch, job,
         POLITE + 'for i in range(9):\n    say("log", text=f"line {i}")\nsay("result", data=RESULT)\n',
-    )  # fmt: skip
+    )
     assert job.state == "succeeded"
     assert [line for line in said(job) if line.startswith("line")] == [f"line {number}" for number in range(9)]
 
 
 def test_a_result_that_cannot_be_recorded_is_a_bug_that_recovery_looks_at(
-    monkeypatch: pytest.MonkeyPatch, job: Job
+    monkeypatch: pytest.MonkeyPatch, done_by: DoneBy
 ) -> None:
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("oops")
 
     monkeypatch.setattr(Reclaim, "record", fail)
-    job = done_by(monkeypatch, job, POLITE + 'say("result", data=RESULT)')
+    job = done_by(POLITE + 'say("result", data=RESULT)')
     assert (job.state, job.error_code, job.needs_recovery, job.undo_state) == ("failed", "bug", True, "none")
     assert any("ZeroDivisionError" in line and "Traceback" in line for line in said(job))
 
 
-def test_a_database_that_stays_away_until_the_worker_ends_is_no_go(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+def test_a_database_that_stays_away_until_the_worker_ends_is_no_go(
+    monkeypatch: pytest.MonkeyPatch, done_by: DoneBy
+) -> None:
     tries = goes_away(monkeypatch, Reclaim, "before_swap", times=99)
     monkeypatch.setattr(runner, "stopping", type("Third", (), {"is_set": staticmethod(lambda: len(tries) > 2)}))
-    job = done_by(monkeypatch, job, READY)
+    job = done_by(READY)
     assert (job.state, job.needs_recovery, len(tries)) == ("interrupted", True, 3)
     assert "connection to the database was lost" in job.error_detail
 
@@ -350,9 +343,9 @@ def test_without_the_right_to_become_root_the_host_says_how_to_give_it(
     assert (host.status, host.status_detail) == ("degraded", job.error_detail)
 
 
-def test_nobody_hears_of_a_job_that_another_worker_has(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
+def test_nobody_hears_of_a_job_that_another_worker_has(job: Job, done_by: DoneBy) -> None:
     Job.objects.filter(pk=job.pk).update(state="running", worker="other:1")
-    job = done_by(monkeypatch, job, POLITE + 'say("result", data=RESULT)')
+    job = done_by(POLITE + 'say("result", data=RESULT)')
     assert (job.state, job.worker, job.result) == ("running", "other:1", None)
 
 
