@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from django.db.models import Model
 from django.utils import timezone
-from factory.declarations import LazyAttribute, LazyFunction, Maybe, SelfAttribute, Sequence, SubFactory
+from factory.declarations import LazyAttribute, LazyFunction, Maybe, SelfAttribute, Sequence, SubFactory, Trait
 from factory.django import DjangoModelFactory, Password
 from factory.helpers import post_generation
 
@@ -38,7 +38,6 @@ class Rows(DjangoModelFactory[M]):
 
     @classmethod
     def create(cls, **values: Any) -> M:
-        """One row, kept in the database."""
         return super().create(**values)
 
 
@@ -147,10 +146,15 @@ class HostFactory(Rows[Host]):
 
 
 class StoragePoolFactory(Rows[StoragePool]):
-    """A folder of 100 GiB with 40 GiB free, on a filesystem of its own."""
+    """A folder of 100 GiB with 40 GiB free, on a filesystem of its own; or one of Proxmox VE's storages of volumes."""
 
     class Meta:
         model = StoragePool
+
+    class Params:
+        volumes = Trait(
+            source="proxmox", path_bytes=b"", path_key=SelfAttribute("name"), capacity_bytes=None, available_bytes=None
+        )
 
     host = SubFactory(HostFactory)
     name = Sequence(lambda n: f"pool{n}")

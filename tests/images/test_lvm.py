@@ -22,7 +22,7 @@ from tests.agent.test_lvm import GROUPS, MIB, VOLUMES
 from tests.agent.test_thin import NUMBERED, Tools, pool
 from tests.factories import HostFactory, JobFactory, StoragePoolFactory
 from tests.guests.test_other_pools import LOGICAL, Node, disk, domain, image, node
-from tests.working import ADMIN, client_as, run, scan, this_machine, work
+from tests.working import ADMIN, client_as, run, scan, scanned_machine, this_machine, work
 
 __all__ = ["node", "pool"]
 
@@ -153,8 +153,7 @@ def test_a_pool_of_libvirt_gets_the_facts_and_no_volume_is_listed_twice(node: No
 
 def test_a_pool_that_libvirt_gets_later_takes_the_volumes_over_with_their_history(node: Node, lvm_says: Says) -> None:
     node()
-    host = this_machine()
-    scan(host)
+    host = scanned_machine()
     known = {one.name: one.pk for one in Image.objects.all()}
     node(LOGICAL)
     assert scan(host)["vanished"] == 0
@@ -169,9 +168,8 @@ def test_a_storage_of_proxmox_gets_the_facts_unless_nodes_share_it(lvm_says: Say
     host, thin = this_machine(), ("local-lvm", "lvmthin", "lvmthin vg0/pool0")
     for name, kind, path in (thin, ("san", "lvm", "lvm vg0")):
         StoragePoolFactory.create(
-            host=host, name=name, kind=kind, path=path, path_bytes=b"", path_key=name, source="proxmox",
-            network=shared and name == "san", capacity_bytes=None, available_bytes=None,
-        )  # fmt: skip
+            volumes=True, host=host, name=name, kind=kind, path=path, network=shared and name == "san"
+        )
     scan(host)
     assert set(pools()) == {"local-lvm", "san"}
     assert (pools()["local-lvm"].images_count, pools()["local-lvm"].metadata_percent) == (2, 10.94)
@@ -181,10 +179,7 @@ def test_a_storage_of_proxmox_gets_the_facts_unless_nodes_share_it(lvm_says: Say
 def test_two_storages_of_one_thin_pool_list_its_volumes_once_and_have_one_size(lvm_says: Says) -> None:
     host = this_machine()
     for name in ("first", "second"):
-        StoragePoolFactory.create(
-            host=host, name=name, kind="lvmthin", path="lvmthin vg0/pool0", path_bytes=b"", path_key=name,
-            source="proxmox", capacity_bytes=None, available_bytes=None,
-        )  # fmt: skip
+        StoragePoolFactory.create(volumes=True, host=host, name=name, kind="lvmthin", path="lvmthin vg0/pool0")
     scan(host)
     first, second = pools()["first"], pools()["second"]
     assert (first.images_count, second.images_count) == (2, 0)
@@ -203,8 +198,7 @@ def test_a_guest_is_linked_to_its_volume_by_each_of_its_names(node: Node, lvm_sa
 
 
 def test_volumes_go_and_come_and_a_group_that_is_away_keeps_its_volumes(lvm_says: Says) -> None:
-    host = this_machine()
-    scan(host)
+    host = scanned_machine()
     lvm_says(GROUPS, [line for line in VOLUMES if line["lv_name"] != "idle"])
     assert scan(host)["vanished"] == 1
     assert image("idle").state == "missing"
@@ -219,8 +213,7 @@ def test_volumes_go_and_come_and_a_group_that_is_away_keeps_its_volumes(lvm_says
 
 
 def test_where_lvm_does_not_answer_all_is_as_last_seen(lvm_says: Says) -> None:
-    host = this_machine()
-    scan(host)
+    host = scanned_machine()
     before = listed()
     lvm_says([], [])
     assert scan(host)["vanished"] == 0
@@ -279,8 +272,7 @@ def test_exclusive_sizes_of_thin_volumes_are_measured_once_an_hour_and_dated(
 ) -> None:
     pool()
     lvm_says(GROUPS, NUMBERED)
-    host = this_machine()
-    scan(host)
+    host = scanned_machine()
     job = run(Job.objects.get(kind="exclusive"))  # the scan has submitted it
     assert (job.state, job.result) == ("succeeded", {"measured": 1, "skipped": []})
     assert not due_for_exclusive_sizes(host.pk)
@@ -307,8 +299,7 @@ def test_one_that_is_set_aside_has_its_own_size_and_not_that_of_what_has_its_nam
 ) -> None:
     pool()
     lvm_says(GROUPS, NUMBERED)
-    host = this_machine()
-    scan(host)
+    host = scanned_machine()
     volume = image("thin1")
     job = JobFactory.create(kind="set_aside", target=volume, state="succeeded")
     rows.set_aside(volume, job)
@@ -340,8 +331,7 @@ def test_what_a_snapshot_with_blocks_of_its_own_stands_on_is_refused_in_the_plan
 def test_zeros_that_others_share_are_nothing_that_a_thin_volume_could_give_back(lvm_says: Says, pool: Tools) -> None:
     pool()
     lvm_says(GROUPS, NUMBERED)
-    host = this_machine()
-    scan(host)
+    host = scanned_machine()
     predicted = {"reclaimable_bytes": 5 * MIB, "reclaimable_low": 3 * MIB, "reclaimable_high": 6 * MIB}
     estimate = {"allocated_size": 8 * MIB, "methods": {"in_place": predicted}}
 
@@ -363,8 +353,7 @@ def test_a_volume_that_was_made_anew_has_not_the_size_that_was_measured_of_the_o
 ) -> None:
     pool()
     lvm_says(GROUPS, NUMBERED)
-    host = this_machine()
-    scan(host)
+    host = scanned_machine()
     work("exclusive", host.pk)
     assert (image("thin1").deletion_frees, image("snap1").deletion_frees) == (4 * MIB, MIB)
     lvm_says(GROUPS, [line | ({"lv_uuid": "new"} if line["lv_name"] == "thin1" else {}) for line in NUMBERED])

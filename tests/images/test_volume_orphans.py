@@ -37,10 +37,10 @@ def line(name: str, **columns: str) -> Line:
 
 def site(lvm_says: Says, *lines: Line, source: str = "proxmox", shared: bool = False) -> Host:
     host = this_machine()
+    path = "lvm vg0" if source == "proxmox" else "/dev/vg0"
     StoragePoolFactory.create(
-        host=host, name="disks", kind="lvm", path="lvm vg0" if source == "proxmox" else "/dev/vg0", path_bytes=b"",
-        path_key="disks", source=source, network=shared, capacity_bytes=None, available_bytes=None,
-    )  # fmt: skip
+        volumes=True, host=host, name="disks", kind="lvm", path=path, source=source, network=shared
+    )
     GuestFactory.create(host=host, kind=Guest.Kind.VM, uid="100", name="web")
     lvm_says(GROUPS, list(lines))
     scan(host)

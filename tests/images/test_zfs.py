@@ -20,7 +20,7 @@ from tests.agent.test_zfs import listed as listed_by_zpool
 from tests.factories import StoragePoolFactory
 from tests.guests.test_other_pools import Node, disk, domain, image, node
 from tests.images.test_lvm import listed, pools
-from tests.working import ADMIN, client_as, scan, this_machine
+from tests.working import ADMIN, client_as, scan, scanned_machine, this_machine
 
 __all__ = ["node"]
 
@@ -50,10 +50,7 @@ def zfs_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
 
 def proxmox(host: Any, *storages: tuple[str, str]) -> None:
     for name, path in storages:
-        StoragePoolFactory.create(
-            host=host, name=name, kind="zfs", path=path, path_bytes=b"", path_key=name, source="proxmox",
-            capacity_bytes=None, available_bytes=None,
-        )  # fmt: skip
+        StoragePoolFactory.create(volumes=True, host=host, name=name, kind="zfs", path=path)
 
 
 def column(name: str, of: str) -> int:
@@ -198,8 +195,7 @@ def test_storages_of_proxmox_and_pools_of_libvirt_have_the_volumes_of_their_data
 
 def test_a_storage_of_a_whole_pool_takes_the_volumes_over_with_their_history(node: Node, zfs_says: Says) -> None:
     node()
-    host = this_machine()
-    scan(host)
+    host = scanned_machine()
     known = {one.name: one.pk for one in Image.objects.all()}
     node(TANK.format("all", "tank"))
     assert scan(host)["vanished"] == 0
@@ -218,8 +214,7 @@ def test_a_guest_is_linked_to_its_volume(node: Node, zfs_says: Says) -> None:
 
 
 def test_volumes_go_and_come_and_a_pool_that_is_away_keeps_its_volumes_until_it_is_removed(zfs_says: Says) -> None:
-    host = this_machine()
-    scan(host)
+    host = scanned_machine()
     zfs_says(POOLS, [one for one in DATASETS if not one.startswith("tank/plain")])
     assert scan(host)["vanished"] == 1
     assert image("plain+disk").state == "missing"
@@ -239,8 +234,7 @@ def test_volumes_go_and_come_and_a_pool_that_is_away_keeps_its_volumes_until_it_
 
 @pytest.mark.parametrize("how", ["silent", "failed", "cut off"])
 def test_where_zfs_does_not_answer_all_is_as_last_seen(zfs_says: Says, how: str) -> None:
-    host = this_machine()
-    scan(host)
+    host = scanned_machine()
     before, shares = listed(), pools()["tank"].shares
     answers: dict[str, tuple[list[str], list[str]]] = {
         "silent": ([], []), "failed": ([POOLS[0].replace("ONLINE", "SUSPENDED")], []),

@@ -42,9 +42,8 @@ def site(cluster: Booted, row: Row) -> Iterator[Booted]:
     """A storage of Proxmox VE whose hosts are all known, with an image of a guest that is gone."""
     cluster.run(f"rbd create --size 64M vms/{GONE}; qemu-io -f raw -c 'write -P 7 0 12M' rbd:vms/{GONE} >/dev/null")
     StoragePoolFactory.create(
-        host=row, name="ceph", kind="rbd", path="rbd vms", path_bytes=b"", path_key="ceph", source="proxmox",
-        capacity_bytes=None, available_bytes=None, network=True, all_hosts_registered=True,
-    )  # fmt: skip
+        volumes=True, host=row, name="ceph", kind="rbd", path="rbd vms", network=True, all_hosts_registered=True
+    )
     scan(row)
     yield cluster
     cluster.run(CLEAR)

@@ -31,10 +31,7 @@ def site(group: Host, row: Row) -> Iterator[Host]:
     group.run(f"dd if=/dev/urandom of=/dev/vg/{THIN} bs=1M count=4 oflag=direct status=none")
     group.run(f"dd if=/dev/urandom of=/dev/vg/{THICK} bs=1M oflag=direct status=none || true; udevadm settle")
     for name, kind, path in (("local-lvm", "lvmthin", "lvmthin vg/pool"), ("disks", "lvm", "lvm vg")):
-        StoragePoolFactory.create(
-            host=row, name=name, kind=kind, path=path, path_bytes=b"", path_key=name, source="proxmox",
-            capacity_bytes=None, available_bytes=None,
-        )  # fmt: skip
+        StoragePoolFactory.create(volumes=True, host=row, name=name, kind=kind, path=path)
     scan(row)
     group.run(f"lvchange -an vg/{THIN}")
     yield group

@@ -36,10 +36,7 @@ def site(group: Host, row: Row) -> Iterator[Host]:
     fills = (("urandom", 0, 64), ("zero", 64, 160), ("urandom", 100, 1))
     group.run(f"lvcreate -q -V 20M -T vg/pool -n {NAME}; udevadm settle")
     group.run("; ".join(FILL.format(what, NAME, seek, count) for what, seek, count in fills) + "; udevadm settle")
-    StoragePoolFactory.create(
-        host=row, name="local-lvm", kind="lvmthin", path="lvmthin vg/pool", path_bytes=b"", path_key="local-lvm",
-        source="proxmox", capacity_bytes=None, available_bytes=None,
-    )  # fmt: skip
+    StoragePoolFactory.create(volumes=True, host=row, name="local-lvm", kind="lvmthin", path="lvmthin vg/pool")
     scan(row)
     group.run(f"lvchange -an vg/{NAME}")
     yield group

@@ -160,10 +160,7 @@ def test_what_a_full_volume_takes_on_raidz_is_foretold_within_three_percent(
 
 def test_storages_of_proxmox_have_the_volumes_that_lie_in_their_datasets(tank: Host, row: Row) -> None:
     for name, path in (("local-zfs", "/vms"), ("small", "/tank/small")):
-        StoragePoolFactory.create(
-            host=row, name=name, kind="zfs", path=path, path_bytes=b"", path_key=name, source="proxmox",
-            capacity_bytes=None, available_bytes=None,
-        )  # fmt: skip
+        StoragePoolFactory.create(volumes=True, host=row, name=name, kind="zfs", path=path)
     scan(row)
     found = pools()
     assert {name: pool.images_count for name, pool in found.items()} == {"local-zfs": 4, "small": 1, "tank": 1}

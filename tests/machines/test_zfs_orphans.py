@@ -54,10 +54,7 @@ def row(host: Host, monkeypatch: pytest.MonkeyPatch) -> Row:
         monkeypatch.setattr(module, "agent_command", lambda *_: contextlib.nullcontext(command))
     monkeypatch.setattr(reader, "read", lambda host: LibvirtFacts())
     row = HostFactory.create(slug="far", kind="ssh", transport="forced", last_seen=None, capabilities={})
-    StoragePoolFactory.create(
-        host=row, name="local-zfs", kind="zfs", path="/vms", path_bytes=b"", path_key="local-zfs", source="proxmox",
-        capacity_bytes=None, available_bytes=None,
-    )  # fmt: skip
+    StoragePoolFactory.create(volumes=True, host=row, name="local-zfs", kind="zfs", path="/vms")
     return row
 
 

@@ -17,7 +17,7 @@ from storage_admin.jobs.models import Job
 from tests.factories import GuestFactory, StoragePoolFactory
 from tests.harness.lvm import GROUP, VOLUME, Lvm
 from tests.web.browser import axe
-from tests.working import run, scan, succeeded, this_machine
+from tests.working import reread, run, scan, succeeded, this_machine
 
 pytestmark = [
     pytest.mark.browser, pytest.mark.qemu, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("quiet"),
@@ -50,10 +50,7 @@ def lvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lvm:
     state.install(vg=[GROUP | {"vg_name": "vg0"}], lv=volumes, thin=kernel(256 * MIB))
     host = this_machine()
     for name, kind, path in (("local-lvm", "lvmthin", "lvmthin vg0/data"), ("disks", "lvm", "lvm vg0")):
-        StoragePoolFactory.create(
-            host=host, name=name, kind=kind, path=path, path_bytes=b"", path_key=name, source="proxmox",
-            capacity_bytes=None, available_bytes=None,
-        )  # fmt: skip
+        StoragePoolFactory.create(volumes=True, host=host, name=name, kind=kind, path=path)
     GuestFactory.create(host=host, kind=Guest.Kind.VM, uid="100", name="web")
     scan(host)
     return state
@@ -61,7 +58,6 @@ def lvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lvm:
 
 @pytest.fixture(params=["light", pytest.param("dark", marks=pytest.mark.night)])
 def page(admins_page: Callable[..., Page], request: pytest.FixtureRequest) -> Page:
-    """A tab of an admin."""
     return admins_page(color_scheme=request.param)
 
 
@@ -113,8 +109,7 @@ def test_a_thin_pool_that_fills_up_is_told_of_with_what_frees_most(lvm: Lvm, pag
     assert "vm-901-disk-0" in page.get_by_role("table").filter(has_text="48 MiB").inner_text()
     assert axe(page) == []
     page.goto(f"/pools/{pool.pk}/")
-    pool.refresh_from_db()
-    assert pool.used_bytes == used
+    assert reread(pool).used_bytes == used
     assert f"{pool.available_bytes:,}" in page.content()
     assert str(used) in page.content(), "the chart ends with what was seen last"
 
