@@ -7,7 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -49,11 +49,6 @@ def host(live_worker: LiveWorker, pool: Path) -> Host:
 def ended(job: Job, worker: LiveWorker, seconds: float = 60) -> Job:
     worker.wait_for(lambda: not Job.objects.get(pk=job.pk).active, seconds, f"the end of {job}")
     return reread(job)
-
-
-def settled(worker: LiveWorker) -> None:
-    """Waits until nothing is queued or at work any more."""
-    worker.wait_for(lambda: not Job.objects.filter(state__in=Job.ACTIVE).exists(), 60, "all jobs end")
 
 
 @pytest.fixture
@@ -100,17 +95,17 @@ def test_forged_messages_have_no_effect(
     assert (job.state, reread(finished).state, canary.exists()) == ("succeeded", "failed", False)
 
 
-def slow_reclaim(host: Host, pool: Path, worker: LiveWorker) -> Job:
-    """A reclaim that copies for a long while."""
-    make_image(pool / "disk.qcow2", "64M")
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 7 8M 48M", pool / "disk.qcow2"], check=True, stdout=-3)
-    subprocess.run(["cp", pool / "disk.qcow2", pool.parent / "copy.qcow2"], check=True)
-    assert ended(services.submit(OPERATOR, "scan", host.pk, {}), worker).state == "succeeded"
-    worker.wait_for(lambda: Job.objects.filter(kind="sample").exists(), 30, "the new image is sampled")
-    settled(worker)
-    image = image_at(pool / "disk.qcow2")
-    job = services.submit(OPERATOR, "reclaim", image.pk, {"bandwidth_bytes_sec": 1_048_576})
-    worker.wait_for(lambda: Job.objects.get(pk=job.pk).stage == "copying", 30, "it copies")
+def slow_reclaim(host: Host, image: Path, wait: Callable[[Callable[[], object], float, str], None]) -> Job:
+    """A reclaim that copies for a long while; a copy of its image stands beside the pool."""
+    make_image(image, "64M")
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 7 8M 48M", image], check=True, stdout=-3)
+    subprocess.run(["cp", image, image.parent.parent / "copy.qcow2"], check=True)
+    scan = services.submit(OPERATOR, "scan", host.pk, {})
+    wait(lambda: Job.objects.filter(kind="sample").exists(), 60, "the new image is sampled")
+    wait(lambda: not Job.objects.filter(state__in=Job.ACTIVE).exists(), 60, "all jobs end")
+    assert reread(scan).state == "succeeded"
+    job = services.submit(OPERATOR, "reclaim", image_at(image).pk, {"bandwidth_bytes_sec": 1_048_576})
+    wait(lambda: Job.objects.get(pk=job.pk).stage == "copying", 30, "it copies")
     return job
 
 
@@ -133,7 +128,7 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.qemu
 def test_a_cancel_ends_agent_and_tool_within_five_seconds(host: Host, pool: Path, live_worker: LiveWorker) -> None:
-    job = slow_reclaim(host, pool, live_worker)
+    job = slow_reclaim(host, pool / "disk.qcow2", live_worker.wait_for)
     before, agent = digests(pool)["disk.qcow2"], agent_of(live_worker)
     services.cancel(OPERATOR, job)
     job = ended(job, live_worker, 5)
@@ -152,7 +147,7 @@ def told_as_stalled(job: Job, after: timedelta) -> bool:
 def test_a_tool_that_stands_still_is_told_of_until_it_goes_on_and_can_be_cancelled(
     host: Host, pool: Path, live_worker: LiveWorker
 ) -> None:
-    job = slow_reclaim(host, pool, live_worker)
+    job = slow_reclaim(host, pool / "disk.qcow2", live_worker.wait_for)
     before, agent = digests(pool)["disk.qcow2"], agent_of(live_worker)
     [tool] = [child for child in psutil.Process(agent).children(recursive=True) if child.name() == "qemu-img"]
     last = stand_still(tool, job)
@@ -185,7 +180,7 @@ def stand_still(tool: psutil.Process, job: Job) -> datetime:
 def test_an_agent_killed_in_its_work_leaves_a_true_row_and_is_recovered(
     host: Host, pool: Path, live_worker: LiveWorker
 ) -> None:
-    job = slow_reclaim(host, pool, live_worker)
+    job = slow_reclaim(host, pool / "disk.qcow2", live_worker.wait_for)
     os.kill(agent_of(live_worker), signal.SIGKILL)
     job = ended(job, live_worker, 10)
     assert (job.state, job.needs_recovery) == ("interrupted", True)
@@ -197,7 +192,7 @@ def test_an_agent_killed_in_its_work_leaves_a_true_row_and_is_recovered(
 
 @pytest.mark.qemu
 def test_a_worker_that_is_told_to_end_puts_everything_back(host: Host, pool: Path, live_worker: LiveWorker) -> None:
-    job = slow_reclaim(host, pool, live_worker)
+    job = slow_reclaim(host, pool / "disk.qcow2", live_worker.wait_for)
     agent = agent_of(live_worker)
     live_worker.process.send_signal(signal.SIGTERM)
     live_worker.process.wait(30)
@@ -212,7 +207,7 @@ def test_a_worker_that_is_told_to_end_puts_everything_back(host: Host, pool: Pat
 def test_a_worker_that_is_killed_loses_nothing_and_the_next_one_says_so(
     host: Host, pool: Path, live_worker: LiveWorker
 ) -> None:
-    job = slow_reclaim(host, pool, live_worker)
+    job = slow_reclaim(host, pool / "disk.qcow2", live_worker.wait_for)
     agent = agent_of(live_worker)
     live_worker.kill()
     wait_until(lambda: gone(agent), 15, "the agent ends with its lifeline")

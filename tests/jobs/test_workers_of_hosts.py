@@ -4,7 +4,6 @@ All hosts are this machine under several names, each with a folder of its own.
 """
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -27,12 +26,13 @@ from storage_admin.hosts.transport import agent_bundle
 from storage_admin.jobs import claims, reaper, routing, services
 from storage_admin.jobs.models import Job, Worker
 from storage_admin.jobs.routing import RUN_JOB
-from tests.agent.harness import leftovers, make_image, same_content
+from tests.agent.harness import leftovers, same_content
 from tests.factories import HostFactory
 from tests.harness.processes import Daemon, wait_until
 from tests.harness.services import RedisServer, database_url
 from tests.harness.sshd import Sshd, sshd
-from tests.working import OPERATOR, create, image_at, register, reread, said
+from tests.jobs.test_live_worker import slow_reclaim
+from tests.working import OPERATOR, create, register, reread, said
 
 pytestmark = [pytest.mark.services, pytest.mark.qemu, pytest.mark.django_db(transaction=True)]
 
@@ -70,7 +70,6 @@ def a_host(slug: str, folder: Path, **columns: object) -> Host:
 
 
 def settled(seconds: float = 60) -> None:
-    """Waits until nothing is queued or at work any more."""
     wait_until(lambda: not Job.objects.filter(state__in=Job.ACTIVE).exists(), seconds, "all jobs end")
 
 
@@ -166,7 +165,7 @@ def test_where_the_worker_of_a_host_is_killed_its_job_is_interrupted_and_a_gener
     )  # fmt: skip
     Host.objects.filter(pk=host.pk).update(transport=Host.Transport.FORCED)
     own, general = start("--host", "a"), start()
-    job = slow_reclaim(host, tmp_path)
+    job = slow_reclaim(host, tmp_path / "a" / "disk.qcow2", wait_until)
     assert reread(job).worker.endswith(f":{own.pid}")
     agents = psutil.Process(own.pid).children(recursive=True)
     own.kill()
@@ -199,17 +198,3 @@ def test_where_the_worker_of_a_host_is_killed_its_job_is_interrupted_and_a_gener
     waiting.refresh_from_db()
     assert next_one.worker.endswith(f":{again.pid}")
     assert waiting.generation == 1
-
-
-def slow_reclaim(host: Host, folder: Path) -> Job:
-    """A reclaim that copies for a long while."""
-    image = folder / host.slug / "disk.qcow2"
-    make_image(image, "64M")
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 7 8M 48M", image], check=True, stdout=-3)
-    subprocess.run(["cp", image, folder / "copy.qcow2"], check=True)
-    services.submit(OPERATOR, "scan", host.pk, {})
-    wait_until(lambda: Job.objects.filter(kind="sample").exists(), 60, "the new image is sampled")
-    settled()
-    job = services.submit(OPERATOR, "reclaim", image_at(image).pk, {"bandwidth_bytes_sec": 1_048_576})
-    wait_until(lambda: Job.objects.get(pk=job.pk).stage == "copying", 30, "it copies")
-    return job
