@@ -8,7 +8,6 @@ from tests.factories import UserFactory
 
 @pytest.fixture
 def root(db: None) -> User:
-    """An admin of all hosts."""
     return UserFactory.create(username="root", role="admin")
 
 

@@ -14,7 +14,6 @@ ADDRESS = "/api/v1/views/"
 
 
 def client_for(role: str, **values: object) -> APIClient:
-    """A browser's session."""
     client = APIClient()
     client.force_login(UserFactory.create(role=role, **values), "django.contrib.auth.backends.ModelBackend")
     return client

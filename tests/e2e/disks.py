@@ -43,7 +43,6 @@ def noisy(folder: Path, name: str, *, zeros_mib: int, noise_mib: int) -> Path:
 
 
 def write(path: Path, *commands: str) -> None:
-    """Lets qemu-io write into a qcow2."""
     run("qemu-io", "-f", "qcow2", *(word for command in commands for word in ("-c", command)), str(path))
 
 

@@ -36,7 +36,6 @@ class Rest:
         return answer.json()
 
     def patch(self, path: str, body: dict[str, Any]) -> Any:
-        """What an address answers to a change."""
         answer = self._session.patch(self.base + path, json=body, timeout=30)
         assert answer.status_code == 200, f"PATCH {path}: {answer.status_code} {answer.text[:300]}"
         return answer.json()
@@ -70,7 +69,6 @@ class Rest:
             time.sleep(0.3)
 
     def image(self, name: str) -> dict[str, Any]:
-        """The image of that name."""
         found = [row for row in self.get("images/", search=name, limit=1000)["results"] if row["name"] == name]
         assert len(found) == 1, f"{name}: {len(found)} images"
         return dict(found[0])

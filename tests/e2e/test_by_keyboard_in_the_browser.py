@@ -32,7 +32,6 @@ class Keys:
         self.page, self.base, self.steps = page, base, 0
 
     def start(self) -> None:
-        """Goes to the overview."""
         self.page.goto(f"{self.base}/")
         self.steps = 0
 
@@ -65,13 +64,11 @@ class Keys:
         self.page.keyboard.press("Enter")
 
     def tick(self, name: str) -> None:
-        """Ticks a box."""
         self.to(name)
         self.page.keyboard.press("Space")
         self.steps += 1
 
     def write(self, name: str, text: str) -> None:
-        """Writes into a field."""
         self.to(name)
         self.page.keyboard.press("Control+a")
         self.page.keyboard.type(text)

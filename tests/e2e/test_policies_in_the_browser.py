@@ -12,7 +12,6 @@ from tests.e2e.browser import Tab
 from tests.e2e.rest import Rest
 
 pytestmark = pytest.mark.browser
-FOLDER_WORD = "night"
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.ma
 
 @pytest.fixture(autouse=True)
 def rung(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The ids that were rung for."""
     ids: list[int] = []
     monkeypatch.setattr(reaper, "ring_now", ids.append)
     return ids

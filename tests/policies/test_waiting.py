@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
 
 def taken(one: Image, kind: str = "flatten") -> Job:
-    """A job that has an image."""
     job = JobFactory.create(target=one, kind=kind, state="running")
     ResourceLock.objects.create(job=job, key=f"image:{one.pk}", exclusive=True)
     return job

@@ -79,7 +79,6 @@ def admins_page(stranger: Callable[..., Page], live_server: LiveServer) -> Calla
 
 @pytest.fixture
 def page(admins_page: Callable[..., Page]) -> Page:
-    """A tab of an admin."""
     return admins_page()
 
 

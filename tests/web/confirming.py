@@ -9,7 +9,6 @@ from tests.web.html import tags_of
 
 
 def hidden(page: str) -> dict[str, str]:
-    """The hidden fields of a page's forms."""
     return {
         found["name"] or "": found.get("value") or ""
         for tag, found in tags_of(page)

@@ -75,7 +75,6 @@ def test_a_hostile_name_stays_text_on_every_page(admin: Client, payload: str) ->
 
 
 def _rename(filled: Filled, name: str) -> None:
-    """Gives that name to all that strangers name."""
     Image.objects.filter(pk=filled.image.pk).update(name=name, path=f"/srv/{name}")
     Guest.objects.update(name=name)
     filled.host.jobs.update(target_label=name, message=name)
