@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
@@ -13,26 +12,15 @@ from rest_framework.test import APIClient
 
 from images.tasks import forget_vanished
 from storage_admin.accounts.models import AuditEntry
-from storage_admin.hosts import addresses, forced, key_pairs, secrets, ssh, transport
+from storage_admin.hosts import addresses, forced, key_pairs, secrets
 from storage_admin.hosts.models import Host, KeyPair
 from tests.factories import HostFactory
 from tests.harness.sshd import Sshd
+from tests.hosts.remote import HOST_KEY, agent_folder, unasked
 from tests.working import reread
 
 HOSTS = "/api/v1/hosts/"
-HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHi0Rc1lVQc8Yy5mCqGvTBxN8Z2mKc1M1Yd4vW2pVqfX"
-
-
-@pytest.fixture
-def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is asked over a network; every server shows one key."""
-    monkeypatch.setattr(ssh, "scan_keys", lambda address, port: [HOST_KEY])
-
-
-@pytest.fixture
-def agent_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "FOLDER", str(tmp_path / "lib"))
-    monkeypatch.setattr(transport, "_installed", set())
+__all__ = ["agent_folder", "unasked"]
 
 
 def body(address: str = "hv1.example.org", **more: object) -> dict[str, object]:

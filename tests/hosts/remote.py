@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.hosts import registration, transport
+from storage_admin.hosts import registration, ssh, transport
 from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.services import add_pool
 from tests.harness.sshd import Sshd, sshd
 from tests.working import ADMIN
+
+HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHi0Rc1lVQc8Yy5mCqGvTBxN8Z2mKc1M1Yd4vW2pVqfX"
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +29,12 @@ def agent_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(transport, "FOLDER", str(folder))
     monkeypatch.setattr(transport, "_installed", set())
     return folder
+
+
+@pytest.fixture
+def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked over a network; every server shows one key."""
+    monkeypatch.setattr(ssh, "scan_keys", lambda address, port: [HOST_KEY])
 
 
 def add(server: Sshd, name: str = "hv1", **changes: object) -> Host:

@@ -1,11 +1,15 @@
 """What the tests of scanning share."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from images.models import Image
 from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.jobs import kinds
+from storage_admin.jobs.kinds import JobKind
+from storage_admin.jobs.models import Job
 from tests.working import scanned_machine
 
 
@@ -31,3 +35,15 @@ def plain(path: Path, size: int = 4096) -> Path:
 
 def states(host: Host) -> dict[str, str]:
     return dict(Image.objects.filter(host=host).values_list("name", "state"))
+
+
+def at_the_exchange(monkeypatch: pytest.MonkeyPatch, kind: str, act: Callable[[], object]) -> None:
+    """Has something happen right after the files were exchanged, before anybody is asked."""
+    cls = type(kinds.get(kind))
+    look = cls.exchanged
+
+    def first(kind: JobKind, job: Job) -> None:
+        act()
+        look(kind, job)
+
+    monkeypatch.setattr(cls, "exchanged", first)

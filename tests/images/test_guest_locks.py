@@ -8,7 +8,6 @@ import pytest
 from images.kinds.recover import Recover
 from images.models import Image
 from images.rewrite import guest_locks, refusals, repointing
-from images.rewrite.kind import Rewriting
 from storage_admin.agent.protocol import HELD_LOCK
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host, StoragePool
@@ -20,6 +19,7 @@ from tests.harness.proxmox.server import ProxmoxServer
 from tests.images.away import goes_away
 from tests.images.linked import LINKED, OWN, backing, by_command, clone, holds, host, server, store
 from tests.images.node import scanned
+from tests.images.scanned import at_the_exchange
 from tests.working import ADMIN, OPERATOR, image_at, reread, run, said, succeeded
 
 __all__ = ["by_command", "clone", "host", "server", "store"]
@@ -68,17 +68,6 @@ def locks_set(server: ProxmoxServer) -> list[tuple[str, str]]:
     return [one for one in told if one[1]]
 
 
-def at_the_exchange(monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
-    """Has something happen right after the files were exchanged, before anybody is asked."""
-    look = Rewriting.exchanged
-
-    def first(kind: Rewriting, job: Job) -> None:
-        act()
-        look(kind, job)
-
-    monkeypatch.setattr(Rewriting, "exchanged", first)
-
-
 def files(path: Path) -> list[str]:
     return sorted(entry.name.rpartition(".")[2] for entry in path.parent.iterdir())
 
@@ -87,7 +76,7 @@ def test_its_guest_is_locked_while_the_files_are_exchanged_and_not_any_longer(
     server: ProxmoxServer, clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, seen = text(server), []
-    at_the_exchange(monkeypatch, lambda: seen.append((f"lock: {HELD_LOCK}\n" in text(server), files(clone))))
+    at_the_exchange(monkeypatch, "reclaim", lambda: seen.append((f"lock: {HELD_LOCK}\n" in text(server), files(clone))))
     plan = services.plan(OPERATOR, "reclaim", image_at(clone).pk, {"method": "compress"})
     assert (plan.refusals, any("clone locked" in warning for warning in plan.warnings)) == ((), True)
     job = succeeded(run(reclaim(clone)))
@@ -111,7 +100,7 @@ def test_every_node_is_asked_before_the_lock_and_after_the_exchange_and_not_in_b
             note()
 
     server.world.after_put = and_note_the_lock
-    at_the_exchange(monkeypatch, note)
+    at_the_exchange(monkeypatch, "reclaim", note)
     assert run(reclaim(clone)).state == "succeeded"
     note()
     whole = ["/nodes", "/nodes/pve1/qemu"]
@@ -246,7 +235,7 @@ def test_where_a_guest_may_have_started_nevertheless_both_files_are_kept(
     server: ProxmoxServer, clone: Path, monkeypatch: pytest.MonkeyPatch, act: Any
 ) -> None:
     inode = clone.stat().st_ino
-    at_the_exchange(monkeypatch, lambda: act(server))
+    at_the_exchange(monkeypatch, "reclaim", lambda: act(server))
     job = run(reclaim(clone))
     assert (job.state, job.error_code, job.needs_recovery) == ("failed", "both_kept", False), said(job)
     assert clone.stat().st_ino != inode
@@ -363,7 +352,7 @@ def test_a_lock_that_another_one_has_set_since_is_never_taken_away(
         guest = server.world.guests["vm", 101]
         guest.text = guest.text.replace(f"lock: {HELD_LOCK}\n", other)
 
-    at_the_exchange(monkeypatch, and_it_is_anothers)
+    at_the_exchange(monkeypatch, "reclaim", and_it_is_anothers)
     job = run(reclaim(clone))
     assert (other.split()[1] in text(server), job.unlock_due) == (True, False), said(job)
     assert any("which this job did not set" in line for line in said(job))

@@ -4,7 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts import asking, transport
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import claims, kinds, runner, services
-from storage_admin.jobs.kinds import JobKind
 from storage_admin.jobs.models import Job
 from storage_admin.web.pages.jobs import status_of
 from tests.agent import on_a_network
 from tests.factories import HostFactory
 from tests.images.away import goes_away
+from tests.images.scanned import at_the_exchange
 from tests.images.test_silent_storage import opened
 from tests.working import ADMIN, OPERATOR, create, image_at, register, run, said, scan, succeeded
 
@@ -138,18 +138,6 @@ def alone(other: Host, monkeypatch: pytest.MonkeyPatch) -> None:
         command = [sys.executable, "-m", on_a_network.__name__, where]
         monkeypatch.setattr(module, "agent_command", lambda *_, command=command: contextlib.nullcontext(command))
         monkeypatch.setattr(module, "agent_bundle", lambda: Bundle(Path(), main.own_hash()))
-
-
-def at_the_exchange(monkeypatch: pytest.MonkeyPatch, kind: str, act: Callable[[], object]) -> None:
-    """Has something happen right after the files were exchanged, before anybody is asked."""
-    cls = type(kinds.get(kind))
-    look = cls.exchanged
-
-    def first(kind: JobKind, job: Job) -> None:
-        act()
-        look(kind, job)
-
-    monkeypatch.setattr(cls, "exchanged", first)
 
 
 def named(folder: Path, inode: int) -> Path:

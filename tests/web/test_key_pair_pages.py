@@ -9,21 +9,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from django.test import Client
 
-from storage_admin.hosts import forced, secrets, ssh
+from storage_admin.hosts import forced, secrets
 from storage_admin.hosts.models import Host, KeyPair
 from tests.harness.proxmox.cluster import cluster
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.sshd import Sshd
+from tests.hosts.remote import unasked
 from tests.web.html import tags_of, text_of
 from tests.web.test_host_add_pages import ADD, hidden, typed
 
-HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHi0Rc1lVQc8Yy5mCqGvTBxN8Z2mKc1M1Yd4vW2pVqfX"
-
-
-@pytest.fixture
-def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is asked over a network; every server shows one key."""
-    monkeypatch.setattr(ssh, "scan_keys", lambda address, port: [HOST_KEY])
+__all__ = ["unasked"]
 
 
 def form(**more: str) -> dict[str, str]:
