@@ -161,7 +161,6 @@ class TakeOver(ABC):
     goes: int
     coming: bytes
     going: bytes
-    #: That the file that comes is to have.
     name: bytes
 
     @property

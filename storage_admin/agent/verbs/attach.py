@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from typing import Any
+from typing import Any, Callable
 
 from storage_admin.agent.host import cgroups, locking, nbd
 from storage_admin.agent.host.devices import Device
@@ -108,16 +108,6 @@ def _connect(io: AgentIO, chain: Chain, name: str, *, writable: bool) -> None:
     os.unlink(f"{path}.socket")  # it is connected there: nobody else is to be
 
 
-def _wait_until_closed(name: str, pid: int) -> None:
-    """Wait until a device serves nothing any more and its process has closed the image; raises HostError."""
-    deadline = time.monotonic() + _CLOSING
-    while nbd.is_connected(name):
-        if time.monotonic() > deadline:
-            raise HostError(f"{name} is still connected after {_CLOSING:.0f} s")
-        time.sleep(0.05)
-    _wait_until_gone(pid)
-
-
 def _give_up(name: str) -> None:
     """End what has just begun, also where it does not serve the device yet, whether the controller listens or not."""
     for pid in nbd.servers(name):
@@ -129,10 +119,15 @@ def _give_up(name: str) -> None:
 
 
 def _wait_until_gone(pid: int) -> None:
+    _wait_while(lambda: os.path.exists(f"/proc/{pid}"), f"qemu-nbd ({pid}) has not ended")
+
+
+def _wait_while(holds: Callable[[], bool], told: str) -> None:
+    """Wait for as long as qemu-nbd may need to close an image; raises HostError then, with what is told."""
     deadline = time.monotonic() + _CLOSING
-    while os.path.exists(f"/proc/{pid}"):
+    while holds():
         if time.monotonic() > deadline:
-            raise HostError(f"qemu-nbd ({pid}) has not ended after {_CLOSING:.0f} s")
+            raise HostError(f"{told} after {_CLOSING:.0f} s")
         time.sleep(0.05)
 
 
@@ -161,7 +156,8 @@ def detach(request: Request, io: AgentIO) -> dict[str, Any]:
             done = tools.run(["qemu-nbd", "--disconnect", found["path"]], io)
         if done.exit_code:
             raise HostError(f"qemu-nbd failed, {done.words()}")
-        _wait_until_closed(found["device"], found["pid"])
+        _wait_while(lambda: nbd.is_connected(found["device"]), f"{found['device']} is still connected")
+        _wait_until_gone(found["pid"])
         nbd.give_back(found["device"])
     return {"device": found["device"], "read_only": found["read_only"], "attached": nbd.attached()}
 
