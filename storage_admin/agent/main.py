@@ -120,31 +120,27 @@ Verb = Callable[[Request, AgentIO], dict[str, Any]]
 
 #: Verbs that are the ``run`` of a module of their name.
 _OWN_MODULES = (
-    "scan", "space", "folder", "analyze", "sample", "reclaim", "undo", "create", "grow", "send", "inside",
-    "to_device", "files", "attach", "receive", "recover", "users", "beneath", "pve", "benchmark", "needed",
-    "reclaim_volume", "promote",
+    "scan", "space", "folder", "analyze", "sample", "reclaim", "undo", "create", "send", "inside",
+    "files", "attach", "receive", "recover", "users", "beneath", "pve", "benchmark", "needed", "reclaim_volume",
+    "promote",
+)  # fmt: skip
+#: Those that are a function of that name in ``rewrites``.
+_REWRITES = (
+    "bitmaps", "check", "commit", "convert", "export", "flatten", "grow", "keys", "relink", "shrink", "sparsify",
+    "to_device",
 )  # fmt: skip
 #: Each verb's module and function. Only the one that is asked for is loaded: all of them took most of the agent's
 #: start, which a scan of a host where nothing changed waits for.
 VERBS = {
     **{verb: (verb, "run") for verb in _OWN_MODULES},
+    **{verb: ("rewrites", verb) for verb in _REWRITES},
     "look": ("scan", "look"),
     "exclusive": ("sample", "exclusive"),
     "discard_undo": ("undo", "discard"),
-    "flatten": ("rewrites", "flatten"),
-    "check": ("rewrites", "check"),
-    "convert": ("rewrites", "convert"),
-    "export": ("rewrites", "export"),
     "unpack": ("create", "unpack"),
-    "shrink": ("grow", "shrink"),
-    "relink": ("rewrites", "relink"),
-    "bitmaps": ("rewrites", "bitmaps"),
-    "commit": ("rewrites", "commit"),
     "from_device": ("create", "from_device"),
-    "sparsify": ("rewrites", "sparsify"),
     "detach": ("attach", "detach"),
     "attached": ("attach", "attached"),
-    "keys": ("rewrites", "keys"),
     "upload": ("receive", "finish"),
     "forget_upload": ("receive", "forget"),
     "occupied": ("beneath", "occupied"),

@@ -1,4 +1,4 @@
-"""Verbs that are a recipe of :mod:`storage_admin.agent.rewrite` and its arguments.
+"""Verbs that are a recipe of :mod:`storage_admin.agent.rewrite` and its arguments, or little more.
 
 Where they raise RefusedError, HostError or StoppedError, the image is as it was, and nothing is left of a new file.
 """
@@ -6,27 +6,35 @@ Where they raise RefusedError, HostError or StoppedError, the image is as it was
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from typing import Any
 
 from storage_admin.agent.appliance.relinking import Unproven
 from storage_admin.agent.appliance.sparsify import Sparsify
 from storage_admin.agent.formats.ova import Appliance
+from storage_admin.agent.host import space
+from storage_admin.agent.host.devices import Device
 from storage_admin.agent.lifeline import AgentIO
-from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request
+from storage_admin.agent.protocol import INVALID, Arguments, RefusedError, Request, unb64
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.keys import Keys, iter_time
+from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite.base import COMMON, Recipe, Rewrite, Wish, opened
 from storage_admin.agent.rewrite.chain import Chain, Planned
 from storage_admin.agent.rewrite.committing import Commit
 from storage_admin.agent.rewrite.conversion import Convert, Target, refuse_place
+from storage_admin.agent.rewrite.device_write import DeviceWrite
 from storage_admin.agent.rewrite.exporting import PACKINGS, Export, Exporting
-from storage_admin.agent.rewrite.file_copies import RemoveBitmaps, Repair
+from storage_admin.agent.rewrite.file_copies import Grow, RemoveBitmaps, Repair
 from storage_admin.agent.rewrite.key_slots import KeySlots
 from storage_admin.agent.rewrite.packed import OVA
 from storage_admin.agent.rewrite.rebasing import Onto, Rebase, Relink, Standalone
+from storage_admin.agent.rewrite.shrinking import Shrink
 
 #: Bytes of the smallest part of an export.
 LEAST_PART = 1 << 20
+_SECTOR = 512
 
 
 def _by(recipe: Recipe, request: Request, io: AgentIO, args: Arguments) -> dict[str, Any]:
@@ -213,6 +221,101 @@ def relink(request: Request, io: AgentIO) -> dict[str, Any]:
         prove = args.get("prove", bool, False)
         recipe = Unproven(base) if prove else Relink(base, args.get("force", bool, False))
         return Rewrite(request, io, wish, recipe, chain).run()
+
+
+def grow(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Enlarge an image: a qcow2 by protocol P, a raw one where it stands, as nothing of it is written anew.
+
+    Args:
+        request: its ``args`` are :data:`base.COMMON` and ``size``: the new virtual size in bytes.
+        io: the controller.
+
+    Returns:
+        As :meth:`Rewrite.run`, with ``virtual_size``; of a raw image nothing is swapped.
+    """
+    args = Arguments(request.args, COMMON | {"size"})
+    size = args.take("size", int)
+    if not 0 < size < 1 << 63 or size % _SECTOR:
+        raise RefusedError(INVALID, f"size is a positive multiple of {_SECTOR} bytes")
+    wish = Wish.parse(request.args, args)
+    with opened(wish) as chain:
+        if chain.image.facts.format != "raw":
+            return Rewrite(request, io, wish, Grow(size), chain).run()
+        return _lengthen(io, wish, chain, size)
+
+
+def _lengthen(io: AgentIO, wish: Wish, chain: Chain, size: int) -> dict[str, Any]:
+    """A longer file: one step of the filesystem's, before which and after which the image is whole."""
+    started, image = time.monotonic(), chain.image
+    io.progress("checking", 0, None, "checking the image and its users")
+    links.refuse_unsafe(chain, children_known=wish.children_known, carried={"hard_linked"})
+    if size <= image.stamp.file_size:
+        raise RefusedError(INVALID, f"{image.shown} has {image.stamp.file_size} bytes already, and only grows")
+    before = space.allocated(image.fd)
+    chain.refuse_in_use()
+    chain.refuse_stale()
+    with open(f"/proc/self/fd/{image.fd}", "r+b", buffering=0) as file:
+        os.ftruncate(file.fileno(), size)
+        os.fsync(file.fileno())
+    after = space.allocated(image.fd)
+    return {
+        "method": "in_place",
+        "before_bytes": before,
+        "after_bytes": after,
+        "held_bytes": 0,
+        "made_bytes": 0,
+        "freed_bytes": before - after,
+        "dev": image.stamp.dev,
+        "inode": image.stamp.inode,
+        "swapped": False,
+        "seconds": round(time.monotonic() - started, 3),
+        "undo": None,
+        "virtual_size": size,
+    }
+
+
+def shrink(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Take away the end of an image that its partition table and filesystems prove to be unused, by protocol P.
+
+    Args:
+        request: its ``args`` are :data:`base.COMMON` and ``size``: the new virtual size in bytes, or null for the least
+            that is proven.
+        io: the controller.
+
+    Returns:
+        As :meth:`Rewrite.run`, with ``virtual_size`` and ``needed_bytes``.
+    """
+    args = Arguments(request.args, COMMON | {"size"})
+    size = args.size("size")
+    if size is not None and size % _SECTOR:
+        raise RefusedError(INVALID, f"size is a multiple of {_SECTOR} bytes")
+    return _by(Shrink(size), request, io, args)
+
+
+def to_device(request: Request, io: AgentIO) -> dict[str, Any]:
+    """Write what a guest reads of an image onto a device that nobody uses, and compare both.
+
+    Args:
+        request: its ``args`` are :data:`base.COMMON`; ``device_b64`` (a path below ``/dev``); ``overwrite``: also where
+            the device holds something; ``owners``: pairs of a path (base64) and whose it is: devices that are not
+            written to.
+        io: the controller. Once it has said ``go``, what was on the device is lost.
+
+    Returns:
+        ``virtual_size`` and ``device_bytes``, in bytes, and ``seconds``.
+
+    Raises:
+        RefusedError: ``device_in_use``, ``target_exists``, ``not_enough_space``, ``immutable``; as any rewrite.
+        HostError, StoppedError: the image is as it was; after ``go`` the device may hold a part of it.
+    """
+    args = Arguments(request.args, COMMON | {"device_b64", "overwrite", "owners"})
+    wish, overwrite = Wish.parse(request.args, args), args.get("overwrite", bool, False)
+    try:
+        owners = [(unb64(path), str(whose)) for path, whose in args.get("owners", list, [])]
+    except (TypeError, ValueError, AttributeError) as error:
+        raise RefusedError(INVALID, "owners are pairs of a path and whose it is") from error
+    with opened(wish) as chain, contextlib.closing(Device.open(args.path("device_b64"), to_write=True)) as device:
+        return DeviceWrite(request, io, wish, chain, device, overwrite, owners).run()
 
 
 def commit(request: Request, io: AgentIO) -> dict[str, Any]:
