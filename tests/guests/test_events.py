@@ -236,7 +236,7 @@ def test_by_ssh_the_socket_is_forwarded_as_long_as_somebody_listens(domain: Any,
 def test_a_listener_ends_with_whoever_started_it(libvirtd: str, number: signal.Signals) -> None:
     program = (
         "import subprocess, sys, time\n"
-        f"p = subprocess.Popen({command(libvirtd, ['events'])!r}, stdin=subprocess.PIPE)\n"
+        f"p = subprocess.Popen({command(libvirtd, 'events')!r}, stdin=subprocess.PIPE)\n"
         "print(p.pid, flush=True)\ntime.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
@@ -260,7 +260,7 @@ def test_a_question_that_hangs_ends_with_the_worker_that_asked(tmp_path: Path) -
     path = tmp_path / "socket"
     program = (
         "import subprocess, sys\n"
-        f"words = {command(f'qemu+unix:///system?socket={path}', ['query'])!r}\n"
+        f"words = {command(f'qemu+unix:///system?socket={path}', 'query')!r}\n"
         "p = subprocess.Popen(words); print(p.pid, flush=True); p.wait()"
     )
     with socket.socket(socket.AF_UNIX) as silent:

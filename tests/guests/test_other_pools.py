@@ -13,7 +13,7 @@ from images.models import Image
 from storage_admin.agent.host import mounts
 from storage_admin.agent.protocol import unb64
 from storage_admin.guests.models import Guest
-from storage_admin.hosts.libvirt import reader
+from storage_admin.hosts.libvirt import reader, uri
 from storage_admin.hosts.libvirt.reader import LibvirtFacts, PoolFacts, VolumeFacts
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
@@ -85,7 +85,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     def uri_of(host: Host) -> Iterator[str]:
         yield f"test://{path}"
 
-    monkeypatch.setattr(reader, "uri_of", uri_of)
+    for module in (reader, uri):
+        monkeypatch.setattr(module, "uri_of", uri_of)
 
     def write(*parts: str) -> None:
         path.write_text(f"<node>{''.join(parts)}</node>")

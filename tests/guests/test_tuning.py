@@ -14,6 +14,7 @@ from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import control, tune
 from storage_admin.hosts.libvirt import domains as libvirt_domains
 from storage_admin.hosts.libvirt import io as libvirt_io
+from storage_admin.hosts.libvirt.disks import ContradictedError
 from storage_admin.hosts.libvirt.io import IoOutcome, checked
 from storage_admin.hosts.libvirt.process import ask
 from storage_admin.hosts.models import Host
@@ -173,7 +174,7 @@ def test_a_host_that_cannot_weigh_gets_no_weight_into_a_definition(domain: "libv
     connection.lookupByUUIDString.return_value = Unweighing(domain)
     connection.listAllDomains.return_value = [Unweighing(domain)]
     request = {"uid": "", "weight": 300, "limits": None, "live": False, "config": True, "until": 1e12}
-    with pytest.raises(tune.ContradictedError, match="would no longer start"):
+    with pytest.raises(ContradictedError, match="would no longer start"):
         tune._tune(connection, request)
     assert domain.blkioParameters(CONFIG)["weight"] == 0
 
@@ -228,7 +229,9 @@ def test_nothing_is_set_after_the_time_is_up(
     here: Host, domain: "libvirt.virDomain", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "TUNE_TIMEOUT", 0.0)
-    monkeypatch.setattr(control, "ask", lambda uri, words, seconds, sent: ask(uri, words, 20.0, sent))
+    monkeypatch.setattr(
+        control, "ask", lambda uri, program, seconds, *more, **how: ask(uri, program, 20.0, *more, **how)
+    )
     with pytest.raises(RefusedError, match="too long"):
         set_io(here, domain, limits={"vda": {"read_iops_sec": 5}})
     assert limits_of(domain, "vda", CONFIG) == {}

@@ -104,7 +104,7 @@ def nothing_happens() -> Iterator[None]:
 
 def test_the_watch_sees_what_happens() -> None:
     with pytest.raises(AssertionError, match=r"subprocess\.Popen"), nothing_happens():
-        process.ask("test:///default", ["states"], 20)
+        process.ask("test:///default", "states", 20)
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=ascii)

@@ -180,7 +180,7 @@ def _follow(domain: Any, request: dict[str, Any], orders: _Orders) -> None:
         try:
             info = domain.blockJobInfo(disk, libvirt.VIR_DOMAIN_BLOCK_JOB_INFO_BANDWIDTH_BYTES)
         except libvirt.libvirtError as error:
-            if error.get_error_code() in _GONE and not _runs(domain):
+            if error.get_error_code() in _GONE and not helper.runs(domain):
                 return  # the guest ended, and its jobs with it
             if domain.connect().isAlive() and _element(ET.fromstring(domain.XMLDesc()), disk) is None:  # noqa: S314
                 return  # the disk was unplugged
@@ -205,13 +205,6 @@ def _follow(domain: Any, request: dict[str, Any], orders: _Orders) -> None:
                 if not domain.connect().isAlive():
                     raise
                 against = str(error)
-
-
-def _runs(domain: Any) -> bool:
-    try:
-        return bool(domain.isActive())
-    except libvirt.libvirtError:
-        return False
 
 
 def _mirror(domain: Any, disk: str) -> ET.Element | None:

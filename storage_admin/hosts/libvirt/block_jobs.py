@@ -171,7 +171,7 @@ def _helper(uri: str) -> Iterator[tuple[_Say, Iterator[dict[str, Any] | None]]]:
     """The helper at work: what says something to it, and what it says; ``None`` where nothing came for a moment."""
     mine, its = socket.socketpair()
     with mine, subprocess.Popen(
-        command(uri, ["block_job"]), stdin=its.fileno(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+        command(uri, "block_job"), stdin=its.fileno(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
         cwd=settings.BASE_DIR,
     ) as program:  # fmt: skip
         its.close()

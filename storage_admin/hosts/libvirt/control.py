@@ -1,20 +1,19 @@
 """What is asked of libvirt on a host: states, a start, another file for a guest's disk, limits of its I/O."""
 
 import base64
-import json
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from django.utils.translation import gettext as _
 
-from storage_admin.agent.protocol import HostError, RefusedError
+from storage_admin.agent.protocol import HostError
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.libvirt.disks import Edit, Edited
 from storage_admin.hosts.libvirt.io import IoOutcome, checked, outcome
 from storage_admin.hosts.libvirt.process import ask
 from storage_admin.hosts.libvirt.relay import refuse_to_write, why_read_only
-from storage_admin.hosts.libvirt.uri import uri_of
+from storage_admin.hosts.libvirt.uri import reached
 from storage_admin.hosts.live_facts import StoppedGuest
 from storage_admin.hosts.models import Host
 
@@ -28,7 +27,7 @@ def states(host: Host) -> dict[str, str]:
     Raises:
         HostError: libvirt does not answer; the argument says why.
     """
-    answer = _run(host, ["states"], STATES_TIMEOUT)
+    answer = _asked(host, "states", STATES_TIMEOUT)
     return {str(uid): str(state) for uid, state in answer["states"].items()}
 
 
@@ -38,7 +37,7 @@ def stopped(host: Host) -> list[StoppedGuest]:
     Raises:
         HostError: as :func:`states`.
     """
-    answer = _run(host, ["states"], STATES_TIMEOUT)
+    answer = _asked(host, "states", STATES_TIMEOUT)
     return [StoppedGuest("domain", one["uid"], one["name"], one["disks"]) for one in answer["stopped"]]
 
 
@@ -53,7 +52,7 @@ def start(host: Host, uid: str) -> str:
     """
     if why := why_read_only(host):
         raise HostError(why)
-    return str(_run(host, ["start", uid], START_TIMEOUT)["outcome"])
+    return str(_asked(host, "start", START_TIMEOUT, {"uid": uid})["outcome"])
 
 
 def repoint(host: Host, uid: str, edits: list[Edit], *, write: bool, forward: bool = True) -> list[Edited]:
@@ -71,19 +70,9 @@ def repoint(host: Host, uid: str, edits: list[Edit], *, write: bool, forward: bo
             there can only be read.
         HostError: libvirt does not answer, or refuses it; the argument says why.
     """
-    refuse_to_write(host)
-    request = {
-        "uid": uid, "edits": [asdict(edit) for edit in edits], "write": write, "forward": forward,
-        "until": time.time() + DEFINE_TIMEOUT / 2,
-    }  # fmt: skip
-    answer = _run(host, ["repoint"], DEFINE_TIMEOUT, json.dumps(request).encode())
-    if "contradiction" in answer:
-        raise RefusedError(
-            "stale_plan",
-            _("The guest's definition cannot be changed: {contradiction}.").format(
-                contradiction=answer["contradiction"]
-            ),
-        )
+    request = {"uid": uid, "edits": [asdict(edit) for edit in edits], "write": write, "forward": forward}
+    refused = _("The guest's definition cannot be changed: {contradiction}.")
+    answer = _changed(host, "repoint", DEFINE_TIMEOUT, request, refused)
     return [Edited(**disk) for disk in answer["disks"]]
 
 
@@ -105,18 +94,13 @@ def set_io(
             was set. ``tool_missing``: libvirt there can only be read.
         HostError: libvirt does not answer, or does not know it.
     """
-    refuse_to_write(host)
     weight, limits = checked(weight, limits)
     if not live and not config:
         raise InvalidError(
             _("Choose where to apply the settings."), {"live": _("Choose the running guest, its definition, or both.")}
         )
     request = {"uid": uid, "weight": weight, "limits": limits, "live": live, "config": config}
-    answer = _tune(host, request)
-    if "contradiction" in answer:
-        raise RefusedError(
-            "stale_plan", _("Nothing was set: {contradiction}.").format(contradiction=answer["contradiction"])
-        )
+    answer = _changed(host, "tune", TUNE_TIMEOUT, request, _("Nothing was set: {contradiction}."))
     return outcome(answer, weight, limits, host.capabilities.get("weighing_disks"))
 
 
@@ -158,12 +142,9 @@ def disk_settings(host: Host, uid: str, disk: str, wanted: dict[str, str], *, wr
         RefusedError: ``stale_plan``: it has no such disk; ``tool_missing``: libvirt there can only be read.
         HostError: libvirt does not answer, or refuses it.
     """
-    refuse_to_write(host)
-    request = {"uid": uid, "disk": disk, "set": wanted, "write": write, "until": time.time() + DEFINE_TIMEOUT / 2}
-    answer = _run(host, ["disk_settings"], DEFINE_TIMEOUT, json.dumps(request).encode())
-    if "contradiction" in answer:
-        raise RefusedError("stale_plan", _("Nothing was set: {contradiction}.").format(**answer))
-    return DiskSettings(**answer)
+    request = {"uid": uid, "disk": disk, "set": wanted, "write": write}
+    refused = _("Nothing was set: {contradiction}.")
+    return DiskSettings(**_changed(host, "disk_settings", DEFINE_TIMEOUT, request, refused))
 
 
 @dataclass(frozen=True)
@@ -195,11 +176,9 @@ def secrets(
         HostError: libvirt does not answer, or refuses it.
     """
     refuse_to_write(host)
-    sent = json.dumps({"path": path, "set": _coded(set_to), "was": _coded(was), "define": define}).encode()
-    answer = _run(host, ["disk_secrets"], DEFINE_TIMEOUT, sent)
-    return [
-        DiskSecret(one["guest"], one["uuid"], _text(one["value"]), one["left"]) for one in answer["secrets"]
-    ]  # fmt: skip
+    request = {"path": path, "set": _coded(set_to), "was": _coded(was), "define": define}
+    answer = _asked(host, "disk_secrets", DEFINE_TIMEOUT, request)
+    return [DiskSecret(**one | {"value": _text(one["value"])}) for one in answer["secrets"]]
 
 
 def _coded(passphrase: str | None) -> str | None:
@@ -214,16 +193,14 @@ def _text(value: str | None) -> str | None:
         return None
 
 
-def _tune(host: Host, request: dict[str, Any]) -> dict[str, Any]:
-    sent = json.dumps(request | {"until": time.time() + TUNE_TIMEOUT / 2}).encode()
-    return _run(host, ["tune"], TUNE_TIMEOUT, sent)
+def _changed(host: Host, program: str, seconds: float, request: dict[str, Any], refused: str) -> dict[str, Any]:
+    """What a program answers that changes a definition, or a domain, in the first half of its time."""
+    refuse_to_write(host)
+    return _asked(host, program, seconds, request | {"until": time.time() + seconds / 2}, refused)
 
 
-def _run(host: Host, words: list[str], seconds: float, sent: bytes = b"") -> dict[str, Any]:
-    with uri_of(host) as uri:
-        if uri is None:
-            raise HostError(
-                _("libvirt is not listening on {host}. Check that its service is running.").format(host=host.name)
-            )
-        answer: dict[str, Any] = ask(uri, words, seconds, sent)
-        return answer
+def _asked(
+    host: Host, program: str, seconds: float, request: dict[str, Any] | None = None, refused: str = "{contradiction}."
+) -> dict[str, Any]:
+    with reached(host) as uri:
+        return ask(uri, program, seconds, request, refused=refused)

@@ -1,4 +1,4 @@
-"""The secrets by which libvirt opens encrypted disks: ``disk_secrets URI``, with the request as JSON on standard input.
+"""The secrets by which libvirt opens encrypted disks: ``disk_secrets URI``.
 
 The request: ``path`` of an image, ``set`` (a passphrase as base64; null to read), ``was`` (the one that a secret has to
 have for that, null for any) and ``define`` (make a secret where no guest's disk names one). The answer: ``secrets``,
@@ -9,8 +9,6 @@ Format: libvirt, formatsecret and formatstorageencryption.
 """
 
 import base64
-import json
-import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from typing import Any
@@ -24,10 +22,6 @@ _NEW = """<secret ephemeral='no' private='no'>
   <description>Passphrase of a disk image</description>
   <usage type='volume'><volume>{path}</volume></usage>
 </secret>"""
-
-
-def main(uri: str) -> None:
-    helper.answer(lambda: _answer(libvirt.open(uri), json.load(sys.stdin)))
 
 
 def _answer(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
@@ -101,4 +95,4 @@ def _value(secret: Any) -> bytes | None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    helper.answer(_answer)

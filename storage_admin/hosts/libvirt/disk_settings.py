@@ -1,14 +1,11 @@
-"""Reads and sets how a disk of one domain is driven: ``disk_settings URI``; how that went is one JSON document.
+"""Reads and sets how a disk of one domain is driven: ``disk_settings URI``.
 
-The request is JSON on standard input: ``uid``, ``disk`` (its target), ``set``: settings by name (:data:`NAMES`), empty
+The request: ``uid``, ``disk`` (its target), ``set``: settings by name (:data:`NAMES`), empty
 for what the definition shall not say, and ``bus``; ``write`` (else it only looks) and ``until`` (seconds since the
 epoch: nothing is defined later than that). Only the definition is changed: QEMU takes none of these while a guest runs.
 """
 
-import json
 import string
-import sys
-import time
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -28,18 +25,8 @@ _OF_VIRTIO = (
 _NOT_OF_VIRTIO = ("wwn", "vendor", "product")
 
 
-def main(uri: str) -> None:
-    helper.answer(lambda: _answer(uri, json.load(sys.stdin)))
-
-
-def _answer(uri: str, request: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return _set(libvirt.open(uri).lookupByUUIDString(request["uid"]), request)
-    except ContradictedError as error:
-        return {"contradiction": str(error)}
-
-
-def _set(domain: Any, request: dict[str, Any]) -> dict[str, Any]:
+def _set(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
+    domain = connection.lookupByUUIDString(request["uid"])
     # Else a password of its screen would be gone from the definition.
     flags = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
     root = parse(domain.XMLDesc(flags))
@@ -64,9 +51,8 @@ def _set(domain: Any, request: dict[str, Any]) -> dict[str, Any]:
     name = _target(disk).get("dev", "")
     _make_threads(root, driver.get("iothread", ""))
     if request["write"] and _read(disk) != before:
-        if time.time() > request["until"]:
-            raise ContradictedError("libvirt took too long to respond")
-        domain.connect().defineXML(ET.tostring(root, encoding="unicode"))
+        helper.refuse_late(request)
+        connection.defineXML(ET.tostring(root, encoding="unicode"))
         disk = _disk(ET.fromstring(domain.XMLDesc(flags)), name, domain.name())  # noqa: S314 (libvirt's)
     threads = [one.get("iothread", "") for one in root.iterfind("devices/disk/driver")]
     return {
@@ -178,4 +164,4 @@ def _make_threads(root: ET.Element, wanted: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    helper.answer(_set)

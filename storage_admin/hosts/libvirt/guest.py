@@ -1,13 +1,12 @@
-"""One domain at this moment, and what its guest agent is asked: ``guest URI``; how that went is one JSON document.
+"""One domain at this moment, and what its guest agent is asked: ``guest URI``.
 
-The request is JSON on standard input: ``uid``, and ``do``: ``look``, ``look with agent``, ``trim``, or ``grow`` (with
+The request: ``uid``, and ``do``: ``look``, ``look with agent``, ``trim``, or ``grow`` (with
 ``disk`` and ``size_bytes``). The agent is asked by ``virDomainQemuAgentCommand``, as libvirt's own calls say neither
 what it can do nor what it has trimmed; libvirt notes that in the domain's log (``custom-ga-command``), and nothing else
 comes of it.
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -24,12 +23,8 @@ _AGENT = "org.qemu.guest_agent.0"
 _QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
 
 
-def main(uri: str) -> None:
-    request = json.load(sys.stdin)
-    helper.answer(lambda: _answer(libvirt.open(uri).lookupByUUIDString(request["uid"]), request["do"], request))
-
-
-def _answer(domain: Any, wish: str, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
+    domain, wish = connection.lookupByUUIDString(request["uid"]), request["do"]
     if wish == "grow":
         return _grow(domain, request["disk"], request["size_bytes"])
     return _trim(domain) if wish == "trim" else look(domain, agent=wish == "look with agent")
@@ -141,4 +136,4 @@ def _trim(domain: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    helper.answer(_answer)

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from django.utils.translation import gettext as _
 
-from storage_admin.errors import InvalidError
+from storage_admin.errors import InvalidError, of_field
 from storage_admin.hosts.libvirt.limits import HIGHEST, SETTABLE, SHOWN
 
 LEAST_WEIGHT, MOST_WEIGHT = 1, 1000
@@ -70,7 +70,7 @@ def _weight(weight: object) -> int | None:
     if weight is None:
         return None
     if not _is_number(weight, LEAST_WEIGHT, MOST_WEIGHT):
-        raise _bad(
+        raise of_field(
             "weight",
             _("The weight must be a whole number from {least} to {most}.").format(least=LEAST_WEIGHT, most=MOST_WEIGHT),
         )
@@ -81,17 +81,19 @@ def _limits(limits: object) -> dict[str, dict[str, int]] | None:
     if limits is None:
         return None
     if not isinstance(limits, Mapping):
-        raise _bad("limits", _("limits must map each disk to its limits."))
+        raise of_field("limits", _("limits must map each disk to its limits."))
     checked: dict[str, dict[str, int]] = {}
     for target, values in limits.items():
         if not isinstance(target, str) or not _TARGET.fullmatch(target):
-            raise _bad("limits", _("Use the disk's name from the guest's definition, such as vda."))
+            raise of_field("limits", _("Use the disk's name from the guest's definition, such as vda."))
         if not isinstance(values, Mapping) or set(values) - set(SETTABLE):
-            raise _bad("limits", _("Unknown limit. Available limits: {settable}.").format(settable=", ".join(SETTABLE)))
+            raise of_field(
+                "limits", _("Unknown limit. Available limits: {settable}.").format(settable=", ".join(SETTABLE))
+            )
         checked[target] = {}
         for name, value in values.items():
             if not _is_number(value, 0, HIGHEST):
-                raise _bad(
+                raise of_field(
                     "limits",
                     _("{name} must be a whole number from 0 (no limit) to {highest:,}.").format(
                         name=name, highest=HIGHEST
@@ -105,14 +107,8 @@ def _is_number(value: object, least: int, most: int) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
-def _bad(field: str, sentence: str) -> InvalidError:
-    return InvalidError(sentence, {field: sentence})
-
-
-def settings_of(told: dict[str, Any] | None) -> IoSettings | None:
-    """What ``tune`` read; ``None`` where there was nothing to read."""
-    if told is None:
-        return None
+def _settings_of(told: dict[str, Any]) -> IoSettings:
+    """What ``tune`` read."""
     limits, others = {}, {}
     for target, values in told["disks"].items():
         if shown := {name: values[name] for name in SHOWN if name in values}:
@@ -130,8 +126,8 @@ def outcome(
     Args:
         weighing: disks of the host on which a weight counts, as its last scan saw; ``None`` where no scan told.
     """
-    before = {scope: settings_of(told) or IoSettings() for scope, told in answer["before"].items()}
-    now = {scope: settings_of(told) or IoSettings() for scope, told in answer["now"].items()}
+    before = {scope: _settings_of(told) for scope, told in answer["before"].items()}
+    now = {scope: _settings_of(told) for scope, told in answer["now"].items()}
     holds = "live" if "live" in now else "config"
     as_asked = not answer["failed"] and all(_is_there(now[scope], weight, limits or {}) for scope in answer["set"])
     effect = "unknown" if not as_asked else "now" if "live" in answer["set"] else "next_start"
@@ -141,7 +137,7 @@ def outcome(
     words += [_where_weighed(weighing)] if weight is not None else []
     notes = tuple(dict.fromkeys(_notes(answer, before, now, weight)))
     return IoOutcome(
-        before=before.get(holds) or IoSettings(), now=now.get(holds) or IoSettings(),
+        before=before[holds], now=now[holds],
         running="live" in now, as_asked=as_asked, effect=effect, words=" ".join(words), notes=notes,
     )  # fmt: skip
 
@@ -158,7 +154,7 @@ def _is_there(now: IoSettings, weight: int | None, limits: dict[str, dict[str, i
 
 def _changes(answer: dict[str, Any], before: dict[str, IoSettings], now: dict[str, IoSettings]) -> Iterator[str]:
     for scope in answer["set"]:
-        old, new = before.get(scope, IoSettings()), now.get(scope, IoSettings())
+        old, new = before[scope], now[scope]
         parts = [] if old.weight == new.weight else [f"weight {_or_none(new.weight)} (was {_or_none(old.weight)})"]
         for target in sorted({*old.limits, *new.limits}):
             was, became = old.limits.get(target, {}), new.limits.get(target, {})
@@ -220,7 +216,7 @@ def _notes(
                 safe=SAFE_WEIGHT
             )
     for scope in answer["set"]:
-        old, new = before.get(scope, IoSettings()), now.get(scope, IoSettings())
+        old, new = before[scope], now[scope]
         for target, limits in old.limits.items():
             gone = [name for name in limits if name.startswith("total_") and name not in new.limits.get(target, {})]
             if gone:

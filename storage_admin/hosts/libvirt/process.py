@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.utils.translation import gettext as _
 
-from storage_admin.agent.protocol import HostError
+from storage_admin.agent.protocol import HostError, RefusedError
 
 #: Seconds between two calls of whoever waits for a long answer.
 TICK = 0.5
@@ -20,47 +20,51 @@ class GoneError(HostError):
     """libvirt ended while it was asked, or cannot be reached: what was asked for may be at work, done, or not begun."""
 
 
-def command(uri: str, words: list[str]) -> list[str]:
-    """The argument list of a program: its module's name, and what it is given after the URI."""
-    module, *arguments = words
-    return [sys.executable, "-m", f"storage_admin.hosts.libvirt.{module}", uri, *arguments]
+def command(uri: str, program: str) -> list[str]:
+    """The argument list of a program, by its module's name."""
+    return [sys.executable, "-m", f"storage_admin.hosts.libvirt.{program}", uri]
 
 
 def ask(
-    uri: str, words: list[str], seconds: float, sent: bytes = b"", *, failed: str = "libvirt said",
-    tick: Callable[[], None] | None = None,
-) -> Any:  # fmt: skip
+    uri: str, program: str, seconds: float, request: dict[str, Any] | None = None, *, failed: str = "libvirt said",
+    refused: str = "{contradiction}.", tick: Callable[[], None] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """What a program answered.
 
     Args:
         seconds: after which it is given up.
-        sent: what it reads.
+        request: what it reads.
         failed: how the sentence begins where libvirt says that it does not work.
+        refused: the sentence where the domain is not what it is taken for, with a place for ``contradiction``.
         tick: called twice a second; what it raises ends the program.
 
     Raises:
+        RefusedError: ``stale_plan``: the domain is not what it is taken for.
         GoneError: libvirt ended meanwhile, or cannot be reached.
         HostError: no answer, or one that says why there is none.
     """
-    said = _said(uri, words, seconds, sent, tick)
-    answer = json.loads(said)
+    answer: dict[str, Any] = json.loads(_said(uri, program, seconds, request, tick))
     if "error" in answer:
         raise (GoneError if answer.get("gone") else HostError)(f"{failed}: {answer['error']}")
+    if "contradiction" in answer:
+        raise RefusedError("stale_plan", refused.format(**answer))
     return answer
 
 
-def _said(uri: str, words: list[str], seconds: float, sent: bytes, tick: Callable[[], None] | None) -> bytes:
+def _said(
+    uri: str, program: str, seconds: float, request: dict[str, Any] | None, tick: Callable[[], None] | None
+) -> bytes:
     deadline = time.monotonic() + seconds
-    rest: bytes | None = sent
+    rest: bytes | None = b"" if request is None else json.dumps(request).encode()
     with subprocess.Popen(
-        command(uri, words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        command(uri, program), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         cwd=settings.BASE_DIR,
-    ) as program:  # fmt: skip
+    ) as started:  # fmt: skip
         try:
             while True:
                 left = max(0.0, deadline - time.monotonic())
                 try:
-                    out, error = program.communicate(rest, left if tick is None else min(left, TICK))
+                    out, error = started.communicate(rest, left if tick is None else min(left, TICK))
                     break
                 except subprocess.TimeoutExpired:
                     if time.monotonic() >= deadline:
@@ -71,16 +75,13 @@ def _said(uri: str, words: list[str], seconds: float, sent: bytes, tick: Callabl
                     if tick is not None:
                         tick()
         except BaseException:
-            program.kill()
+            started.kill()
             raise
-    if program.returncode != 0:
-        raise HostError(
-            _("The request to libvirt failed: {stderr}").format(stderr=error.decode("utf-8", "replace").strip()[-300:])
-        )
+    _expect_end(started.returncode, error)
     return out
 
 
-def lines(uri: str, words: list[str], seconds: float, sent: bytes = b"") -> tuple[list[dict[str, Any]], bool]:
+def lines(uri: str, program: str, seconds: float, request: list[str]) -> tuple[list[dict[str, Any]], bool]:
     """The lines that a program has said until its end, or until it is given up.
 
     Returns:
@@ -91,17 +92,19 @@ def lines(uri: str, words: list[str], seconds: float, sent: bytes = b"") -> tupl
     """
     try:
         done = subprocess.run(
-            command(uri, words), capture_output=True, timeout=seconds, check=False, cwd=settings.BASE_DIR, input=sent
-        )
+            command(uri, program), capture_output=True, timeout=seconds, check=False, cwd=settings.BASE_DIR,
+            input=json.dumps(request).encode(),
+        )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         return _documents(error.stdout or b""), False
-    if done.returncode != 0:
-        raise HostError(
-            _("The request to libvirt failed: {stderr}").format(
-                stderr=done.stderr.decode("utf-8", "replace").strip()[-300:]
-            )
-        )
+    _expect_end(done.returncode, done.stderr)
     return _documents(done.stdout), True
+
+
+def _expect_end(returncode: int, stderr: bytes) -> None:
+    if returncode != 0:
+        said = stderr.decode("utf-8", "replace").strip()[-300:]
+        raise HostError(_("The request to libvirt failed: {stderr}").format(stderr=said))
 
 
 def _documents(said: bytes) -> list[dict[str, Any]]:

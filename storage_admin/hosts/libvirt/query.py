@@ -1,6 +1,5 @@
 """What libvirt knows of its pools and domains, as one JSON document: ``query URI``."""
 
-import sys
 from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -9,10 +8,6 @@ import libvirt
 
 from storage_admin.hosts.libvirt import helper
 from storage_admin.hosts.libvirt.domains import all_domains
-
-
-def main(uri: str) -> None:
-    helper.answer(lambda: _all(libvirt.openReadOnly(uri)))
 
 
 def _all(connection: Any) -> dict[str, Any]:
@@ -66,4 +61,4 @@ def _number(root: ET.Element, place: str) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    helper.tell(_all)

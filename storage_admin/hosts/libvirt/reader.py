@@ -1,6 +1,5 @@
 """What libvirt on a host knows: pools, volumes, domains. Within a time limit."""
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from django.utils.translation import gettext as _
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts, SnapshotFacts
 from storage_admin.hosts.libvirt.process import ask, lines
-from storage_admin.hosts.libvirt.uri import uri_of
+from storage_admin.hosts.libvirt.uri import reached, uri_of
 from storage_admin.hosts.models import Host
 
 #: Seconds for pools and domains, and for the volumes of some pools.
@@ -103,7 +102,7 @@ def read(host: Host) -> LibvirtFacts | None:
 
 
 def _read(uri: str) -> LibvirtFacts:
-    answer = ask(uri, ["query"], TIMEOUT, failed="libvirt does not answer")
+    answer = ask(uri, "query", TIMEOUT, failed="libvirt does not answer")
     return LibvirtFacts(
         pools=tuple(PoolFacts(**pool) for pool in answer["pools"]),
         domains=tuple(guest for guest in map(_guest, answer["domains"]) if not _is_of_a_benchmark(guest)),
@@ -137,12 +136,8 @@ def read_volumes(host: Host, pools: Iterable[str]) -> dict[str, tuple[VolumeFact
         HostError: libvirt does not answer at all.
     """
     names = list(pools)
-    with uri_of(host) as uri:
-        if uri is None:
-            raise HostError(
-                _("libvirt is not listening on {host}. Check that its service is running.").format(host=host.name)
-            )
-        said, ended = lines(uri, ["volumes"], VOLUMES_TIMEOUT, json.dumps(names).encode())
+    with reached(host) as uri:
+        said, ended = lines(uri, "volumes", VOLUMES_TIMEOUT, names)
     if said and "pool" not in said[0]:
         raise HostError(_("libvirt does not answer: {error}").format(error=said[0]["error"]))
     found: dict[str, tuple[VolumeFacts, ...] | str] = {

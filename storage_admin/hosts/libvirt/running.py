@@ -1,6 +1,5 @@
 """What is asked of libvirt about a guest as it is at this moment, and of its guest agent."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -84,7 +83,4 @@ def _asked(
 ) -> dict[str, Any]:
     refuse_to_write(host)
     with listening(host) as uri:
-        answer: dict[str, Any] = ask(
-            uri, ["guest"], seconds, json.dumps({"uid": uid, "do": what, **more}).encode(), tick=tick
-        )
-        return answer
+        return ask(uri, "guest", seconds, {"uid": uid, "do": what, **more}, tick=tick)

@@ -1,13 +1,11 @@
-"""Snapshots of one domain: ``snapshot URI``; the request is one JSON document on standard input, so is the answer.
+"""Snapshots of one domain: ``snapshot URI``.
 
-``uid``, and ``do``: ``list``; ``create`` (``name``, ``description``, ``disks``: targets, ``quiesce``), a snapshot of
-the disks alone whose overlays libvirt names, of a domain that is off an internal one; ``delete`` (``name``, and
-``created``, by which another one of that name is told from it), by which libvirt merges what was written since;
+The request: ``uid``, and ``do``: ``list``; ``create`` (``name``, ``description``, ``disks``: targets, ``quiesce``), a
+snapshot of the disks alone whose overlays libvirt names, of a domain that is off an internal one; ``delete`` (``name``,
+and ``created``, by which another one of that name is told from it), by which libvirt merges what was written since;
 ``revert`` (the same), of a domain that is off.
 """
 
-import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -15,11 +13,7 @@ from xml.etree import ElementTree as ET
 import libvirt
 
 from storage_admin.hosts.libvirt import helper, sections
-
-
-def main(uri: str) -> None:
-    request = json.load(sys.stdin)
-    helper.answer(lambda: _DOES[request["do"]](libvirt.open(uri), request))
+from storage_admin.hosts.libvirt.disks import ContradictedError
 
 
 def _list(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
@@ -85,12 +79,12 @@ def _delete(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
 def _revert(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
     domain = connection.lookupByUUIDString(request["uid"])
     if domain.isActive():
-        return {"contradiction": f"{domain.name()} is running"}
+        raise ContradictedError(f"{domain.name()} is running")
     if domain.hasManagedSaveImage():  # its memory would not fit to the disks any more
-        return {"contradiction": f"{domain.name()} was saved with its memory (virsh managedsave)"}
+        raise ContradictedError(f"{domain.name()} was saved with its memory (virsh managedsave)")
     snapshot = domain.snapshotLookupByName(request["name"])
     if not _is_meant(snapshot, request):
-        return {"contradiction": f"the snapshot {request['name']} of {domain.name()} is a later one of that name"}
+        raise ContradictedError(f"the snapshot {request['name']} of {domain.name()} is a later one of that name")
     domain.revertToSnapshot(snapshot, 0)
     return _list(connection, request)
 
@@ -104,4 +98,4 @@ _DOES = {"list": _list, "create": _create, "delete": _delete, "revert": _revert}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    helper.answer(lambda connection, request: _DOES[request["do"]](connection, request))

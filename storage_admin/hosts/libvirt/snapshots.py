@@ -1,13 +1,11 @@
 """Snapshots that libvirt keeps of a domain: listed, created and deleted by its own calls."""
 
-import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from django.utils.translation import gettext as _
 
-from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.libvirt.process import ask
 from storage_admin.hosts.libvirt.relay import refuse_to_write
 from storage_admin.hosts.libvirt.uri import listening
@@ -93,9 +91,8 @@ def revert(host: Host, uid: str, name: str, created: int | None) -> Snapshots:
 def _asked(host: Host, request: dict[str, Any], seconds: float, tick: Callable[[], None] | None = None) -> Snapshots:
     refuse_to_write(host)
     with listening(host) as uri:
-        told = ask(uri, ["snapshot"], seconds, json.dumps(request).encode(), tick=tick)
-    if "contradiction" in told:
-        raise RefusedError("stale_plan", _("Nothing was changed: {contradiction}.").format(**told))
+        refused = _("Nothing was changed: {contradiction}.")
+        told = ask(uri, "snapshot", seconds, request, refused=refused, tick=tick)
     found = [_snapshot(one) for one in told["snapshots"]]
     return Snapshots(tuple(newest_first(found)), told["libvirt"])
 

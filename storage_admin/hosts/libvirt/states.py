@@ -3,7 +3,6 @@
 It is what is asked every few seconds while jobs wait for guests: one call to libvirt, however many domains there are.
 """
 
-import sys
 from typing import Any
 
 import libvirt
@@ -13,10 +12,6 @@ from storage_admin.hosts.libvirt.domains import STATES
 
 #: Why a disk cannot be written or read.
 ERRORS = {libvirt.VIR_DOMAIN_DISK_ERROR_NO_SPACE: "no space left"}
-
-
-def main(uri: str) -> None:
-    helper.answer(lambda: _all(libvirt.openReadOnly(uri)))
 
 
 def _all(connection: Any) -> dict[str, Any]:
@@ -49,4 +44,4 @@ def _stopped(domain: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    helper.tell(_all)

@@ -1,19 +1,17 @@
-"""Reads, and sets, what a domain may take of the disks: ``tune URI``; how that went is one JSON document.
+"""Sets, and reads again, what a domain may take of the disks: ``tune URI``.
 
-The request is JSON on standard input: ``uid``, ``weight`` and ``limits`` (by disk target) or null, ``live`` and
+The request: ``uid``, ``weight`` and ``limits`` (by disk target) or null, ``live`` and
 ``config`` (where to set them), ``until`` (seconds since the epoch: nothing is set later than that). The running domain
 comes first: what its host cannot do never gets into the definition, with which the guest would not start any more.
 """
 
-import json
-import sys
-import time
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import libvirt
 
 from storage_admin.hosts.libvirt import helper
+from storage_admin.hosts.libvirt.disks import ContradictedError
 from storage_admin.hosts.libvirt.limits import merged
 
 LIVE, CONFIG = libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG
@@ -21,37 +19,20 @@ _FLAGS = {"live": LIVE, "config": CONFIG}
 _DEFINITION = {"live": 0, "config": libvirt.VIR_DOMAIN_XML_INACTIVE}
 
 
-class ContradictedError(Exception):
-    """The domain is not what the request takes it for; the argument says in what."""
-
-
-def main(uri: str) -> None:
-    helper.answer(lambda: _answer(uri, json.load(sys.stdin)))
-
-
-def _answer(uri: str, request: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return _tune(libvirt.open(uri), request)
-    except ContradictedError as error:
-        return {"contradiction": str(error)}
-
-
 def _tune(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
     domain = connection.lookupByUUIDString(request["uid"])
     scopes = [scope for scope, there in (("live", domain.isActive()), ("config", domain.isPersistent())) if there]
     chosen = [scope for scope in scopes if request[scope]]
     before = {scope: _read(domain, scope) for scope in scopes}
-    wanted = request["weight"] is not None or request["limits"] is not None
-    failed, can_weigh = "", _can_weigh(connection) if wanted else None
-    if wanted:
-        _check(domain.name(), request, chosen, before)
-        if request["weight"] is not None:
-            _check_weights(domain.name(), before, can_weigh)
-        failed = _set(domain, request, chosen, before)
+    can_weigh = _can_weigh(connection)
+    _check(domain.name(), request, chosen, before)
+    if request["weight"] is not None:
+        _check_weights(domain.name(), before, can_weigh)
+    failed = _set(domain, request, chosen, before)
     return {
         "before": before,
         "now": {scope: _read(domain, scope) for scope in scopes},
-        "set": chosen if wanted else [],
+        "set": chosen,
         "failed": failed,
         "can_weigh": can_weigh,
     }
@@ -66,8 +47,7 @@ def _check(name: str, request: dict[str, Any], chosen: list[str], before: dict[s
         if missing:
             where = "now" if scope == "live" else "at its next start"
             raise ContradictedError(f"{name} has no disk {', '.join(missing)} {where}")
-    if time.time() > request["until"]:
-        raise ContradictedError("libvirt took too long to respond")
+    helper.refuse_late(request)
 
 
 def _check_weights(name: str, before: dict[str, dict[str, Any]], can_weigh: bool | None) -> None:
@@ -122,19 +102,12 @@ def _can_weigh(connection: Any) -> bool | None:
         try:
             domain.blkioParameters(LIVE)
         except libvirt.libvirtError:
-            if _runs(domain):
+            if helper.runs(domain):
                 return False
         else:
             return True
     return None
 
 
-def _runs(domain: Any) -> bool:
-    try:
-        return bool(domain.isActive())
-    except libvirt.libvirtError:
-        return False  # gone since it was listed
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    helper.answer(_tune)

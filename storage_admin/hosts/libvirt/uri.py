@@ -68,6 +68,17 @@ def uri_of(host: Host) -> Iterator[str | None]:
 
 
 @contextlib.contextmanager
+def reached(host: Host) -> Iterator[str]:
+    """As :func:`uri_of`; raises HostError also where no libvirt listens there."""
+    with uri_of(host) as uri:
+        if uri is None:
+            raise HostError(
+                _("libvirt is not listening on {host}. Check that its service is running.").format(host=host.name)
+            )
+        yield uri
+
+
+@contextlib.contextmanager
 def listening(host: Host) -> Iterator[str]:
     """As :func:`uri_of`, of a libvirt that may be at work on what was asked of it.
 

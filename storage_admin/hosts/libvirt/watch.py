@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts.libvirt.process import command
-from storage_admin.hosts.libvirt.uri import uri_of
+from storage_admin.hosts.libvirt.uri import reached
 from storage_admin.hosts.models import Host
 
 #: Seconds until the first line, and for the program's end after its input has ended.
@@ -30,14 +30,9 @@ def changes(host: Host, tick: float = 0.5) -> Generator[dict[str, str] | None]:
     Raises:
         HostError: there is no libvirt, it does not answer, or the connection has ended.
     """
-    with uri_of(host) as uri:
-        if uri is None:
-            raise HostError(
-                _("libvirt is not listening on {host}. Check that its service is running.").format(host=host.name)
-            )
-        with _started(uri) as process:
-            for line in _lines(process, tick):
-                yield None if line is None else _states(line)
+    with reached(host) as uri, _started(uri) as process:
+        for line in _lines(process, tick):
+            yield None if line is None else _states(line)
     raise HostError(_("libvirt closed the connection."))
 
 
@@ -72,7 +67,7 @@ def _lines(process: "subprocess.Popen[bytes]", tick: float) -> Iterator[bytes | 
 @contextlib.contextmanager
 def _started(uri: str) -> Iterator["subprocess.Popen[bytes]"]:
     process = subprocess.Popen(
-        command(uri, ["events"]), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        command(uri, "events"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         cwd=settings.BASE_DIR,
     )  # fmt: skip
     try:
