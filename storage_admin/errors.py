@@ -1,5 +1,7 @@
 """What a caller did wrong, as services say it."""
 
+from types import TracebackType
+
 
 class InvalidError(Exception):
     """Input that cannot be used.
@@ -31,6 +33,19 @@ def require_right(wrong: dict[str, str]) -> None:
     """Raises InvalidError where something is wrong with a field; its sentences tell which by themselves."""
     if wrong:
         raise InvalidError(" ".join(wrong.values()), wrong)
+
+
+class Faults(dict[str, str]):
+    """What is wrong with fields, each checked within a ``with`` of its own, so that one error names all."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, InvalidError):
+            self.update(error.fields)
+        return isinstance(error, InvalidError)
 
 
 class UnconfirmedError(Exception):

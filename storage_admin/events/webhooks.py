@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from storage_admin import sealing
 from storage_admin.accounts.models import Actor, Role, audit
-from storage_admin.errors import InvalidError, of_field
+from storage_admin.errors import Faults, InvalidError, of_field, require_right
 from storage_admin.events import addresses, sending, signing, tasks
 from storage_admin.events.models import Delivery, Event, Webhook
 from storage_admin.events.services import NAMES, close_alert
@@ -201,15 +201,12 @@ def _checked(given: dict[str, Any], hook: Webhook | None) -> dict[str, Any]:
     checks: dict[str, Callable[[Any], Any]] = {
         "name": lambda name: _named(name, hook), "url": addresses.checked, "events": _known,
     }  # fmt: skip
-    values, wrong = {}, dict[str, str]()
+    values, faults = dict[str, Any](), Faults()
     for column, value in given.items():
-        try:
+        with faults:
             if value is not None:
                 values[column] = checks[column](value)
-        except InvalidError as error:
-            wrong |= error.fields
-    if wrong:
-        raise InvalidError(" ".join(wrong.values()), wrong)
+    require_right(faults)
     return values
 
 

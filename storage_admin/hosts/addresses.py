@@ -13,7 +13,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
 from django.utils.translation import gettext as _
 
-from storage_admin.errors import InvalidError
+from storage_admin.errors import of_field
 
 #: Kinds of host keys that are taken; DSA is broken, and certificates name no single key.
 HOST_KEYS = frozenset(
@@ -34,7 +34,7 @@ def address(text: str) -> str:
     try:
         return str(ipaddress.IPv6Address(given)) if ":" in given and "%" not in given else _name(given)
     except ValueError:
-        raise _bad(
+        raise of_field(
             "address", _("Enter only a hostname or an IP address, such as hv1.example.org or 192.0.2.7.")
         ) from None
 
@@ -55,7 +55,7 @@ def port(value: object, default: int) -> int:
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,5}", value, re.ASCII):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65535:
-        raise _bad("port", _("Enter a port number from 1 to 65535."))
+        raise of_field("port", _("Enter a port number from 1 to 65535."))
     return value
 
 
@@ -63,7 +63,7 @@ def user(text: str) -> str:
     """The name of a user; raises InvalidError."""
     given = text.strip() if isinstance(text, str) else ""
     if not _USER.fullmatch(given):
-        raise _bad("user", _("Enter the name of a user on the host, such as root."))
+        raise of_field("user", _("Enter the name of a user on the host, such as root."))
     return given
 
 
@@ -87,7 +87,7 @@ def host_key(text: str) -> str:
             raise ValueError(kind)
     except (IndexError, ValueError, struct.error):
         known = ", ".join(sorted(HOST_KEYS))
-        raise _bad(
+        raise of_field(
             "host_key",
             _("Enter a public key as it appears in a .pub file. Supported key types: {known}.").format(known=known),
         ) from None
@@ -111,13 +111,9 @@ def private_key(text: str) -> str:
         load = load_ssh_private_key if "BEGIN OPENSSH PRIVATE KEY" in given else load_pem_private_key
         load(given.encode("ascii"), password=None)
     except TypeError:
-        raise _bad(
+        raise of_field(
             "private_key", _("This key needs a passphrase, which cannot be entered here. Use a key without one.")
         ) from None
     except (ValueError, UnsupportedAlgorithm):
-        raise _bad("private_key", _("Not a private key. Paste the whole file that ssh-keygen created.")) from None
+        raise of_field("private_key", _("Not a private key. Paste the whole file that ssh-keygen created.")) from None
     return given
-
-
-def _bad(field: str, sentence: str) -> InvalidError:
-    return InvalidError(sentence, {field: sentence})

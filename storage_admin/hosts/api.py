@@ -13,7 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from storage_admin.accounts.models import Actor, Role
-from storage_admin.errors import InvalidError
+from storage_admin.errors import of_field
 from storage_admin.hosts import key_pairs
 from storage_admin.hosts.host_filters import HostFilters
 from storage_admin.hosts.libvirt.tls import Certificates
@@ -59,7 +59,7 @@ def _with_key(
     kind, how = (known.kind, known.transport) if known else (given["kind"], given["transport"])
     if given.get("private_key") or kind == Host.Kind.LOCAL or (kind == Host.Kind.LIBVIRT and how != "ssh"):
         sentence = gettext("create_key requires an SSH connection and cannot be combined with private_key.")
-        raise InvalidError(sentence, {"create_key": sentence})
+        raise of_field("create_key", sentence)
     port = "ssh_port" if kind == Host.Kind.PROXMOX else "port"
     place: dict[str, Any] = {name: getattr(known, name, None) for name in ("address", port)} | given
     pair = key_pairs.for_place(actor, place["address"], place[port])

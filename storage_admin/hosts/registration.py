@@ -1,7 +1,6 @@
 """Writes: hosts that are reached over a network come and go. Each connection is tried before it is saved."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,7 @@ from storage_admin.accounts.models import Actor, Role, audit
 from storage_admin.accounts.scopes import GONE
 from storage_admin.accounts.services import forget_host
 from storage_admin.agent.protocol import HostError, RefusedError, b64
-from storage_admin.errors import InvalidError, UnconfirmedError, of_fields
+from storage_admin.errors import Faults, InvalidError, UnconfirmedError, of_field, of_fields
 from storage_admin.events.models import Alert
 from storage_admin.events.services import close_alert
 from storage_admin.hosts import addresses, asking, openvz, secrets, ssh, transport
@@ -93,11 +92,6 @@ def add_libvirt_host(actor: Actor, wanted: WantedLibvirt) -> Host:
         As :func:`add_ssh_host`.
     """
     actor.require_everywhere(Role.ADMIN)
-    return save(actor, tried_libvirt(wanted))
-
-
-def tried_libvirt(wanted: WantedLibvirt) -> Host:
-    """An unsaved row of a host whose libvirt has answered; raises as :func:`add_ssh_host`."""
     if wanted.by_ssh:
         host = checked(
             Wanted(wanted.name, wanted.address, wanted.port, wanted.user, wanted.private_key, wanted.host_key)
@@ -106,7 +100,7 @@ def tried_libvirt(wanted: WantedLibvirt) -> Host:
     else:
         host = _checked_tls(wanted)
     _try_libvirt(host)
-    return host
+    return save(actor, host)
 
 
 def _try_libvirt(host: Host) -> None:
@@ -125,34 +119,26 @@ def _try_libvirt(host: Host) -> None:
 
 
 def _checked_tls(wanted: WantedLibvirt) -> Host:
-    host = Host(kind=Host.Kind.LIBVIRT, transport=Host.Transport.TLS)
-    fields: dict[str, str] = {}
-    calls: tuple[Callable[[], object], ...] = (
-        lambda: named(host, wanted.name),
-        lambda: setattr(host, "address", addresses.address(wanted.address)),
-        lambda: setattr(host, "port", addresses.port(wanted.port, uri.TLS_PORT)),
-        lambda: _keep_certificates(host, wanted.certificates),
-    )
-    for call in calls:
-        try:
-            call()
-        except InvalidError as error:
-            fields |= error.fields
-    if fields:
-        raise of_fields(fields)
+    host, faults = Host(kind=Host.Kind.LIBVIRT, transport=Host.Transport.TLS), Faults()
+    with faults:
+        named(host, wanted.name)
+    with faults:
+        host.address = addresses.address(wanted.address)
+    with faults:
+        host.port = addresses.port(wanted.port, uri.TLS_PORT)
+    with faults:
+        if wanted.certificates.given:
+            tls.keep(host, tls.check(wanted.certificates))
+    if faults:
+        raise of_fields(faults)
     return host
-
-
-def _keep_certificates(host: Host, given: Certificates) -> None:
-    if given.given:
-        tls.keep(host, tls.check(given))
 
 
 def named(host: Host, name: str) -> Host:
     """The row with its name; raises InvalidError."""
     host.name = name.strip() if isinstance(name, str) else ""
     if not host.name or not is_name(host.name):
-        raise InvalidError(_NO_NAME, {"name": _NO_NAME})
+        raise of_field("name", _NO_NAME)
     return host
 
 
@@ -227,7 +213,7 @@ def stored(locked: bytes | memoryview, name: str, values: dict[str, Any]) -> str
     try:
         return secrets.unlock(locked)
     except HostError as error:
-        raise InvalidError(error.detail, {name: error.detail}) from error
+        raise of_field(name, error.detail) from error
 
 
 def changed_to(actor: Actor, host: Host, changed: Host) -> Host:
@@ -305,30 +291,24 @@ def _forget_alerts(slug: str) -> None:
 
 def checked(wanted: Wanted) -> Host:
     """An unsaved row of fields that are what they should be; raises InvalidError or UnconfirmedError."""
-    fields: dict[str, str] = {}
-    values: dict[str, Any] = {}
-
-    def check(name: str, call: Any, *given: Any) -> None:
-        try:
-            values[name] = call(*given)
-        except InvalidError as error:
-            fields.update(error.fields)
-
-    check("address", addresses.address, wanted.address)
-    check("port", addresses.port, wanted.port, DEFAULT_PORT)
-    check("user", addresses.user, wanted.user)
-    if wanted.host_key:
-        check("host_key", addresses.host_key, wanted.host_key)
-    if wanted.private_key:
-        check("private_key", addresses.private_key, wanted.private_key)
-    host = Host(kind=Host.Kind.SSH)
-    check("name", lambda: named(host, wanted.name))
-    if fields:
-        raise of_fields(fields)
-    if "host_key" not in values:
-        raise _unconfirmed(values["address"], values["port"])
-    host.address, host.port, host.user = values["address"], values["port"], values["user"]
-    host.host_key, host.private_key_locked = values["host_key"], secrets.lock(values.get("private_key", ""))
+    host, faults, private_key = Host(kind=Host.Kind.SSH), Faults(), ""
+    with faults:
+        host.address = addresses.address(wanted.address)
+    with faults:
+        host.port = port = addresses.port(wanted.port, DEFAULT_PORT)
+    with faults:
+        host.user = addresses.user(wanted.user)
+    with faults:
+        host.host_key = addresses.host_key(wanted.host_key) if wanted.host_key else ""
+    with faults:
+        private_key = addresses.private_key(wanted.private_key) if wanted.private_key else ""
+    with faults:
+        named(host, wanted.name)
+    if faults:
+        raise of_fields(faults)
+    if not host.host_key:
+        raise _unconfirmed(host.address, port)
+    host.private_key_locked = secrets.lock(private_key)
     host.transport = Host.Transport.FORCED if wanted.forced else Host.Transport.SSH
     return host
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from django.utils.translation import gettext as _
 
-from storage_admin.errors import InvalidError
+from storage_admin.errors import of_field
 from storage_admin.hosts import addresses
 
 DEFAULT_PORT = 8006
@@ -69,7 +69,9 @@ class Token:
     def __post_init__(self) -> None:
         _parts(self.token_id)
         if not isinstance(self.secret, str) or not _SECRET.fullmatch(self.secret):
-            raise _bad("token_secret", _("Enter the token secret that Proxmox VE showed when the token was created."))
+            raise of_field(
+                "token_secret", _("Enter the token secret that Proxmox VE showed when the token was created.")
+            )
 
     @property
     def user(self) -> str:
@@ -89,12 +91,12 @@ def fingerprint(text: str) -> str:
         InvalidError: it is none. Shorter digests than SHA-256 are not taken.
     """
     if not isinstance(text, str):
-        raise _bad("tls_fingerprint", _("The fingerprint must be text."))
+        raise of_field("tls_fingerprint", _("The fingerprint must be text."))
     plain = text.strip().upper().replace(":", "")
     if not plain:
         return ""
     if not _SHA256.fullmatch(plain):
-        raise _bad(
+        raise of_field(
             "tls_fingerprint",
             _(
                 "Enter the SHA-256 fingerprint of the certificate: 64 hexadecimal digits, as shown under the "
@@ -113,16 +115,12 @@ def check_authorities(pem: str) -> None:
             return
     except (ssl.SSLError, ValueError, TypeError):
         pass
-    raise _bad("ca_pem", _("Enter the CA certificate in PEM form, such as /etc/pve/pve-root-ca.pem."))
+    raise of_field("ca_pem", _("Enter the CA certificate in PEM form, such as /etc/pve/pve-root-ca.pem."))
 
 
 def _parts(token_id: str) -> tuple[str, str]:
     found = _TOKEN_ID.fullmatch(token_id) if isinstance(token_id, str) else None
     # Proxmox VE allows neither of these in a user's name.
     if found is None or re.search(r"[:/]", found["user"]):
-        raise _bad("token_id", _("Enter the token ID as USER@REALM!NAME, such as dashboard@pve!storage-admin."))
+        raise of_field("token_id", _("Enter the token ID as USER@REALM!NAME, such as dashboard@pve!storage-admin."))
     return found["user"], found["name"]
-
-
-def _bad(name: str, sentence: str) -> InvalidError:
-    return InvalidError(sentence, {name: sentence})

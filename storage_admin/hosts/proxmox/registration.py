@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.agent.protocol import HostError, RefusedError
-from storage_admin.errors import InvalidError, UnconfirmedError
+from storage_admin.errors import Faults, InvalidError, UnconfirmedError, of_field, require_right
 from storage_admin.hosts import addresses, registration, secrets, transport
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import path_key
@@ -124,7 +124,7 @@ def tried(actor: Actor, wanted: WantedNode, *, known: Host | None = None) -> Hos
     again = _registered(host.cluster, host.node, endpoint)
     if again is not None and (known is None or again.pk != known.pk):
         sentence = _("The node {node} is already registered as {again}.").format(node=host.node, again=again.name)
-        raise InvalidError(sentence, {"node": sentence})
+        raise of_field("node", sentence)
     if ssh is not None:
         host.transport, host.ssh_port, host.user = Host.Transport.API_SSH, ssh.port, ssh.user
         host.host_key, host.private_key_locked = ssh.host_key, ssh.private_key_locked
@@ -170,24 +170,18 @@ def _refuse_to_carry(host: Host, wanted: WantedNode) -> None:
         "Enter the token secret again. The saved secret is sent to a new address only if that shows the pinned "
         "certificate."
     )
-    raise InvalidError(sentence, {"token_secret": sentence})
+    raise of_field("token_secret", sentence)
 
 
 def _access(wanted: WantedNode) -> tuple[Endpoint, Token]:
     """Checked fields; raises InvalidError, which names each that is wrong."""
-    fields: dict[str, str] = {}
-    found: list[Any] = []
-    for make in (
-        lambda: Endpoint(wanted.address, addresses.port(wanted.port, DEFAULT_PORT), wanted.tls_fingerprint),
-        lambda: Token(wanted.token_id.strip(), wanted.token_secret.strip()),
-    ):
-        try:
-            found.append(make())
-        except InvalidError as error:
-            fields |= error.fields
-    if fields:
-        raise InvalidError(" ".join(fields.values()), fields)
-    return found[0], found[1]
+    faults = Faults()
+    with faults:
+        endpoint = Endpoint(wanted.address, addresses.port(wanted.port, DEFAULT_PORT), wanted.tls_fingerprint)
+    with faults:
+        token = Token(wanted.token_id.strip(), wanted.token_secret.strip())
+    require_right(faults)
+    return endpoint, token
 
 
 def _registered(cluster: str, node: str, endpoint: Endpoint) -> Host | None:
