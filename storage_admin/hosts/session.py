@@ -136,17 +136,7 @@ class AgentSession:
 
     def send(self, request: Request) -> None:
         """Gives the agent its work."""
-        self._say(
-            protocol.encode(
-                protocol.REQUEST,
-                verb=request.verb,
-                job=request.job,
-                generation=request.generation,
-                args=request.args,
-                roots=request.roots,
-            ),
-            HELLO_TIMEOUT,
-        )
+        self._say(protocol.encode(protocol.REQUEST, **vars(request)), HELLO_TIMEOUT)
 
     @property
     def cancelled(self) -> bool:

@@ -172,13 +172,13 @@ class SshShell:
             )
         return ended
 
-    def run_text(self, remote: str, *, stdin: bytes = b"", seconds: float = 30.0) -> Done:
+    def run_text(self, remote: str) -> Done:
         """A line for the user's shell there, as the user.
 
         Raises:
-            HostError: the host cannot be reached, or the time is up.
+            HostError: the host cannot be reached, or does not answer within 30 s.
         """
-        return self._connected(self._client(remote, stdin, seconds))
+        return self._connected(self._client(remote, b"", 30.0))
 
     def _client(self, remote: str, stdin: bytes, seconds: float) -> Done:
         with connection(self._endpoint, remote) as command:
@@ -201,6 +201,19 @@ class SshShell:
 def as_root(endpoint: Endpoint, argv: list[str]) -> str:
     """A command as a line for the user's shell there; every usual shell reads it alike."""
     return shlex.join(argv if endpoint.is_root else ["sudo", "-n", "--", *argv])
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Closes a process's pipes, upon which it ends; else it is killed. One that has ended is left as it is."""
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    try:
+        process.wait(END_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def last_words(process: "subprocess.Popen[bytes]", most: int = 1 << 16) -> bytes:

@@ -228,7 +228,7 @@ def test_with_a_forced_command_the_key_runs_the_agent_and_nothing_else(
         assert image_at(pool / "vm.qcow2").state == "ok"
         where = transport.endpoint(host)
         touched = tmp_path / "touched"
-        SshShell(where).run_text(f"touch {touched}", stdin=b"")
+        SshShell(where).run_text(f"touch {touched}")
         assert not touched.exists()
         with connection(where, None, "-W", f"127.0.0.1:{server.port}") as command:
             done = subprocess.run(command, capture_output=True, timeout=20, input=b"")

@@ -171,9 +171,11 @@ def _forwarded(where: ssh.Endpoint) -> Iterator[str | None]:
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
             )
-            with _ended(process):
+            try:
                 there = _told(process, where)
                 yield f"qemu+unix:///system?socket={urllib.parse.quote(local[there[0]])}" if there else None
+            finally:
+                ssh.end(process)
 
 
 def _told(process: "subprocess.Popen[bytes]", where: ssh.Endpoint) -> list[str]:
@@ -200,19 +202,3 @@ def _told(process: "subprocess.Popen[bytes]", where: ssh.Endpoint) -> list[str]:
                 raise HostError(ssh.why_not(where, ssh.last_words(process)), "host_unreachable")
             said += chunk
     return [socket for socket in SOCKETS if socket.encode() in lines]
-
-
-@contextlib.contextmanager
-def _ended(process: "subprocess.Popen[bytes]") -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        try:
-            process.wait(3)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

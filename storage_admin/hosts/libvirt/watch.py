@@ -13,12 +13,13 @@ from django.conf import settings
 from django.utils.translation import gettext as _
 
 from storage_admin.agent.protocol import HostError
+from storage_admin.hosts import ssh
 from storage_admin.hosts.libvirt.process import command
 from storage_admin.hosts.libvirt.uri import reached
 from storage_admin.hosts.models import Host
 
-#: Seconds until the first line, and for the program's end after its input has ended.
-FIRST_LINE, END_TIMEOUT = 20.0, 3.0
+#: Seconds until the first line.
+FIRST_LINE = 20.0
 CHUNK = 1 << 16
 
 
@@ -73,11 +74,4 @@ def _started(uri: str) -> Iterator["subprocess.Popen[bytes]"]:
     try:
         yield process
     finally:
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-        try:
-            process.wait(END_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        ssh.end(process)
