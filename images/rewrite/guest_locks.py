@@ -26,7 +26,7 @@ from storage_admin.guests.models import OFF_STATES, Guest, GuestDisk
 from storage_admin.hosts import transport
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import path_key
-from storage_admin.hosts.proxmox import hidden_lines
+from storage_admin.hosts.proxmox import hidden
 from storage_admin.hosts.proxmox.client import Api
 from storage_admin.hosts.proxmox.config import PATHS, Config, GuestRef, read_config, unset_config
 from storage_admin.hosts.proxmox.drives import VM
@@ -260,7 +260,7 @@ def _free(host: Host, api: Api, guest: GuestRef, name: str) -> Config:
             "then try again."
         )
         raise RefusedError("stale_plan", told.format(name=name))
-    hidden_lines.refuse_dropping(host, api, config, name)
+    hidden.refuse_dropping(host, api, config, name)
     return config
 
 

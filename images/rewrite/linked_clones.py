@@ -21,7 +21,7 @@ from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts import asking, transport
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.proxmox import changes, hidden_lines, registration
+from storage_admin.hosts.proxmox import changes, hidden, registration
 from storage_admin.hosts.proxmox.client import Api
 from storage_admin.hosts.proxmox.config import PATHS, Config, GuestRef, read_config, read_snapshots
 from storage_admin.hosts.proxmox.drives import VM, Drive
@@ -200,7 +200,7 @@ def _looked_at(api: Api, node: str, disk: GuestDisk, begun: dict[str, Any] | Non
             "guest_records_chain", told.format(guest=guest.name, node=node, detail=error.detail)
         ) from error
     config.check_free(begun["digest"] if begun else "")
-    hidden_lines.refuse_dropping(guest.host, api, config, guest.name)
+    hidden.refuse_dropping(guest.host, api, config, guest.name)
     targets = changes.naming(config, naming.old)
     if not targets:
         raise RefusedError(
@@ -294,7 +294,7 @@ def _put(job: Job, api: Api, naming: Naming, volume: str, *, digest: str = "") -
         return
     _check_off(api, naming)
     if not digest:  # else it is the configuration that was looked at
-        hidden_lines.refuse_dropping(job.host, api, config, naming.name)
+        hidden.refuse_dropping(job.host, api, config, naming.name)
     done = changes.repoint(api, _ref(naming), other, volume, digest=digest or config.digest)
     if done.left:
         told = _("{left} of {naming} still uses {other}, the other id of the same file.")

@@ -12,13 +12,15 @@ from django.utils.translation import gettext_noop, ngettext
 from storage_admin.batches import batched
 from storage_admin.guests.models import BackupListing, Guest, GuestBackup
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.names import display
+from storage_admin.hosts.names import shown
 from storage_admin.hosts.proxmox.reader import ProxmoxFacts
 from storage_admin.jobs.plan_and_progress import LastBackup
 
 _NO_TOKEN = gettext_noop("Only the API of Proxmox VE reports backups. Add an API token to the host.")
 #: So many reasons are kept of a host: whoever names its storages may be hostile.
 _MOST_GAPS = 100
+#: Characters that are kept of what a storage tells.
+_LONGEST = 1000
 
 
 def record(host: Host, facts: ProxmoxFacts, at: datetime) -> None:
@@ -29,11 +31,11 @@ def record(host: Host, facts: ProxmoxFacts, at: datetime) -> None:
     """
     told = facts.backups
     if told is None:
-        gaps = [{"detail": _text(facts.api_away or _(_NO_TOKEN)), "uid": ""}]
+        gaps = [{"detail": shown(facts.api_away or _(_NO_TOKEN), _LONGEST), "uid": ""}]
         BackupListing.objects.update_or_create(host=host, defaults={"gaps": gaps})
         return
     rows = {
-        (one.kind, str(one.vmid), datetime.fromtimestamp(one.at, UTC), _text(one.volume), one.passed_over)
+        (one.kind, str(one.vmid), datetime.fromtimestamp(one.at, UTC), shown(one.volume, _LONGEST), one.passed_over)
         for one in told.newest
     }
     own = GuestBackup.objects.filter(host=host)
@@ -47,15 +49,11 @@ def record(host: Host, facts: ProxmoxFacts, at: datetime) -> None:
         (GuestBackup(host=host, **dict(zip(columns, values, strict=True))) for values in new), batch_size=2000
     )
     gaps = [
-        {"detail": _text(one.detail), "uid": "" if one.vmid is None else str(one.vmid)}
+        {"detail": shown(one.detail, _LONGEST), "uid": "" if one.vmid is None else str(one.vmid)}
         for one in told.gaps[:_MOST_GAPS]
     ]
-    listing = {"at": at, "storages": [_text(name) for name in told.storages], "gaps": gaps}
+    listing = {"at": at, "storages": [shown(name, _LONGEST) for name in told.storages], "gaps": gaps}
     BackupListing.objects.update_or_create(host=host, defaults=listing)
-
-
-def _text(told: str) -> str:
-    return display(told.encode("utf-8", "surrogateescape"))[:1000]
 
 
 def storages_of(host: Host) -> set[str]:

@@ -19,10 +19,10 @@ from storage_admin.agent.protocol import INVALID, HostError, RefusedError, Stopp
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.proxmox import hidden, hidden_lines, permissions, registration, tasks
+from storage_admin.hosts.proxmox import changes, hidden, permissions, registration, tasks
 from storage_admin.hosts.proxmox.client import ANSWER_SECONDS, Client
-from storage_admin.hosts.proxmox.config import PATHS, Config, GuestRef, read_config, read_snapshots
-from storage_admin.hosts.proxmox.drives import CONTAINER, VM, Drive
+from storage_admin.hosts.proxmox.config import PATHS, Config, GuestRef, read_config
+from storage_admin.hosts.proxmox.drives import CONTAINER, VM
 from storage_admin.hosts.proxmox.errors import RIGHT_MISSING, NotThereError
 from storage_admin.hosts.proxmox.permissions import FEATURES, MissingRight, Permissions
 from storage_admin.hosts.proxmox.tasks import Outcome
@@ -87,22 +87,11 @@ class Vm:
 
     def snapshots_with(self, volume: str) -> list[str]:
         """The snapshots that name a volume; raises HostError."""
-        return [
-            name
-            for name, values in read_snapshots(self.client, self.config)
-            if any(_volume(value) == volume for value in values.values())
-        ]
+        return list(changes.snapshots_with(self.client, self.config, volume))
 
     def again(self) -> Config:
         """Its configuration now; raises HostError."""
         return read_config(self.client, self.ref)
-
-
-def _volume(text: str) -> str:
-    try:
-        return Drive.parse(text).volume
-    except ValueError:
-        return ""
 
 
 def bugs(vm: Vm, kind: str) -> list[Refusal]:
@@ -196,7 +185,7 @@ def check_writing(vm: Vm, accepted: str | None) -> list[str]:
         HostError: the file cannot be read.
     """
     refuse(unchecked(vm.guest, vm.config.digest, accepted))
-    hidden_lines.refuse_dropping(vm.guest.host, vm.client, vm.config, vm.guest.name)
+    hidden.refuse_dropping(vm.guest.host, vm.client, vm.config, vm.guest.name)
     return [str(UNCHECKED)] if vm.guest.host.by_api_alone else []
 
 

@@ -16,7 +16,7 @@ from django.utils import timezone
 from storage_admin.guests.models import OFF_STATES, Guest, GuestDisk, GuestSpan
 from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.names import display, path_key
+from storage_admin.hosts.names import display, path_key, shown
 from storage_admin.jobs.models import Elapsed
 
 #: Of one guest so many snapshots are kept in mind: whoever makes them may be hostile.
@@ -74,12 +74,12 @@ def _record_guest(
     host: Host, known: Guest | None, told: GuestFacts, inodes: Mapping[bytes, Inode], at: datetime
 ) -> bool:
     values: dict[str, Any] = {
-        "name": _text(told.name, 255), "state": _text(told.state, 20), "lock": _text(told.lock, 100),
+        "name": shown(told.name, 255), "state": shown(told.state, 20), "lock": shown(told.lock, 100),
         "io_priority": told.io_priority, "io_weight": told.io_weight, "io_limits": told.io_limits,
-        "unread": [_text(line, 1000) for line in told.unread], "digest": _text(told.digest, 40),
-        "waiting": [_text(target, 40) for target in told.waiting],
+        "unread": [shown(line, 1000) for line in told.unread], "digest": shown(told.digest, 40),
+        "waiting": [shown(target, 40) for target in told.waiting],
         "snapshots": [
-            asdict(one) | {"name": _text(one.name, 200), "files": [_text(path, 4096) for path in one.files]}
+            asdict(one) | {"name": shown(one.name, 200), "files": [shown(path, 4096) for path in one.files]}
             for one in told.snapshots[:MOST_SNAPSHOTS]
         ],
         "checkpoints": told.checkpoints,
@@ -101,10 +101,10 @@ def _record_disks(guest: Guest, disks: Iterable[DiskFacts], inodes: Mapping[byte
         raw = os.fsencode(told.path)
         dev, inode = inodes.get(raw, ("", ""))
         values = {
-            "device": _text(told.device, 10), "path": display(raw), "path_bytes": raw,
-            "path_key": path_key(raw) if raw else "", "dev": dev, "inode": inode, "format": _text(told.format, 20),
-            "cache": _text(told.cache, 20), "discard": _text(told.discard, 20), "readonly": told.readonly,
-            "records_chain": told.records_chain, "volume": _text(told.volume, 1000), "in_backups": told.in_backups,
+            "device": shown(told.device, 10), "path": display(raw), "path_bytes": raw,
+            "path_key": path_key(raw) if raw else "", "dev": dev, "inode": inode, "format": shown(told.format, 20),
+            "cache": shown(told.cache, 20), "discard": shown(told.discard, 20), "readonly": told.readonly,
+            "records_chain": told.records_chain, "volume": shown(told.volume, 1000), "in_backups": told.in_backups,
         }  # fmt: skip
         if disk.pk is None or {key: _plain(getattr(disk, key)) for key in values} != values:
             changed = True
@@ -120,16 +120,11 @@ def _each_once(disks: Iterable[DiskFacts]) -> dict[tuple[str, str], DiskFacts]:
     """The disks by target and section as columns take them; none is lost where a definition has two of one name."""
     found: dict[tuple[str, str], DiskFacts] = {}
     for disk in disks:
-        target, only_in, number = _text(disk.target, 40), _text(disk.only_in, 100), 2
+        target, only_in, number = shown(disk.target, 40), shown(disk.only_in, 100), 2
         while (target, only_in) in found:
-            target, number = f"{_text(disk.target, 34)} #{number}", number + 1
+            target, number = f"{shown(disk.target, 34)} #{number}", number + 1
         found[target, only_in] = disk
     return found
-
-
-def _text(told: str, longest: int) -> str:
-    """What a hypervisor told, as a column takes it and a screen may show it."""
-    return display(told.encode("utf-8", "surrogateescape"))[:longest]
 
 
 def _plain(value: object) -> object:

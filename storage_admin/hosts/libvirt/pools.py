@@ -7,7 +7,7 @@ from django.db import transaction
 from storage_admin.hosts import services
 from storage_admin.hosts.libvirt.reader import PoolFacts
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.hosts.names import display, path_key
+from storage_admin.hosts.names import path_key, shown
 
 #: What we call the types whose volumes are no files in a folder. All others are :attr:`StoragePool.Kind.OTHER`.
 KINDS = {"logical": StoragePool.Kind.LVM, "zfs": StoragePool.Kind.ZFS, "rbd": StoragePool.Kind.RBD}
@@ -32,14 +32,16 @@ def sync(host: Host, told: Iterable[PoolFacts]) -> dict[str, StoragePool]:
 def _row(host: Host, pool: PoolFacts) -> StoragePool:
     path, name = (text.encode("utf-8", "surrogateescape") for text in (pool.path, pool.name))
     if pool.is_folder:
-        return services.add_pool(host, path.rstrip(b"/") or b"/", StoragePool.Source.LIBVIRT, name=display(name)[:200])
+        return services.add_pool(
+            host, path.rstrip(b"/") or b"/", StoragePool.Source.LIBVIRT, name=shown(pool.name, 200)
+        )
     # Several of these may share a path (/dev), or have none: their name tells them apart, and no path begins like it.
-    shown = f"rbd {pool.source_name}" if pool.type == "rbd" else pool.path
+    place = f"rbd {pool.source_name}" if pool.type == "rbd" else pool.path
     row, _ = StoragePool.objects.update_or_create(
         host=host,
         path_key=path_key(b"libvirt pool " + name),
         defaults={
-            "name": display(name)[:200], "path": display(shown.encode("utf-8", "surrogateescape")), "path_bytes": path,
+            "name": shown(pool.name, 200), "path": shown(place), "path_bytes": path,
             "source": StoragePool.Source.LIBVIRT, "kind": KINDS.get(pool.type, StoragePool.Kind.OTHER),
         },
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """Changes of a VM's drives in its configuration: I/O limits, and the new name of a volume that was flattened."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
@@ -9,7 +9,7 @@ from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.hosts.proxmox import limits, volumes
 from storage_admin.hosts.proxmox.client import Api
 from storage_admin.hosts.proxmox.config import Config, GuestRef, read_config, read_snapshots, set_config
-from storage_admin.hosts.proxmox.drives import VM, Drive, is_drive
+from storage_admin.hosts.proxmox.drives import VM, Drive, is_drive, volume_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,6 @@ def set_limits(
     wanted: Mapping[str, int | None],
     *,
     digest: str = "",
-    unread: Iterable[str] = (),
 ) -> LimitsSet:
     """Sets I/O limits of one drive; whatever else its drive string says stays. A running guest follows at once.
 
@@ -43,10 +42,9 @@ def set_limits(
         target: such as ``scsi0``.
         wanted: by our names, bytes and operations a second; 0 or ``None`` for no limit; what is not named stays.
         digest: of the configuration that this was planned for; empty where any will do.
-        unread: lines that Proxmox VE would drop (:meth:`Config.check_free`).
 
     Raises:
-        RefusedError: ``guest_locked``, ``stale_plan``, ``hidden_lines``, ``invalid``.
+        RefusedError: ``guest_locked``, ``stale_plan``, ``invalid``.
         HostError: Proxmox VE refuses it, or says something else afterwards.
     """
     limits.check(wanted)
@@ -55,7 +53,7 @@ def set_limits(
         raise RefusedError(
             INVALID, _("{target} of {guest} is not a drive with I/O limits.").format(target=target, guest=guest.name)
         )
-    config.check_free(digest, unread)
+    config.check_free(digest)
     drive = config.drive(target)
     before = limits.of(drive)
     made = limits.changed(drive, wanted)
@@ -90,9 +88,7 @@ class Repointed:
     digest: str
 
 
-def repoint(
-    client: Api, guest: GuestRef, old: str, new: str, *, digest: str = "", unread: Iterable[str] = ()
-) -> Repointed:
+def repoint(client: Api, guest: GuestRef, old: str, new: str, *, digest: str = "") -> Repointed:
     """Makes a VM's configuration name a volume by another id of the same file.
 
     For a linked clone that was flattened: ``store:101/base-101-disk-0.qcow2/102/vm-102-disk-0.qcow2`` has become
@@ -104,10 +100,9 @@ def repoint(
         old: the id that the configuration has.
         new: of the same file (:func:`volumes.own_id`).
         digest: of the configuration that this was planned for; empty where any will do.
-        unread: lines that Proxmox VE would drop (:meth:`Config.check_free`).
 
     Raises:
-        RefusedError: ``guest_locked``, ``stale_plan``, ``hidden_lines``; ``has_internal_snapshots``: a snapshot names
+        RefusedError: ``guest_locked``, ``stale_plan``; ``has_internal_snapshots``: a snapshot names
             the volume as well, and the API cannot change that; ``invalid``: these are not one file.
         HostError: Proxmox VE refuses it, or says something else afterwards.
     """
@@ -116,12 +111,15 @@ def repoint(
             INVALID, _("{old} and {new} are not two names of the same file of a VM.").format(old=old, new=new)
         )
     config = read_config(client, guest)
-    config.check_free(digest, unread)
+    config.check_free(digest)
     targets = naming(config, old)
     if targets:
-        _check_snapshots(client, config, old)
+        for name in snapshots_with(client, config, old):
+            sentence = _("The snapshot {name} of {guest} uses {volume}. Delete the snapshot first.")
+            refusal = sentence.format(name=name, guest=guest.name, volume=old)
+            raise RefusedError("has_internal_snapshots", refusal)
         config = set_config(client, config, {one: str(config.drive(one).with_volume(new)) for one in targets})
-        if naming(config, old) or any(_volume(config.now.get(one)) != new for one in targets):
+        if naming(config, old) or any(volume_of(config.now.get(one, "")) != new for one in targets):
             raise HostError(
                 _(
                     "Proxmox VE accepted the new name of {targets} of {guest}, but does not report it. Check "
@@ -144,27 +142,16 @@ def naming(config: Config, volume: str) -> tuple[str, ...]:
         key
         for key in sorted({*config.now, *config.next})
         if is_drive(key, VM) and not key.startswith(("unused", "vmstate"))
-        if volume in (_volume(config.now.get(key)), _volume(config.next.get(key)))
+        if volume in (volume_of(config.now.get(key, "")), volume_of(config.next.get(key, "")))
     )
 
 
 def _unused(config: Config, volume: str) -> tuple[str, ...]:
-    return tuple(key for key in sorted(config.now) if key.startswith("unused") and _volume(config.now[key]) == volume)
+    return tuple(key for key in sorted(config.now) if key.startswith("unused") and volume_of(config.now[key]) == volume)
 
 
-def _volume(text: str | None) -> str:
-    try:
-        return Drive.parse(text or "").volume
-    except ValueError:
-        return ""
-
-
-def _check_snapshots(client: Api, config: Config, volume: str) -> None:
+def snapshots_with(client: Api, config: Config, volume: str) -> Iterator[str]:
+    """The snapshots that name a volume; raises HostError."""
     for name, values in read_snapshots(client, config):
-        if any(_volume(value) == volume for value in values.values()):
-            raise RefusedError(
-                "has_internal_snapshots",
-                _("The snapshot {name} of {guest} uses {volume}. Delete the snapshot first.").format(
-                    name=name, guest=config.guest.name, volume=volume
-                ),
-            )
+        if any(volume_of(value) == volume for value in values.values()):
+            yield name

@@ -14,9 +14,9 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from storage_admin.agent.protocol import HostError, unb64
-from storage_admin.hosts.names import display
+from storage_admin.hosts.names import shown
 from storage_admin.hosts.proxmox import drives, guests, storages, volumes
-from storage_admin.hosts.proxmox.drives import CONTAINER, VM, Drive
+from storage_admin.hosts.proxmox.drives import CONTAINER, VM
 from storage_admin.hosts.proxmox.guests import (
     FLEECING,
     HIDDEN,
@@ -99,7 +99,7 @@ def of_files(
     here = tuple(one if one.on(node) else storages.with_status(one, {"enabled": 0}) for one in found)
     cluster = _CLUSTER.search(_text(files.get("corosync.conf", b"")))
     unknown = [f"/etc/pve/{name} could not be read: {why}." for name, why in (failed or {}).items()]
-    unknown += [f"/etc/pve/storage.cfg has a line that could not be parsed: {_shown(line)}" for line in unread]
+    unknown += [f"/etc/pve/storage.cfg has a line that could not be parsed: {shown(line)}" for line in unread]
     by_name = {one.name: one for one in found}
     return ProxmoxFacts(
         node=node,
@@ -145,7 +145,7 @@ def parse_guest(content: bytes, kind: str, by_name: Mapping[str, StorageFacts]) 
         if line.strip():
             reading.line(line)
     reading.end()
-    parsed.unread = [_shown(line) for line in parsed.unread]
+    parsed.unread = [shown(line) for line in parsed.unread]
     return parsed
 
 
@@ -234,7 +234,7 @@ class _Reading:
             self._not_read(line, key, value)
             return
         if drives.is_drive(key, self._kind):
-            drive = _drive(value)
+            drive = drives.parsed(value)
             # Of a container's line Proxmox VE keeps what it does not understand.
             if drive is None or (self._kind == VM and not is_understood(key, drive)):
                 self._not_read(line, key, value)
@@ -248,23 +248,12 @@ class _Reading:
         self._parsed.unread.append(line)
         if not key:
             key, __, value = line.partition(":")
-        drive = _drive(value.strip())
+        drive = drives.parsed(value.strip())
         parts = volumes.split(drive.volume) if drive else None
         if drive is not None and ((parts and parts[0] in self._storages) or drive.volume.startswith("/")):
-            self._hidden.append((_shown(key.strip())[:40], str(drive)))
-
-
-def _drive(value: str) -> Drive | None:
-    try:
-        return Drive.parse(value)
-    except ValueError:
-        return None
+            self._hidden.append((shown(key.strip())[:40], str(drive)))
 
 
 def _text(content: bytes) -> str:
     """As the names of files are: whatever is not UTF-8 stays what it is in a path."""
     return content.decode("utf-8", "surrogateescape")
-
-
-def _shown(line: str) -> str:
-    return display(line.encode("utf-8", "surrogateescape"))

@@ -1,6 +1,6 @@
 """A guest's configuration by the API: what holds now and what waits, both from one state of its file."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,30 +102,19 @@ class Config:
             ).format(target=target, guest=self.guest.name),
         )
 
-    def check_free(self, digest: str = "", unread: Iterable[str] = ()) -> None:
+    def check_free(self, digest: str = "") -> None:
         """Lets a change go on.
 
         Args:
             digest: of the configuration that the change was planned for; empty where any will do.
-            unread: lines of its file that were not understood. Proxmox VE drops those whose keys it does not show when
-                it next writes the file.
 
         Raises:
-            RefusedError: ``guest_locked``, ``stale_plan``, ``hidden_lines``.
+            RefusedError: ``guest_locked``, ``stale_plan``.
         """
         if self.now.get("lock"):
             raise guest_locked(self.guest.name, self.now["lock"])
         if digest and digest != self.digest:
             raise changed_meanwhile()
-        lines = [line for line in unread if line.strip() and line.partition(":")[0] not in self.now]
-        if lines:
-            raise RefusedError(
-                "hidden_lines",
-                _(
-                    "The configuration of {guest} has lines that Proxmox VE drops when it writes the file, such "
-                    "as {lines!r}. Correct them on the node first."
-                ).format(guest=self.guest.name, lines=lines[0][:100]),
-            )
 
 
 def read_config(client: Api, guest: GuestRef) -> Config:

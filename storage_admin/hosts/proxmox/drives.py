@@ -121,6 +121,20 @@ class Drive:
         return type(self)(tuple((key, value) for key, value in (*kept, *added) if value is not None))
 
 
+def parsed(text: str) -> Drive | None:
+    """A drive string; ``None`` where it is none."""
+    try:
+        return Drive.parse(text)
+    except ValueError:
+        return None
+
+
+def volume_of(text: str) -> str:
+    """The volume that a drive string names; empty where it is none."""
+    drive = parsed(text)
+    return drive.volume if drive is not None else ""
+
+
 def _check(key: str, value: str | None) -> None:
     if value is not None and (not value.strip() or "," in value or not value.isprintable()):
         raise ValueError(f"{key}={value!r} is not allowed in a drive string")

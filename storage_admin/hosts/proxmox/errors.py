@@ -141,9 +141,7 @@ def in_the_way(who: str, said: str) -> RefusedError | None:
     if locked is not None:
         return guest_locked(_("The guest"), locked[1] or "locked")
     if any(words in said for words in _CHANGED):
-        return RefusedError(
-            "stale_plan", _("The guest's configuration was changed in the meantime. Reload the plan, then try again.")
-        )
+        return changed_meanwhile()
     if _BUSY.search(said):
         return RefusedError("busy", _("{who} is busy. Try again in a minute.").format(who=who))
     return None

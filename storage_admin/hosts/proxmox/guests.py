@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts, SnapshotFacts
-from storage_admin.hosts.names import display
+from storage_admin.hosts.names import shown
 from storage_admin.hosts.proxmox import drives, limits, volumes
-from storage_admin.hosts.proxmox.drives import CONTAINER, VM, Drive
+from storage_admin.hosts.proxmox.drives import CONTAINER, VM, Drive, volume_of
 from storage_admin.hosts.proxmox.known import is_known
 from storage_admin.hosts.proxmox.storages import StorageFacts
 
@@ -118,7 +118,7 @@ def build(
     facts = GuestFacts(
         kind=kind,
         uid=str(vmid),
-        name=_shown(now.get("name" if kind == VM else "hostname") or f"{'VM' if kind == VM else 'CT'} {vmid}"),
+        name=shown(now.get("name" if kind == VM else "hostname") or f"{'VM' if kind == VM else 'CT'} {vmid}"),
         state=state,
         disks=found,
         lock=now.get("lock", ""),
@@ -141,14 +141,14 @@ def build(
 
 def _snapshot(section: Section) -> SnapshotFacts:
     created = section.values.get("snaptime", "")
-    return SnapshotFacts(_shown(section.name), int(created) if created.isdecimal() and len(created) < 12 else None)
+    return SnapshotFacts(shown(section.name), int(created) if created.isdecimal() and len(created) < 12 else None)
 
 
 def _waiting(now: Mapping[str, str], sections: Iterable[Section]) -> set[str]:
     """The drives that will not be what they are: another volume waits to take their place, or they go."""
     found = set[str]()
     for values in (section.values for section in sections if section.kind == PENDING):
-        changed = {key for key, text in values.items() if key in now and _volume_of(text) != _volume_of(now[key])}
+        changed = {key for key, text in values.items() if key in now and volume_of(text) != volume_of(now[key])}
         # Of what goes whatever happens to it, Proxmox VE writes "!scsi0".
         gone = {key.lstrip("!") for key in re.split(r"[,; ]+", values.get("delete", ""))}
         found |= {key for key in changed | (gone & now.keys()) if drives.looks_like_drive(key)}
@@ -164,22 +164,15 @@ def _chained(
     for section in snapshots:
         before = section.values.get("parent", "")
         for key, text in section.values.items():
-            volume = _volume_of(text) if drives.looks_like_drive(key) else ""
+            volume = volume_of(text) if drives.looks_like_drive(key) else ""
             path = volumes.snapshot_path(volume, section.name, storages)
             if path and unfinished:
                 yield path, None
-            elif path and _volume_of(by_name.get(before, {}).get(key, "")) == volume:
+            elif path and volume_of(by_name.get(before, {}).get(key, "")) == volume:
                 yield path, volumes.snapshot_path(volume, before, storages).rpartition("/")[2]
             elif path:
                 base = volumes.base_id(volume, storages[volume.partition(":")[0]])
                 yield path, f"../{base.partition(':')[2]}" if base else ""
-
-
-def _volume_of(text: str) -> str:
-    try:
-        return Drive.parse(text).volume
-    except ValueError:
-        return ""
 
 
 def _left_out(key: str) -> bool:
@@ -191,10 +184,8 @@ def limits_of(values: Mapping[str, str]) -> dict[str, dict[str, int]]:
     found = {}
     for key, value in sorted(values.items()):
         if drives.is_drive(key, VM) and not key.startswith("unused"):
-            try:
-                found[key] = limits.of(Drive.parse(value))
-            except ValueError:
-                continue  # told among the lines that were not understood
+            drive = drives.parsed(value)
+            found[key] = limits.of(drive) if drive is not None else {}
     return {key: set_ones for key, set_ones in found.items() if set_ones}
 
 
@@ -225,9 +216,10 @@ class _Reading:
         elif section.kind == HIDDEN:
             yield self._disk(key, Drive.parse(value), section)
         elif drives.looks_like_drive(key):
-            try:
-                yield self._disk(key, Drive.parse(value), section)
-            except ValueError:
+            drive = drives.parsed(value)
+            if drive is not None:
+                yield self._disk(key, drive, section)
+            else:
                 self.unread.append(f"{key}: {value}")
         elif (key == "args" or not is_known(key, self.kind)) and re.search(r"[/:]", value):
             # The former go to qemu as they are; either may name any file.
@@ -235,17 +227,14 @@ class _Reading:
 
     def _kept_in(self, section: Section, key: str, value: str) -> Iterator[DiskFacts]:
         """The file that is a disk's snapshot, where its storage keeps snapshots as files."""
-        if section.kind != SNAPSHOT or self.kind != VM or not drives.looks_like_drive(key):
-            return
-        try:
-            drive = Drive.parse(value)
-        except ValueError:
+        drive = drives.parsed(value)
+        if section.kind != SNAPSHOT or self.kind != VM or not drives.looks_like_drive(key) or drive is None:
             return
         volume = _as_id(drive, self.vmid)
         path = volumes.snapshot_path(volume, section.name, self.storages)
         if path and not drive.is_cdrom:
             named = volumes.snapshot_id(volume, section.name, self.storages)
-            yield DiskFacts(key, self._device(drive), path, "qcow2", volume=_shown(named), only_in=section.only_in)
+            yield DiskFacts(key, self._device(drive), path, "qcow2", volume=shown(named), only_in=section.only_in)
 
     def _disk(self, target: str, drive: Drive, section: Section) -> DiskFacts:
         volume = _as_id(drive, self.vmid) if self.kind == VM else drive.volume
@@ -257,7 +246,7 @@ class _Reading:
             cache=drive.option("cache"),
             discard=drive.option("discard"),
             readonly=drive.flag("ro") is True or drive.is_cdrom,
-            volume=_shown(volume) if volumes.split(volume) is not None else "",
+            volume=shown(volume) if volumes.split(volume) is not None else "",
             only_in=section.only_in,
             in_backups=self._is_backed_up(target, drive, section),
         )
@@ -287,11 +276,6 @@ class _Reading:
         known = self.storages.get(parts[0])
         found = volumes.parse(volume, known) if known else None
         return found.format if found else ""
-
-
-def _shown(text: str) -> str:
-    """Fit for a database and a screen; a file may hold bytes that are no text."""
-    return display(text.encode("utf-8", "surrogateescape"))
 
 
 def _as_id(drive: Drive, vmid: int) -> str:

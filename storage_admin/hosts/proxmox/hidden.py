@@ -4,14 +4,19 @@ Whatever writes the file drops them: a change of the configuration, ``move_disk`
 qemu-server 9.2). A trim by the guest agent writes nothing. The API never shows them.
 """
 
+import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from django.utils.translation import gettext as _
 
-from storage_admin.agent.protocol import RefusedError
-from storage_admin.hosts.names import display
-from storage_admin.hosts.proxmox.config import Config
+from storage_admin.agent.protocol import RefusedError, unb64
+from storage_admin.hosts import asking
+from storage_admin.hosts.models import Host
+from storage_admin.hosts.names import shown
+from storage_admin.hosts.proxmox.client import Api
+from storage_admin.hosts.proxmox.config import Config, read_snapshots
+from storage_admin.hosts.proxmox.errors import changed_meanwhile
 
 CODE = "hidden_lines"
 
@@ -35,7 +40,7 @@ def lines(content: bytes, config: Config, snapshots: Mapping[str, Mapping[str, s
     told: dict[str, Mapping[str, str] | None] = {"": config.now, "pending": config.next, "pve:pending": config.next}
     told |= {name.lower(): values for name, values in snapshots.items()} | dict.fromkeys(_KEPT_SECTIONS)
     found = list(_passed_over(content.decode("utf-8", "surrogateescape"), told))
-    return tuple(display(line.encode("utf-8", "surrogateescape"))[:200] for line in found)
+    return tuple(shown(line, 200) for line in found)
 
 
 def _passed_over(text: str, told: Mapping[str, Mapping[str, str] | None]) -> Iterator[str]:
@@ -63,13 +68,26 @@ def _key(line: str) -> str:
     return "" if found is None else "ide2" if found[1] == "cdrom" else found[1]
 
 
-def refuse(name: str, found: Sequence[str]) -> None:
-    """Refuse to have a file written that has such lines.
+def refuse_dropping(host: Host, api: Api, config: Config, name: str) -> None:
+    """Refuse where a write of the configuration would drop lines of it. By the API alone nobody can tell.
+
+    Args:
+        config: as the API answers now.
+        name: of the guest, for the sentence.
 
     Raises:
-        RefusedError: ``hidden_lines``, with the first of them.
+        RefusedError: ``hidden_lines``, with the first of them; ``stale_plan``: the file is another one by now.
+        HostError: the file or the API cannot be read.
     """
-    if found:
+    if host.by_api_alone:
+        return
+    ending = f"/{config.guest.file}"
+    files = [file for file in asking.ask(host, "pve", {})["files"] if str(file["name"]).endswith(ending)]
+    contents = [unb64(str(file["content_b64"])) for file in files]
+    digests = {hashlib.sha1(content, usedforsecurity=False).hexdigest(): content for content in contents}
+    if config.digest not in digests:
+        raise changed_meanwhile()
+    if found := lines(digests[config.digest], config, dict(read_snapshots(api, config))):
         raise RefusedError(
             CODE,
             _(

@@ -190,8 +190,7 @@ def denied(client: Api, feature: str, scope: str, ids: Iterable[str]) -> tuple[M
     for need in (need for need in FEATURES[feature].needs if need.scope == scope):
         for one in ids:
             path = f"{need.scope}/{one}"
-            rights = client.fields("access", "permissions", params={"path": path}).get(path)
-            if not isinstance(rights, dict) or set(need.rights).isdisjoint(rights):
+            if _lacks(client, need, path):
                 found.append(MissingRight(feature, path, need.rights))
     return tuple(found)
 
@@ -207,9 +206,10 @@ def require(client: Api, feature: str, *, vmid: int | None = None, storage: str 
         path = {"/vms": f"/vms/{vmid}" if vmid else "", "/storage": f"/storage/{storage}" if storage else ""}.get(
             need.scope, need.scope
         )
-        if not path:
-            continue
-        rights = client.fields("access", "permissions", params={"path": path}).get(path)
-        if not isinstance(rights, dict) or set(need.rights).isdisjoint(rights):
-            missing = MissingRight(feature, path, need.rights)
-            raise DeniedError(missing.sentence, path, need.rights)
+        if path and _lacks(client, need, path):
+            raise DeniedError(MissingRight(feature, path, need.rights).sentence, path, need.rights)
+
+
+def _lacks(client: Api, need: Need, path: str) -> bool:
+    rights = client.fields("access", "permissions", params={"path": path}).get(path)
+    return not isinstance(rights, dict) or set(need.rights).isdisjoint(rights)
