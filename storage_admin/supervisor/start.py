@@ -2,17 +2,16 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
 import redis
 from redis.exceptions import RedisError
 
-from storage_admin.supervisor import checks, private_redis
+from storage_admin.supervisor import checks, commands, private_redis
 from storage_admin.supervisor.child import ChildSpec
 from storage_admin.supervisor.errors import SetupError
-from storage_admin.supervisor.services import Installation, dashboard_specs, redis_spec
 from storage_admin.supervisor.supervisor import Supervisor
 
 Say = Callable[[str], None]
@@ -60,10 +59,7 @@ def run(site: Site, hooks: Hooks, output: TextIO) -> None:
 
     with _broker(site, lock) as (redis_url, specs):
         hooks.prepare(redis_url, say)
-        installation = Installation(
-            code_dir=site.code_dir, data_dir=site.data_dir, bind=site.bind, redis_url=redis_url, lock=lock
-        )
-        supervisor = Supervisor([*specs, *dashboard_specs(installation)], output)
+        supervisor = Supervisor([*specs, *_dashboard(site, redis_url, lock)], output)
         supervisor.run(lambda: hooks.ready(supervisor.say), lambda: hooks.watch(supervisor.say))
         supervisor.say("Storage Admin has stopped.")
 
@@ -78,9 +74,34 @@ def _broker(site: Site, lock: int) -> Iterator[tuple[str, list[ChildSpec]]]:
     checks.require_tools(checks.REDIS_TOOL)
     own = private_redis.prepare(site.data_dir)
     try:
-        yield own.url, [redis_spec(own, lock)]
+        spec = ChildSpec("redis", own.argv(), own.folder, ready=own.answers, ready_seconds=30, keep_fds=(lock,))
+        yield own.url, [spec]
     finally:
         own.remove_short_folder()
+
+
+def _dashboard(site: Site, redis_url: str, lock: int) -> list[ChildSpec]:
+    """Web server, worker and scheduler, in the order of their start.
+
+    Args:
+        lock: the descriptor of the data folder's lock, which they share.
+    """
+    environment = commands.ENVIRONMENT | {
+        "REDIS_URL": redis_url,
+        "STORAGE_ADMIN_BIND": site.bind,
+        "STORAGE_ADMIN_DATA_DIR": str(site.data_dir),
+    }
+    web = ChildSpec(
+        "web", commands.web(site.bind), site.code_dir, environment, ready=lambda: checks.answers(site.bind),
+        keep_fds=(lock,),
+    )  # fmt: skip
+    return [
+        web,
+        # A worker asked to stop waits for its jobs, however long they take. One that has lost its supervisor is killed:
+        # its agents see the end of their input, put everything back and end.
+        replace(web, name="worker", argv=commands.worker(), ready=None, death_signal="KILL"),
+        replace(web, name="beat", argv=commands.scheduler(), ready=None),
+    ]
 
 
 def _require_redis(url: str) -> None:
