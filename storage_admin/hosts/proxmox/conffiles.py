@@ -8,7 +8,6 @@ and where it names a volume all the same, also as a disk that only such a line n
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -48,15 +47,6 @@ _CLUSTER = re.compile(r"^\s*cluster_name:\s*(\S+)\s*$", re.MULTILINE)
 _CLOUDINIT = (HIDDEN, "cloudinit")
 #: Keys that name nothing and stand in no list of options.
 _BESIDE = frozenset({"description", "snapstate", "delete"})
-
-
-@dataclass
-class ParsedGuest:
-    """A guest's file. ``digest`` is what Proxmox VE compares before it changes anything."""
-
-    digest: str
-    sections: list[Section] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
 
 
 def read(answer: Mapping[str, Any]) -> ProxmoxFacts:
@@ -123,55 +113,48 @@ def _guests(
             continue
         node, kind, vmid = found[1], _KINDS[found[2]], int(found[3])
         runs = running.get(kind, {}).get(str(vmid)) if node == here else None
-        parsed = parse_guest(content, kind, by_name)
+        read_file = _GuestFile(kind, by_name, _text(content))
+        digest = hashlib.sha1(content, usedforsecurity=False).hexdigest()  # as Proxmox VE compares it before it writes
         yield guests.build(
-            kind, node, vmid, parsed.sections, by_name,
+            kind, node, vmid, read_file.sections, by_name,
             state=guests.UNKNOWN if runs is None else guests.RUNNING if runs else guests.OFF,
-            digest=parsed.digest,
-            unread=parsed.unread,
+            digest=digest,
+            unread=map(shown, read_file.unread),
         )  # fmt: skip
 
 
-def parse_guest(content: bytes, kind: str, by_name: Mapping[str, StorageFacts]) -> ParsedGuest:
-    """A guest's file.
+class _GuestFile:
+    """A guest's file as it is read, line by line, and the section that the lines belong to.
 
     Args:
         kind: ``vm`` or ``container``.
         by_name: the storages; what begins with one of their names is a volume, in whatever line it stands.
     """
-    parsed = ParsedGuest(hashlib.sha1(content, usedforsecurity=False).hexdigest())
-    reading = _Reading(kind, by_name, parsed)
-    for line in _text(content).split("\n"):
-        if line.strip():
-            reading.line(line)
-    reading.end()
-    parsed.unread = [shown(line) for line in parsed.unread]
-    return parsed
 
-
-class _Reading:
-    """A file that is being read, line by line, and the section that the lines belong to."""
-
-    def __init__(self, kind: str, by_name: Mapping[str, StorageFacts], parsed: ParsedGuest) -> None:
+    def __init__(self, kind: str, by_name: Mapping[str, StorageFacts], text: str) -> None:
         self._kind = kind
         self._storages = by_name
-        self._parsed = parsed
+        self.sections: list[Section] = []
+        self.unread: list[str] = []
         self._section = (NOW, "")
         self._values: dict[str, str] = {}
         self._passed_over = False
         #: Values that Proxmox VE passes over, and that name volumes all the same.
         self._hidden: list[tuple[str, str]] = []
+        for line in text.split("\n"):
+            if line.strip():
+                self._line(line)
+        self._end()
 
-    def end(self) -> None:
-        """Ends the section; the last thing to be called."""
+    def _end(self) -> None:
+        """Ends the section."""
         kind, name = self._section
         if self._section != _CLOUDINIT:
-            self._parsed.sections.append(Section(kind, self._values, name))
-        self._parsed.sections += [Section(HIDDEN, {key: value}) for key, value in self._hidden]
+            self.sections.append(Section(kind, self._values, name))
+        self.sections += [Section(HIDDEN, {key: value}) for key, value in self._hidden]
         self._values, self._hidden = {}, []
 
-    def line(self, line: str) -> None:
-        """One line that is not empty."""
+    def _line(self, line: str) -> None:
         if line.startswith("[") and self._heading(line):
             return
         if self._passed_over:
@@ -187,10 +170,10 @@ class _Reading:
         found = self._which(line)
         if found is None:
             # Proxmox VE passes over what follows in a VM's file; in a container's only over the heading itself.
-            self._parsed.unread.append(line)
+            self.unread.append(line)
             self._passed_over = self._kind == VM
             return True
-        self.end()
+        self._end()
         self._section, self._passed_over = found, False
         return True
 
@@ -218,7 +201,7 @@ class _Reading:
         found = _LINE[self._kind].fullmatch(line)
         if raw is not None:
             if "/" in raw[2]:
-                self._parsed.unread.append(line)
+                self.unread.append(line)
         elif found is None:
             if line.partition(":")[0] not in _BESIDE:
                 self._not_read(line)
@@ -245,7 +228,7 @@ class _Reading:
 
     def _not_read(self, line: str, key: str = "", value: str = "") -> None:
         """Notes a line, and the volume that it names where one can be made out."""
-        self._parsed.unread.append(line)
+        self.unread.append(line)
         if not key:
             key, __, value = line.partition(":")
         drive = drives.parsed(value.strip())

@@ -54,8 +54,6 @@ class ProxmoxGuest:
 
     Args:
         facts: as of a guest of any kind.
-        digest: SHA-1 of the configuration file, for compare-and-set; the same by the API and by the file.
-        snapshots: their names.
         stands_on: by the path of each snapshot that is a file, what it stands on as its header names it, by the order
             of the snapshots; empty where that is nothing, ``None`` where a change of the snapshots is not finished.
         options: what else its configuration says now, drives and description left out.
@@ -64,8 +62,6 @@ class ProxmoxGuest:
     facts: GuestFacts
     node: str
     vmid: int
-    digest: str = ""
-    snapshots: tuple[str, ...] = ()
     stands_on: Mapping[str, str | None] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
 
@@ -109,10 +105,12 @@ def build(
         kind: :data:`VM` or :data:`CONTAINER`.
         sections: in any order.
         storages: by name, for the paths of volumes.
+        digest: SHA-1 of the configuration file, for compare-and-set; the same by the API and by the file.
         unread: lines that were not understood.
     """
     known = tuple(sections)
     now = next((section.values for section in known if section.kind == NOW), {})
+    snapshots = [section for section in known if section.kind == SNAPSHOT]
     reading = _Reading(kind, vmid, storages, [*unread])
     found = tuple(reading.disks(known))
     facts = GuestFacts(
@@ -126,15 +124,13 @@ def build(
         unread=tuple(dict.fromkeys(reading.unread)),
         digest=digest,
         waiting=tuple(sorted(_waiting(now, known))),
-        snapshots=tuple(_snapshot(section) for section in known if section.kind == SNAPSHOT),
+        snapshots=tuple(map(_snapshot, snapshots)),
     )
     return ProxmoxGuest(
         facts=facts,
         node=node,
         vmid=vmid,
-        digest=digest,
-        snapshots=tuple(section.name for section in known if section.kind == SNAPSHOT),
-        stands_on=dict(_chained(now, [section for section in known if section.kind == SNAPSHOT], storages)),
+        stands_on=dict(_chained(now, snapshots, storages)),
         options={key: value for key, value in now.items() if not _left_out(key)},
     )
 
@@ -268,13 +264,11 @@ class _Reading:
 
     def _format(self, drive: Drive, volume: str) -> str:
         """What Proxmox VE opens it as: by the volume's name; of a path what the drive says, else raw."""
-        parts = volumes.split(volume)
         if drive.is_empty:
             return ""
-        if parts is None:
+        if volumes.split(volume) is None:
             return (drive.option("format") or "raw") if self.kind == VM else ""
-        known = self.storages.get(parts[0])
-        found = volumes.parse(volume, known) if known else None
+        __, found = volumes.find(volume, self.storages)
         return found.format if found else ""
 
 

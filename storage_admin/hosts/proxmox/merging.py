@@ -38,7 +38,7 @@ def merged(api: ProxmoxFacts, files: ProxmoxFacts) -> ProxmoxFacts:
     unread = [
         _("Guest {vmid} was created after its node's files were read. Scan the host again.").format(vmid=one.vmid)
         for one in new
-        if not one.digest
+        if not one.facts.digest
     ]
     storages = {one.name: one for one in files.storages} | {one.name: one for one in api.storages}
     return replace(
@@ -68,9 +68,9 @@ def _guest(told: ProxmoxGuest | None, file: ProxmoxGuest) -> ProxmoxGuest:
     if told is None:
         return file
     state = told.facts.state if told.facts.state != UNKNOWN else file.facts.state
-    if not told.digest:
+    if not told.facts.digest:
         return replace(file, facts=replace(file.facts, state=state, lock=told.facts.lock))
-    if told.digest != file.digest:
+    if told.facts.digest != file.facts.digest:
         # One of them is older: nobody can say which lines are passed over, and all that either names is in use.
         both = {(disk.target, disk.only_in, disk.path or disk.volume): disk for disk in told.facts.disks}
         both |= {(disk.target, disk.only_in, disk.path or disk.volume): disk for disk in file.facts.disks}
@@ -90,7 +90,7 @@ def _guest(told: ProxmoxGuest | None, file: ProxmoxGuest) -> ProxmoxGuest:
         disks=tuple(_as_told(disk, shown, present) for disk in file.facts.disks),
         unread=tuple(dict.fromkeys((*lines, *told.facts.unread))),
     )
-    return replace(told, facts=facts, snapshots=file.snapshots)
+    return replace(told, facts=facts)
 
 
 def _as_told(disk: DiskFacts, shown: set[str], present: set[str]) -> DiskFacts:

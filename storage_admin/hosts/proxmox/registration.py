@@ -257,30 +257,25 @@ def sync_storages(host: Host, facts: ProxmoxFacts) -> None:
     Where no agent runs, folders are shown as well. What the token has no right to see any more is said, and stays, and
     so does what is switched off: its rows go when its definition is gone.
     """
-    kept = [path_key(_own_path(storage)) for storage in facts.storages if _is_shown(host, storage)]
+    shown = StoragePool.objects.filter(host=host, source=StoragePool.Source.PROXMOX, path_bytes=b"")
     for storage in facts.storages:
         if _is_shown(host, storage):
             _sync_storage(host, facts, storage)
-    shown = StoragePool.objects.filter(host=host, source=StoragePool.Source.PROXMOX, path_bytes=b"")
-    for storage in facts.storages:
-        if not _is_shown(host, storage):
-            key = path_key(_own_path(storage))
-            shown.filter(path_key=key).update(
-                state="missing", state_detail=f"{_why_off(host, storage)} {_AS_LAST_SEEN}"
-            )
-            kept.append(key)
+        else:
+            detail = f"{_why_off(host, storage)} {_AS_LAST_SEEN}"
+            shown.filter(path_key=_key(storage)).update(state="missing", state_detail=detail)
+    untold = shown.exclude(path_key__in=[_key(storage) for storage in facts.storages])
     unseen = [right.sentence for right in facts.missing if right.feature == "storages"]
     if unseen:
         detail = f"{' '.join(unseen)} Until then it is shown as of the last successful scan."
-        told = [path_key(_own_path(storage)) for storage in facts.storages]
-        shown.exclude(path_key__in=told).update(state="unreadable", state_detail=detail)
-        kept += list(shown.exclude(path_key__in=told).values_list("path_key", flat=True))
-    shown.exclude(path_key__in=kept).delete()
+        untold.update(state="unreadable", state_detail=detail)
+    else:
+        untold.delete()
 
 
-def _own_path(storage: StorageFacts) -> bytes:
-    """What stands for the path of a storage that only the API tells of; no path begins like it."""
-    return f"proxmox:{storage.name}".encode()
+def _key(storage: StorageFacts) -> str:
+    """The key of what stands for the path of a storage that only the API tells of; no path begins like it."""
+    return path_key(f"proxmox:{storage.name}".encode())
 
 
 def _is_shown(host: Host, storage: StorageFacts) -> bool:
@@ -312,7 +307,6 @@ def why_away(facts: ProxmoxFacts, storage: StorageFacts) -> tuple[str, str]:
 
 
 def _sync_storage(host: Host, facts: ProxmoxFacts, storage: StorageFacts) -> None:
-    key = path_key(_own_path(storage))
     state, detail = ("ok", "") if storage.active else why_away(facts, storage)
     values: dict[str, Any] = {
         "name": storage.name, "kind": storage.kind, "source": StoragePool.Source.PROXMOX,
@@ -325,4 +319,4 @@ def _sync_storage(host: Host, facts: ProxmoxFacts, storage: StorageFacts) -> Non
     if storage.shared:
         # One storage and one filesystem on all nodes, in every sum.
         values["shared_key"] = values["fs_key"] = f"proxmox:{facts.cluster or host.slug}:{storage.name}"
-    StoragePool.objects.update_or_create(host=host, path_key=key, defaults=values)
+    StoragePool.objects.update_or_create(host=host, path_key=_key(storage), defaults=values)

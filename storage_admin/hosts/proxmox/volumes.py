@@ -96,6 +96,17 @@ def _on_block(storage: str, name: str, kind: str) -> Volume | None:
     return Volume(storage, "images", found[3], int(found[4]), found[1] or "", int(found[2]) if found[2] else None, form)
 
 
+def find(volume_id: str, storages: Mapping[str, StorageFacts]) -> tuple[StorageFacts | None, Volume | None]:
+    """The storage of a volume id, and what the id says; ``None`` for what is not known, or not understood.
+
+    Args:
+        storages: by name.
+    """
+    parts = split(volume_id)
+    storage = storages.get(parts[0]) if parts else None
+    return storage, parse(volume_id, storage) if storage else None
+
+
 def path(volume_id: str, storages: Mapping[str, StorageFacts]) -> str:
     """The absolute path of a volume's file, folder or device.
 
@@ -108,9 +119,7 @@ def path(volume_id: str, storages: Mapping[str, StorageFacts]) -> str:
     """
     if volume_id.startswith("/"):
         return volume_id
-    parts = split(volume_id)
-    storage = storages.get(parts[0]) if parts else None
-    volume = parse(volume_id, storage) if storage else None
+    storage, volume = find(volume_id, storages)
     if storage is None or volume is None:
         return ""
     if storage.is_folder:
@@ -126,9 +135,7 @@ def place(volume_id: str, storages: Mapping[str, StorageFacts]) -> str:
     """
     if found := path(volume_id, storages):
         return found
-    parts = split(volume_id)
-    storage = storages.get(parts[0]) if parts else None
-    volume = parse(volume_id, storage) if storage else None
+    storage, volume = find(volume_id, storages)
     if storage is None or volume is None or storage.is_folder:
         return ""
     return f"{storage.type}:{storage.group or storage.name}/{volume.name}"
@@ -147,9 +154,7 @@ def snapshot_id(volume_id: str, snapshot: str, storages: Mapping[str, StorageFac
 
     Read from ``get_snap_name`` of PVE::Storage::Plugin and of the plugin for LVM (pve-storage 9.1).
     """
-    parts = split(volume_id)
-    storage = storages.get(parts[0]) if parts else None
-    volume = parse(volume_id, storage) if storage else None
+    storage, volume = find(volume_id, storages)
     if storage is None or volume is None or not storage.volume_chains or volume.content != "images":
         return ""
     if volume.format != "qcow2":

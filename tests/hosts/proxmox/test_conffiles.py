@@ -47,8 +47,8 @@ def test_the_same_facts_as_by_the_api(server: ProxmoxServer, client: Client) -> 
     assert api.keys() == file.keys()
     for vmid, told in api.items():
         found = file[vmid]
-        assert (found.digest, found.node) == (told.digest, told.node)
-        assert set(found.snapshots) == set(told.snapshots)
+        assert (found.facts.digest, found.node) == (told.facts.digest, told.node)
+        assert {one.name for one in found.facts.snapshots} == {one.name for one in told.facts.snapshots}
         assert (found.facts.name, found.facts.lock, found.facts.io_limits) == (
             told.facts.name, told.facts.lock, told.facts.io_limits,
         )  # fmt: skip
@@ -101,7 +101,7 @@ def test_an_image_of_a_section_that_is_not_known_is_in_use() -> None:
     guest = vm("name: x\n[odd section!]\nscsi7: store:100/seven.raw\n[snap]\nscsi8: store:100/eight.raw\n")
     assert paths(guest) == {"100/seven.raw", "100/eight.raw"}
     assert guest.facts.unread == ("[odd section!]", "scsi7: store:100/seven.raw")
-    assert guest.snapshots == ("snap",)
+    assert [one.name for one in guest.facts.snapshots] == ["snap"]
 
 
 def test_an_image_that_a_later_line_pushes_aside_is_in_use() -> None:
@@ -169,7 +169,7 @@ def test_a_containers_lines_are_read_by_its_own_rules() -> None:
     )
     assert paths(guest) == {"100/r.raw", "/srv/x", "100/m.raw", "100/z.raw", "100/u.raw", "100/s.raw"}
     assert guest.facts.unread == ("lxc.mount.entry = /y y none", "mp300: store:100/z.raw")
-    assert guest.snapshots == ("pending",)
+    assert [one.name for one in guest.facts.snapshots] == ["pending"]
     assert guest.facts.name == "CT 100"
 
 
@@ -194,7 +194,7 @@ def test_no_volume_of_any_file_is_lost(lines: list[str], kind: str) -> None:
         for name in ("store:100/a.raw", "store:100/b.raw", "store:100/c.raw"):
             if name in line and not line.startswith("#"):
                 assert name in told
-    assert guest.digest == hashlib.sha1(text.encode()).hexdigest()
+    assert guest.facts.digest == hashlib.sha1(text.encode()).hexdigest()
 
 
 @settings(max_examples=60)
@@ -278,7 +278,7 @@ def test_a_guest_that_changed_in_between_uses_what_either_names(server: ProxmoxS
     changed = {"nodes/pve1/qemu-server/101.conf": "name: tmpl-deb12\nscsi5: store:101/new.raw\n"}
     guest = next(guest for guest in merged(api, read(changed)).guests if guest.vmid == 101)
     assert paths(guest) == {"101/base-101-disk-0.qcow2", "101/new.raw"}
-    assert guest.digest == next(one for one in api.guests if one.vmid == 101).digest
+    assert guest.facts.digest == next(one for one in api.guests if one.vmid == 101).facts.digest
 
 
 def test_a_file_that_could_not_be_read_stays_a_reason(client: Client) -> None:

@@ -58,7 +58,7 @@ def test_a_vm_is_read_with_all_its_drives(client: Client) -> None:
     assert disk_of(guest, "efidisk0").path == f"{STORE}/100/vm-100-disk-3.qcow2"
     assert disk_of(guest, "unused0").path == f"{STORE}/100/vm-100-disk-2.vmdk"
     assert disk_of(guest, "vmstate", "before-upgrade").path == f"{STORE}/100/vm-100-state-before-upgrade.raw"
-    assert guest.snapshots == ("after-upgrade", "before-upgrade")
+    assert [one.name for one in guest.facts.snapshots] == ["after-upgrade", "before-upgrade"]
     # A snapshot's drive that is the present one's is told once.
     assert len([disk for disk in guest.facts.disks if disk.target == "scsi0"]) == 1
 
