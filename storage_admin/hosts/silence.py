@@ -3,12 +3,12 @@
 A scan finds them, and so does every job that works on one (:class:`storage_admin.jobs.runner.Silence`).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from storage_admin.events import services as events
 from storage_admin.events.services import Trouble
@@ -22,11 +22,9 @@ def fall_silent(host: Host, paths: Collection[bytes], since: datetime) -> list[s
     Returns:
         The names of those at the paths.
     """
-    named = StoragePool.objects.filter(host=host, path_key__in=[path_key(path) for path in paths])
-    keys = [key for key in named.filter(network=True).values_list("fs_key", flat=True) if key]
+    named, pools = _at(host, paths)
     detail = f"It has not answered since {since:%H:%M} UTC. Its images are shown as of the last successful scan."
     with transaction.atomic():
-        pools = StoragePool.objects.filter(Q(pk__in=named.values("pk")) | Q(host=host, fs_key__in=keys))
         pools.exclude(state=StoragePool.SILENT).update(state=StoragePool.SILENT, state_detail=detail)
         tell(host)
     return [pool.name for pool in named]
@@ -34,12 +32,17 @@ def fall_silent(host: Host, paths: Collection[bytes], since: datetime) -> list[s
 
 def answer_again(host: Host, paths: Collection[bytes]) -> None:
     """The pools at these paths answer again; the next scan tells what is in them now."""
-    named = StoragePool.objects.filter(host=host, path_key__in=[path_key(path) for path in paths])
-    keys = [key for key in named.filter(network=True).values_list("fs_key", flat=True) if key]
+    __, pools = _at(host, paths)
     with transaction.atomic():
-        pools = StoragePool.objects.filter(Q(pk__in=named.values("pk")) | Q(host=host, fs_key__in=keys))
         pools.filter(state=StoragePool.SILENT).update(state="ok", state_detail="")
         tell(host, answered=True)
+
+
+def _at(host: Host, paths: Collection[bytes]) -> tuple[QuerySet[StoragePool], QuerySet[StoragePool]]:
+    """The pools at these paths; and these together with others on the same network filesystems."""
+    named = StoragePool.objects.filter(host=host, path_key__in=[path_key(path) for path in paths])
+    keys = [key for key in named.filter(network=True).values_list("fs_key", flat=True) if key]
+    return named, StoragePool.objects.filter(Q(pk__in=named.values("pk")) | Q(host=host, fs_key__in=keys))
 
 
 def tell(host: Host, *, answered: bool = False) -> None:
@@ -70,11 +73,11 @@ def answers(host: Host) -> None:
     """A host that did not answer last does so again, if only to a question: its state is what is known of it."""
     if host.status == Host.Status.UNREACHABLE:
         silent = StoragePool.objects.filter(host=host, state=StoragePool.SILENT).order_by("pk")
-        host.status, host.status_detail = state_of(host, list(silent))
+        host.status, host.status_detail = state_of(host, silent)
         host.save(update_fields=["status", "status_detail"])
 
 
-def state_of(host: Host, silent: Collection[StoragePool]) -> tuple[str, str]:
+def state_of(host: Host, silent: Iterable[StoragePool]) -> tuple[str, str]:
     """The state of a host that answers, and why it is none better."""
     # Where only plain commands run, no image is worked on.
     wanted = () if host.capabilities.get("plain") else ("qemu-img", "setpriv")
