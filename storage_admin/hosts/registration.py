@@ -66,22 +66,15 @@ def add_ssh_host(actor: Actor, wanted: Wanted) -> Host:
 
 
 @dataclass(frozen=True)
-class WantedLibvirt:
-    """What an admin typed about a host of which only libvirt can be asked.
+class WantedLibvirt(Wanted):
+    """The same about a host of which only libvirt can be asked.
 
     Args:
         by_ssh: at its own socket, through ssh; else over TLS.
-        user, private_key, host_key: for ssh, as in :class:`Wanted`.
         certificates: for TLS; without any, those of the data folder's ``pki``, or of libvirt's usual places.
     """
 
-    name: str
-    address: str
-    port: object = None
     by_ssh: bool = False
-    user: str = "root"
-    private_key: str = ""
-    host_key: str = ""
     certificates: Certificates = field(default_factory=Certificates)
 
 
@@ -93,9 +86,7 @@ def add_libvirt_host(actor: Actor, wanted: WantedLibvirt) -> Host:
     """
     actor.require_everywhere(Role.ADMIN)
     if wanted.by_ssh:
-        host = checked(
-            Wanted(wanted.name, wanted.address, wanted.port, wanted.user, wanted.private_key, wanted.host_key)
-        )
+        host = checked(wanted)
         host.kind = Host.Kind.LIBVIRT
     else:
         host = _checked_tls(wanted)

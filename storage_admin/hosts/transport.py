@@ -176,17 +176,14 @@ def agent_command(host: Host, word: str = "") -> Iterator[list[str]]:
             "host_unreachable",
             _("{host} has no Python 3, so the agent cannot run there.").format(host=host.name),
         )
-    where = endpoint(host)
-    if host.transport == Host.Transport.FORCED:
-        if word:
-            raise RefusedError(
-                "host_unreachable", _("The SSH key of {host} can only run the agent.").format(host=host.name)
-            )
-        with _unreachable_where_it_is(where), ssh.connection(where, None) as command:
-            yield command
-        return
-    ensure_installed(where)
-    with _unreachable_where_it_is(where), ssh.connection(where, start_line(where, word)) as command:
+    where, line = endpoint(host), None
+    if host.transport != Host.Transport.FORCED:
+        ensure_installed(where)
+        line = start_line(where, word)
+    elif word:
+        sentence = _("The SSH key of {host} can only run the agent.")
+        raise RefusedError("host_unreachable", sentence.format(host=host.name))
+    with _unreachable_where_it_is(where), ssh.connection(where, line) as command:
         yield command
 
 
