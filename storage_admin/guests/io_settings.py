@@ -1,8 +1,7 @@
 """What a guest may take of the disks, by whatever its hypervisor has for that."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from django.utils.translation import gettext as _
 
@@ -64,26 +63,17 @@ class Outcome:
     as_asked: bool = True
     notes: tuple[str, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        """As the job's result has it."""
-        return asdict(self)
 
-
-def of(guest: Guest) -> Values:
-    """As the last scan, or job, found it."""
-    return Values(guest.io_priority, guest.io_weight, guest.io_limits)
-
-
-def refusals(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]:
-    """Codes and sentences of what stands against it."""
+def refusals(guest: Guest, setting: Setting) -> Iterator[Refusal]:
+    """What stands against it."""
     host = guest.host
     if guest.kind == Guest.Kind.VM:
         yield from _refusals_of_vm(guest, setting)
     else:
         if host.status == Host.Status.UNREACHABLE:
-            yield "host_unreachable", f"{host.name} does not answer: {host.status_detail}"
+            yield Refusal("host_unreachable", f"{host.name} does not answer: {host.status_detail}")
         if guest.lock:
-            yield (
+            yield Refusal(
                 "guest_locked",
                 _("{guest} is locked ({lock}). Wait until the lock is released.").format(
                     guest=guest.name, lock=guest.lock
@@ -91,7 +81,7 @@ def refusals(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]:
             )
     container = guest.kind == Guest.Kind.CONTAINER
     if not guest.takes_io:
-        yield (
+        yield Refusal(
             "invalid",
             _("{guest} is a container of Proxmox VE. These have no I/O priority and no I/O limits.").format(
                 guest=guest.name
@@ -99,22 +89,22 @@ def refusals(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]:
         )
         return
     if setting.priority is not None and not container:
-        yield (
+        yield Refusal(
             "invalid",
             _("{guest} is not a container. Set a weight or limits instead of a priority.").format(guest=guest.name),
         )
     if container and (setting.weight is not None or setting.limits is not None):
-        yield (
+        yield Refusal(
             "invalid",
             _("{guest} is a container. Set a priority from 0 to 7 instead of a weight or limits.").format(
                 guest=guest.name
             ),
         )
     if guest.kind == Guest.Kind.DOMAIN and (why := why_read_only(host)):
-        yield "tool_missing", why
+        yield Refusal("tool_missing", why)
     targets = {disk.target for disk in guest.disks.all()}
     if setting.disk is not None and setting.disk not in targets:
-        yield (
+        yield Refusal(
             "invalid",
             _("{guest} has no disk {disk}. Its disks: {targets}.").format(
                 guest=guest.name, disk=setting.disk[:40], targets=", ".join(sorted(targets)) or "none"
@@ -122,10 +112,10 @@ def refusals(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]:
         )
 
 
-def _refusals_of_vm(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]:
+def _refusals_of_vm(guest: Guest, setting: Setting) -> Iterator[Refusal]:
     yield from proxmox_vms.offline(guest)
     if setting.weight is not None:
-        yield (
+        yield Refusal(
             "invalid",
             _("{guest} is a VM of Proxmox VE, which has no I/O weight. Set limits instead.").format(guest=guest.name),
         )
@@ -133,7 +123,7 @@ def _refusals_of_vm(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]
         try:
             proxmox_limits.check(setting.limits)
         except RefusedError as error:
-            yield error.code, error.detail
+            yield Refusal(error.code, error.detail)
         paths = {disk.target: disk.path for disk in guest.disks.all() if not disk.volume and not disk.only_in}
         for target in targets_of(guest, setting):
             if target in guest.waiting:
@@ -141,22 +131,21 @@ def _refusals_of_vm(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]
                     "A pending change of {target} of {guest} takes effect at the next start. Start the guest or "
                     "revert the change, then scan the host."
                 ).format(target=target, guest=guest.name)
-                yield "stale_plan", sentence
+                yield Refusal("stale_plan", sentence)
             if paths.get(target, "").startswith("/"):
                 sentence = _(
                     "{target} of {guest} is the path {paths}. Proxmox VE lets only root@pam change such a drive, "
                     "not a token. Choose another disk, or set the limits on the node (qm set {uid} --{target} …)."
                 ).format(target=target, guest=guest.name, paths=paths[target], uid=guest.uid)
-                yield RIGHT_MISSING, sentence
+                yield Refusal(RIGHT_MISSING, sentence)
 
 
-def refusals_now(guest: Guest, setting: Setting) -> Iterator[tuple[str, str]]:
+def refusals_now(guest: Guest, setting: Setting) -> list[Refusal]:
     """The same, and what has to be asked for: which rights a token lacks."""
     found = list(refusals(guest, setting))
     if not found and guest.kind == Guest.Kind.VM:
-        found = [(lack.code, lack.detail) for lack in proxmox_vms.lacking_on(guest, "limits")]
-        found = found or [(one.code, one.detail) for one in _hidden_lines(guest, setting)]
-    yield from found
+        return proxmox_vms.lacking_on(guest, "limits") or _hidden_lines(guest, setting)
+    return found
 
 
 def _hidden_lines(guest: Guest, setting: Setting) -> list[Refusal]:
@@ -170,11 +159,6 @@ def _hidden_lines(guest: Guest, setting: Setting) -> list[Refusal]:
     except (RefusedError, HostError) as error:
         return [Refusal(error.code, error.detail)]
     return []
-
-
-def refused(code: str, sentence: str) -> RefusedError:
-    """The refusal, to be raised."""
-    return RefusedError(code, sentence)
 
 
 def warnings(guest: Guest, setting: Setting) -> Iterator[str]:
@@ -202,34 +186,25 @@ def commands(guest: Guest, setting: Setting) -> Iterator[list[str]]:
     """What is done, as an admin would type it."""
     if not guest.takes_io:
         return
-    if guest.kind == Guest.Kind.CONTAINER and setting.priority is not None:
-        if is_edited(guest):
-            return
-        yield ["vzctl", "set", guest.uid, "--ioprio", str(setting.priority), "--save"]
+    if guest.kind == Guest.Kind.CONTAINER:
+        if setting.priority is not None and not is_edited(guest):
+            yield ["vzctl", "set", guest.uid, "--ioprio", str(setting.priority), "--save"]
         return
     where = ["--config"] if guest.off else ["--live", "--config"]
     if guest.kind == Guest.Kind.DOMAIN and setting.weight is not None:
         yield ["virsh", "blkiotune", guest.name, *where, "--weight", str(setting.weight)]
-    if guest.kind == Guest.Kind.DOMAIN and setting.limits:
-        for target in targets_of(guest, setting):
-            words = [word for name, value in setting.limits.items() for word in (_VIRSH[name], str(value))]
+    limits = setting.limits or {}
+    for target in targets_of(guest, setting) if limits else ():
+        if guest.kind == Guest.Kind.DOMAIN:
+            words = [word for name, value in limits.items() for word in (f"--{name.replace('_', '-')}", str(value))]
             yield ["virsh", "blkdeviotune", guest.name, target, *where, *words]
-    if guest.kind == Guest.Kind.VM and setting.limits:
-        for target in targets_of(guest, setting):
-            yield ["qm", "set", guest.uid, f"--{target}", ",".join(["…", *_qm_words(setting.limits)])]
+        else:
+            yield ["qm", "set", guest.uid, f"--{target}", ",".join(["…", *_qm_words(limits)])]
 
 
 def _qm_words(limits: dict[str, int]) -> Iterator[str]:
     for name, value in limits.items():
         yield f"{proxmox_limits.KEYS[name]}={proxmox_limits.text(proxmox_limits.KEYS[name], value) if value else ''}"
-
-
-_VIRSH = {
-    "read_bytes_sec": "--read-bytes-sec",
-    "write_bytes_sec": "--write-bytes-sec",
-    "read_iops_sec": "--read-iops-sec",
-    "write_iops_sec": "--write-iops-sec",
-}
 
 
 def targets_of(guest: Guest, setting: Setting) -> list[str]:
@@ -246,18 +221,12 @@ def apply(guest: Guest, setting: Setting, recorder: Recorder) -> Outcome:
     Raises:
         RefusedError, HostError: it was not set; says what is there instead where that is known.
     """
-    match guest.kind:
-        case Guest.Kind.CONTAINER:
-            return _container(guest, setting, recorder)
-        case Guest.Kind.DOMAIN:
-            return _domain(guest, setting, recorder)
-        case Guest.Kind.VM:
-            with proxmox_vms.opened(guest) as vm:
-                return _vm(vm, setting, recorder)
-        case _:
-            raise HostError(
-                _("This version cannot change I/O settings of guests like {guest}.").format(guest=guest.name)
-            )
+    if guest.kind == Guest.Kind.CONTAINER:
+        return _container(guest, setting, recorder)
+    if guest.kind == Guest.Kind.DOMAIN:
+        return _domain(guest, setting, recorder)
+    with proxmox_vms.opened(guest) as vm:
+        return _vm(vm, setting, recorder)
 
 
 def _container(guest: Guest, setting: Setting, recorder: Recorder) -> Outcome:

@@ -101,29 +101,29 @@ def bugs(vm: Vm, kind: str) -> list[Refusal]:
     return [Refusal("qemu_bug", one) for one in qemu_bugs.against(vm.guest.host, kind, running)]
 
 
-def offline(guest: Guest, *, containers: bool = False) -> Iterator[tuple[str, str]]:
-    """Codes and sentences of what stands against it as the database knows: nobody is asked.
+def offline(guest: Guest, *, containers: bool = False) -> Iterator[Refusal]:
+    """What stands against it as the database knows: nobody is asked.
 
     Args:
         containers: whether it can be done with containers of Proxmox VE as well.
     """
     host = guest.host
     if guest.kind != Guest.Kind.VM and not (containers and guest.kind == Guest.Kind.CONTAINER and host.runs_proxmox):
-        yield INVALID, gettext("{guest} is not a VM of Proxmox VE.").format(guest=guest.name)
+        yield Refusal(INVALID, gettext("{guest} is not a VM of Proxmox VE.").format(guest=guest.name))
     elif not host.token_id:
-        yield (
+        yield Refusal(
             "tool_missing",
             gettext(
                 "{host} was added without its API. Add an API token for the node: its guests are changed through it."
             ).format(host=host.name),
         )
     if host.status == Host.Status.UNREACHABLE:
-        yield (
+        yield Refusal(
             "host_unreachable",
             gettext("{host} does not answer: {why}").format(host=host.name, why=host.status_detail),
         )
     if guest.lock:
-        yield (
+        yield Refusal(
             "guest_locked",
             gettext("{guest} is locked by Proxmox VE ({lock}). Wait until the lock is released.").format(
                 guest=guest.name, lock=guest.lock

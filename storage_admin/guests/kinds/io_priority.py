@@ -5,6 +5,7 @@ was set is read again afterwards: the result says what was there, what is there 
 """
 
 import shlex
+from dataclasses import asdict
 from typing import Any
 
 from django.utils.translation import gettext
@@ -17,10 +18,9 @@ from storage_admin.guests import io_settings, proxmox_vms
 from storage_admin.guests.io_settings import Setting
 from storage_admin.guests.kinds.vm_disks import GuestKind, find
 from storage_admin.guests.models import Guest
+from storage_admin.hosts.libvirt.limits import SETTABLE
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, Refusal
-
-LIMITS = ("read_bytes_sec", "write_bytes_sec", "read_iops_sec", "write_iops_sec")
+from storage_admin.jobs.plan_and_progress import Affected, Plan, Recorder, refuse
 
 
 class SetIoPriority(GuestKind):
@@ -53,7 +53,7 @@ class SetIoPriority(GuestKind):
         "limits": {
             "type": ["object", "null"],
             "default": None,
-            "properties": {name: {"type": "integer", "minimum": 0, "maximum": 1 << 50} for name in LIMITS},
+            "properties": {name: {"type": "integer", "minimum": 0, "maximum": 1 << 50} for name in SETTABLE},
             "additionalProperties": False,
             "description": _("I/O limits for each disk of a VM; 0 removes a limit. Null leaves them unchanged."),
         },
@@ -85,7 +85,7 @@ class SetIoPriority(GuestKind):
             reason=_reason(guest, setting),
             commands=tuple(shlex.join(command) for command in io_settings.commands(guest, setting)),
             facts_at=guest.last_seen,
-            refusals=tuple(Refusal(code, text) for code, text in io_settings.refusals_now(guest, setting)),
+            refusals=tuple(io_settings.refusals_now(guest, setting)),
             warnings=tuple(io_settings.warnings(guest, setting)),
             affected_guests=(Affected(guest.pk, guest.name, guest.state),),
             options=options,
@@ -94,12 +94,11 @@ class SetIoPriority(GuestKind):
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest = find(job.target_id)
         setting = _setting(job.options)
-        for code, sentence in io_settings.refusals(guest, setting):
-            raise io_settings.refused(code, sentence)
+        refuse(io_settings.refusals(guest, setting))
         outcome = io_settings.apply(guest, setting, recorder)
         if not outcome.as_asked:
             raise HostError(outcome.words)
-        return outcome.as_json()
+        return asdict(outcome)
 
     def record(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         values = {name: result["now"][name] for name in ("io_priority", "io_weight", "io_limits")}

@@ -86,7 +86,7 @@ class VmKind(GuestKind):
     def plan(self, actor: Actor, target_id: int, options: dict[str, Any]) -> Plan:
         guest = find(target_id)
         accepted = proxmox_vms.accepted_by(actor, guest, options)
-        against = [Refusal(*one) for one in proxmox_vms.offline(guest, containers=self.containers)]
+        against = list(proxmox_vms.offline(guest, containers=self.containers))
         draft, by_hand = Draft(f"{self.title}: {guest.name}.", [], against), list[Refusal]()
         if not against:
             try:
@@ -117,8 +117,7 @@ class VmKind(GuestKind):
 
     def work(self, job: Job, recorder: Recorder) -> dict[str, Any]:
         guest = find(job.target_id)
-        for against in proxmox_vms.offline(guest, containers=self.containers):
-            raise RefusedError(*against)
+        refuse(proxmox_vms.offline(guest, containers=self.containers))
         with proxmox_vms.opened(guest) as vm:
             refuse(self.draft(vm, job.options).refusals)
             if self.writes:

@@ -132,7 +132,7 @@ def _copied(guest: Guest) -> dict[str, int]:
 def guest(request: PageRequest, guest_id: int) -> HttpResponseBase:
     """One guest."""
     shown = _guest(request, guest_id)
-    against = [sentence for __, sentence in proxmox_vms.offline(shown)] if shown.kind == Guest.Kind.VM else []
+    against = [one.detail for one in proxmox_vms.offline(shown)] if shown.kind == Guest.Kind.VM else []
     jobs = Job.objects.filter(target_kind="guest", target_id=shown.pk)
     context = {
         "section": "guests", "guest": shown, "against": against, "may_change": shown.kind == Guest.Kind.VM,

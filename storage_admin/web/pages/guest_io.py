@@ -17,8 +17,8 @@ from images import selectors
 from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
-from storage_admin.guests.kinds.io_priority import LIMITS
 from storage_admin.guests.models import Guest
+from storage_admin.hosts.libvirt.limits import SETTABLE
 from storage_admin.jobs import services
 from storage_admin.jobs.plan_and_progress import Plan
 from storage_admin.web.page import PageRequest, page, plan_digest, was_planned
@@ -112,7 +112,7 @@ def guest_io(request: PageRequest) -> HttpResponseBase:
     context = {
         "section": "guests", "guests": guests, "lines": lines, "error": error, "key": uuid4().hex,
         "planned": plan_digest(*sent),
-        "values": {name: given.get(name, "") for name in ("priority", "weight", *LIMITS, "accept_hidden_lines")},
+        "values": {name: given.get(name, "") for name in ("priority", "weight", *SETTABLE, "accept_hidden_lines")},
         "limit_fields": [(name, word, given.get(name, "")) for name, word, __ in LIMIT_FIELDS],
         "has_containers": any(guest.kind == Guest.Kind.CONTAINER and guest.takes_io for guest in guests),
         "has_machines": any(guest.kind != Guest.Kind.CONTAINER for guest in guests),
