@@ -27,7 +27,6 @@ from storage_admin.guests import services as guests
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import services as hosts
 from storage_admin.hosts import silence, transport
-from storage_admin.hosts.libvirt import alone
 from storage_admin.hosts.libvirt.reader import LibvirtFacts
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import path_key, raw
@@ -231,7 +230,8 @@ class ScanRun:
         facts, before = self.host_facts, host.owners_unknown
         unknown = " ".join(told.unknown for told in self.others if told.unknown)
         if transport.by_libvirt_alone(host):
-            alone.answered(host, self.at, {key: value for key, value in facts.items() if key != "event"})
+            capabilities = {key: value for key, value in facts.items() if key != "event"}
+            silence.host_answered(host, self.at, capabilities, "", (Host.Status.OK, ""))  # its guests are known
             return before != ""
         api = next((told.proxmox for told in self.others if told.proxmox is not None), None)
         if host.by_api_alone and api is not None:

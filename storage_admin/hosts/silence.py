@@ -62,10 +62,16 @@ def tell(host: Host, *, answered: bool = False) -> None:
         events.close_alert(f"{events.POOL_SILENT}:{pool.pk}")
 
 
-def host_answered(host: Host, at: datetime, capabilities: dict[str, Any], owners_unknown: str) -> None:
-    """A scan reached the host: what it found out about it. Which pools do not answer, :func:`tell` adds."""
+def host_answered(
+    host: Host, at: datetime, capabilities: dict[str, Any], owners_unknown: str, state: tuple[str, str] | None = None
+) -> None:
+    """A scan reached the host: what it found out about it. Which pools do not answer, :func:`tell` adds.
+
+    Args:
+        state: of the host, and why it is none better; ``None`` for what :func:`state_of` says.
+    """
     host.last_seen, host.capabilities, host.owners_unknown = at, capabilities, owners_unknown
-    host.status, host.status_detail = state_of(host, [])
+    host.status, host.status_detail = state or state_of(host, [])
     host.save(update_fields=["status", "status_detail", "last_seen", "capabilities", "owners_unknown"])
 
 

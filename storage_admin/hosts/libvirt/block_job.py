@@ -28,6 +28,7 @@ import libvirt
 from storage_admin.hosts.libvirt import guest, helper
 from storage_admin.hosts.libvirt.disks import ContradictedError
 from storage_admin.hosts.libvirt.domains import backs_up, chain_of, disk_paths, keeps_names
+from storage_admin.hosts.libvirt.elements import disk_of
 
 #: Milliseconds between two looks, where libvirt tells of nothing meanwhile.
 _POLL = 500
@@ -108,7 +109,7 @@ def look(domain: Any, disk: str) -> dict[str, Any]:
 def chain(domain: Any, disk: str) -> list[str]:
     """The paths of a running domain's disk and of all that it stands on, from above."""
     xml = domain.XMLDesc()
-    element = _element(ET.fromstring(xml), disk)  # noqa: S314 (libvirt wrote it)
+    element = disk_of(ET.fromstring(xml), disk)  # noqa: S314 (libvirt wrote it)
     if element is None:
         return []
     return chain_of(element, disk_paths(domain.connect(), xml).get(disk, ""))
@@ -117,20 +118,12 @@ def chain(domain: Any, disk: str) -> list[str]:
 def _allocated(domain: Any, disk: str) -> int | None:
     """What the image of a running domain's disk occupies, in bytes; ``None`` where libvirt does not tell."""
     try:
-        element = _element(ET.fromstring(domain.XMLDesc()), disk)  # noqa: S314 (libvirt wrote it)
+        element = disk_of(ET.fromstring(domain.XMLDesc()), disk)  # noqa: S314 (libvirt wrote it)
         driver = None if element is None else element.find("driver")
         # Of a raw file libvirt gives its length, whatever it occupies.
         return None if driver is None or driver.get("type") == "raw" else int(domain.blockInfo(disk)[1])
     except libvirt.libvirtError:
         return None
-
-
-def _element(root: ET.Element, disk: str) -> ET.Element | None:
-    for element in root.findall("devices/disk"):
-        target = element.find("target")
-        if target is not None and target.get("dev") == disk:
-            return element
-    return None
 
 
 def _start(domain: Any, request: dict[str, Any]) -> None:
@@ -182,7 +175,7 @@ def _follow(domain: Any, request: dict[str, Any], orders: _Orders) -> None:
         except libvirt.libvirtError as error:
             if error.get_error_code() in _GONE and not helper.runs(domain):
                 return  # the guest ended, and its jobs with it
-            if domain.connect().isAlive() and _element(ET.fromstring(domain.XMLDesc()), disk) is None:  # noqa: S314
+            if domain.connect().isAlive() and disk_of(ET.fromstring(domain.XMLDesc()), disk) is None:  # noqa: S314
                 return  # the disk was unplugged
             raise
         if not info:
@@ -208,7 +201,7 @@ def _follow(domain: Any, request: dict[str, Any], orders: _Orders) -> None:
 
 
 def _mirror(domain: Any, disk: str) -> ET.Element | None:
-    element = _element(ET.fromstring(domain.XMLDesc()), disk)  # noqa: S314 (libvirt wrote it)
+    element = disk_of(ET.fromstring(domain.XMLDesc()), disk)  # noqa: S314 (libvirt wrote it)
     return None if element is None else element.find("mirror")
 
 

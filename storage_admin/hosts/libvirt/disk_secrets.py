@@ -17,6 +17,7 @@ from xml.sax.saxutils import escape
 import libvirt
 
 from storage_admin.hosts.libvirt import helper
+from storage_admin.hosts.libvirt.elements import file_of
 
 _NEW = """<secret ephemeral='no' private='no'>
   <description>Passphrase of a disk image</description>
@@ -65,7 +66,7 @@ def _named(connection: Any) -> Iterator[tuple[str, str, str]]:
                 source = disk.find("source")
                 if source is None:
                     continue
-                place = source.get("file") or source.get("dev") or source.get("name") or source.get("volume") or ""
+                place = file_of(source) or source.get("name") or source.get("volume") or ""
                 # Either place is allowed.
                 for secret in (*disk.iterfind("encryption/secret"), *source.iterfind("encryption/secret")):
                     if uuid := secret.get("uuid") or _by_usage(connection, secret.get("usage") or ""):

@@ -13,6 +13,7 @@ import libvirt
 
 from storage_admin.hosts.libvirt import helper
 from storage_admin.hosts.libvirt.disks import ContradictedError, parse
+from storage_admin.hosts.libvirt.elements import disk_of
 
 #: Attributes of a disk's ``<driver>``.
 NAMES = ("cache", "io", "discard", "detect_zeroes", "iothread")
@@ -63,11 +64,10 @@ def _set(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _disk(root: ET.Element, wanted: str, name: str) -> ET.Element:
-    for disk in root.findall("devices/disk"):
-        target = disk.find("target")
-        if target is not None and target.get("dev") == wanted:
-            return disk
-    raise ContradictedError(f"{name} has no disk {wanted}")
+    disk = disk_of(root, wanted)
+    if disk is None:
+        raise ContradictedError(f"{name} has no disk {wanted}")
+    return disk
 
 
 def _read(disk: ET.Element) -> dict[str, str]:

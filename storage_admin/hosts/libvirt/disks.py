@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
+from storage_admin.hosts.libvirt.elements import attribute
+
 #: Children of a driver that say something about qcow2 alone.
 OF_QCOW2 = ("metadata_cache",)
 
@@ -93,8 +95,7 @@ def edited(xml: str, edits: list[Edit], paths: dict[str, str]) -> tuple[str, lis
 
 
 def _target(disk: ET.Element) -> str:
-    target = disk.find("target")
-    return target.get("dev", "?") if target is not None else "?"
+    return attribute(disk, "target", "dev") or "?"
 
 
 def _lead_to(disk: ET.Element, path: str, form: str) -> None:

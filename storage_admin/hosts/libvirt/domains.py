@@ -9,6 +9,7 @@ import libvirt
 
 from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts, SnapshotFacts
 from storage_admin.hosts.libvirt import sections
+from storage_admin.hosts.libvirt.elements import attribute, file_of, number
 
 STATES = {
     libvirt.VIR_DOMAIN_NOSTATE: "no state",
@@ -67,22 +68,17 @@ def _domain(connection: Any, domain: Any) -> GuestFacts:
             replace(disk, records_chain=disk.target.removesuffix(NEXT_START) in recording)
             for disk in (*disks.values(), *beside)
         ),
-        io_weight=_number(root, "blkiotune/weight") or None, io_limits=_limits(root),
+        io_weight=number(root, "blkiotune/weight") or None, io_limits=_limits(root),
         unread=tuple(dict.fromkeys(unread)), snapshots=tuple(snapshots),
         checkpoints=None if any(line.startswith("its checkpoints ") for line in unread) else checkpoints,
     )  # fmt: skip
-
-
-def _number(root: ET.Element, place: str) -> int:
-    text = (root.findtext(place) or "").strip()
-    return int(text) if text.isdecimal() else 0
 
 
 def _limits(root: ET.Element) -> dict[str, dict[str, int]]:
     """What limits the disks; a limit of 0 is none."""
     found = {}
     for disk in root.findall("devices/disk"):
-        limits = {name: value for name in LIMITS if (value := _number(disk, f"iotune/{name}"))}
+        limits = {name: value for name in LIMITS if (value := number(disk, f"iotune/{name}"))}
         if limits:
             found[_target(disk)] = limits
     return found
@@ -115,8 +111,7 @@ def _disks(connection: Any, root: ET.Element, unread: list[str]) -> Iterator[Dis
 
 
 def _target(disk: ET.Element) -> str:
-    target = disk.find("target")
-    return target.get("dev", "?") if target is not None else "?"
+    return attribute(disk, "target", "dev") or "?"
 
 
 def disk_paths(connection: Any, xml: str) -> dict[str, str]:
@@ -133,7 +128,7 @@ def chain_of(disk: ET.Element, first: str) -> list[str]:
     """
     found, below = [first], disk.find("backingStore")
     while below is not None and (source := below.find("source")) is not None:
-        found.append(source.get("file") or source.get("dev") or "")
+        found.append(file_of(source))
         below = below.find("backingStore")
     return found
 
@@ -168,7 +163,7 @@ def _source(connection: Any, kind: str, source: ET.Element | None) -> tuple[str,
         return _volume_path(connection, pool, volume), f"{pool}/{volume}"
     if kind == "network":
         return "", f"{source.get('protocol', '')}:{source.get('name', '')}"
-    return source.get("file") or source.get("dev") or "", ""
+    return file_of(source), ""
 
 
 def _volume_path(connection: Any, pool_name: str, name: str) -> str:

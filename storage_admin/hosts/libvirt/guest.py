@@ -16,6 +16,7 @@ import libvirt_qemu
 
 from storage_admin.hosts.libvirt import helper
 from storage_admin.hosts.libvirt.domains import STATES, backs_up, chain_of, disk_paths
+from storage_admin.hosts.libvirt.elements import attribute
 
 #: Seconds that an agent may take to say what it can do, and to trim.
 _ASK_SECONDS, _TRIM_SECONDS = 3, 3600
@@ -34,11 +35,11 @@ def look(domain: Any, *, agent: bool = False) -> dict[str, Any]:
     """A domain as it is, as :class:`live_facts.GuestNow` has it."""
     xml = domain.XMLDesc()
     root = ET.fromstring(xml)  # noqa: S314 (libvirt wrote it)
-    machine, told = root.find("os/type"), _agent(domain, root, ask=agent)
+    told = _agent(domain, root, ask=agent)
     paths = disk_paths(domain.connect(), xml)
     return {
         "state": STATES.get(domain.state()[0], "unknown"),
-        "machine": "" if machine is None else machine.get("machine", ""),
+        "machine": attribute(root, "os/type", "machine"),
         "agent": told,
         "disks": [_disk(domain, root, disk, paths) for disk in root.findall("devices/disk") if _is_written(disk)],
         "filesystems": list(_filesystems(domain)) if told["answers"] else [],
@@ -77,8 +78,7 @@ def _ask(domain: Any, command: str, seconds: int) -> Any:
 
 
 def _disk(domain: Any, root: ET.Element, disk: ET.Element, paths: dict[str, str]) -> dict[str, Any]:
-    target, driver = disk.find("target"), disk.find("driver")
-    name, bus = ("", "") if target is None else (target.get("dev", ""), target.get("bus", ""))
+    name, driver = attribute(disk, "target", "dev"), disk.find("driver")
     settings = {} if driver is None else driver.attrib
     try:
         virtual, allocated, _physical = domain.blockInfo(name)
@@ -87,8 +87,8 @@ def _disk(domain: Any, root: ET.Element, disk: ET.Element, paths: dict[str, str]
     if settings.get("type") == "raw":
         allocated = None  # libvirt gives its length, whatever it occupies
     return {
-        "target": name, "bus": bus, "kind": disk.get("type", ""), "format": settings.get("type", ""),
-        "chain": chain_of(disk, paths.get(name, "")),
+        "target": name, "bus": attribute(disk, "target", "bus"), "kind": disk.get("type", ""),
+        "format": settings.get("type", ""), "chain": chain_of(disk, paths.get(name, "")),
         "discard": settings.get("discard", ""), "detect_zeroes": settings.get("detect_zeroes", ""),
         "keeps_clusters": settings.get("discard_no_unref") == "on",
         "granularity": _granularity(root, disk), "allocated_bytes": allocated,
@@ -98,10 +98,9 @@ def _disk(domain: Any, root: ET.Element, disk: ET.Element, paths: dict[str, str]
 
 def _granularity(root: ET.Element, disk: ET.Element) -> int | None:
     """In bytes; before libvirt 10.2, which has an element for it, as an override of QEMU's own property."""
-    blocks, alias = disk.find("blockio"), disk.find("alias")
-    text = "" if blocks is None else blocks.get("discard_granularity", "")
+    text, alias = attribute(disk, "blockio", "discard_granularity"), attribute(disk, "alias", "name")
     for device in root.iterfind(f"{_QEMU}override/{_QEMU}device"):
-        if alias is not None and device.get("alias") == alias.get("name"):
+        if alias and device.get("alias") == alias:
             for one in device.iterfind(f"{_QEMU}frontend/{_QEMU}property[@name='discard_granularity']"):
                 text = one.get("value", "")
     return int(text) if text.isdecimal() else None

@@ -8,6 +8,7 @@ import libvirt
 
 from storage_admin.hosts.libvirt import helper
 from storage_admin.hosts.libvirt.domains import all_domains
+from storage_admin.hosts.libvirt.elements import attribute, number
 
 
 def _all(connection: Any) -> dict[str, Any]:
@@ -40,24 +41,18 @@ def _pools(connection: Any) -> list[dict[str, Any]]:
 
 
 def _pool(root: ET.Element, *, active: bool) -> dict[str, Any]:
-    host, folder = root.find("source/host"), root.find("source/dir")
-    form = root.find("source/format")
     return {
         "name": root.findtext("name") or "",
         "type": root.get("type", ""),
         "path": root.findtext("target/path") or "",
         "active": active,
-        "capacity_bytes": _number(root, "capacity") if active else None,
-        "available_bytes": _number(root, "available") if active else None,
-        "source_host": "" if host is None else host.get("name", ""),
-        "source_folder": "" if folder is None else folder.get("path", ""),
-        "source_format": "" if form is None else form.get("type", ""),
+        "capacity_bytes": (number(root, "capacity") or 0) if active else None,
+        "available_bytes": (number(root, "available") or 0) if active else None,
+        "source_host": attribute(root, "source/host", "name"),
+        "source_folder": attribute(root, "source/dir", "path"),
+        "source_format": attribute(root, "source/format", "type"),
         "source_name": root.findtext("source/name") or "",
     }
-
-
-def _number(root: ET.Element, place: str) -> int:
-    return int((root.findtext(place) or "0").strip())
 
 
 if __name__ == "__main__":

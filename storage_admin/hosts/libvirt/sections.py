@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 import libvirt
 
 from storage_admin.hosts.guest_facts import DiskFacts, SnapshotFacts
+from storage_admin.hosts.libvirt.elements import attribute, file_of
 
 #: Where libvirt's documents name files: (the element's place, its attribute, what the disk is called).
 _DISKS = ("disks/disk", "domain/devices/disk", "inactiveDomain/devices/disk", "devices/disk")
@@ -56,8 +57,7 @@ def beside_its_disks(
 def _firmware(root: ET.Element) -> Iterator[DiskFacts]:
     nvram = root.find("os/nvram")
     if nvram is not None:
-        source = nvram.find("source")
-        path = (nvram.text or "").strip() or ("" if source is None else source.get("file", ""))
+        path = (nvram.text or "").strip() or attribute(nvram, "source", "file")
         yield DiskFacts("nvram", device="nvram", path=path)
 
 
@@ -66,7 +66,7 @@ def _filesystems(root: ET.Element) -> Iterator[DiskFacts]:
     for number, one in enumerate(root.findall("devices/filesystem")):
         source = one.find("source")
         if source is not None and one.get("type") in {"file", "block"}:
-            yield DiskFacts(f"fs{number}", device="fs", path=source.get("file") or source.get("dev") or "")
+            yield DiskFacts(f"fs{number}", device="fs", path=file_of(source))
 
 
 def _sections(
@@ -118,11 +118,8 @@ def _named(xml: str, section: str) -> Iterator[DiskFacts]:
     root = ET.fromstring(xml)  # noqa: S314 (libvirt wrote it)
     for place in _DISKS:
         for disk in root.findall(place):
-            source, target = disk.find("source"), disk.find("target")
-            name = disk.get("name", "") if target is None else target.get("dev", "")
-            path = "" if source is None else source.get("file") or source.get("dev") or ""
-            driver = disk.find("driver")
-            form = "" if driver is None else driver.get("type", "")
+            name = disk.get("name", "") if disk.find("target") is None else attribute(disk, "target", "dev")
+            path, form = file_of(disk.find("source")), attribute(disk, "driver", "type")
             yield DiskFacts(name or "disk", device="disk", path=path, format=form, only_in=section[:100])
     memory = root.find("memory")
     if memory is not None:

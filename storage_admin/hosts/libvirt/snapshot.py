@@ -14,6 +14,7 @@ import libvirt
 
 from storage_admin.hosts.libvirt import helper, sections
 from storage_admin.hosts.libvirt.disks import ContradictedError
+from storage_admin.hosts.libvirt.elements import file_of
 
 
 def _list(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
@@ -42,8 +43,7 @@ def _disks(root: ET.Element) -> Iterator[dict[str, str]]:
     for disk in root.findall("disks/disk"):
         if (how := disk.get("snapshot", "")) in {"external", "internal"}:
             source = disk.find("source") if how == "external" else then.get(disk.get("name"))
-            path = "" if source is None else source.get("file") or source.get("dev") or ""
-            yield {"target": disk.get("name", ""), "how": how, "path": path}
+            yield {"target": disk.get("name", ""), "how": how, "path": file_of(source)}
 
 
 def _create(connection: Any, request: dict[str, Any]) -> dict[str, Any]:

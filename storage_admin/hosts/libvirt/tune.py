@@ -12,6 +12,7 @@ import libvirt
 
 from storage_admin.hosts.libvirt import helper
 from storage_admin.hosts.libvirt.disks import ContradictedError
+from storage_admin.hosts.libvirt.elements import attribute
 from storage_admin.hosts.libvirt.limits import merged
 
 LIVE, CONFIG = libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG
@@ -87,8 +88,7 @@ def _read(domain: Any, scope: str) -> dict[str, Any]:
         weight = 0  # a running guest without one has the kernel's default
     disks: dict[str, dict[str, int | str]] = {}
     for disk in root.findall("devices/disk"):
-        target = disk.find("target")
-        name = "" if target is None else target.get("dev", "")
+        name = attribute(disk, "target", "dev")
         try:
             disks[name] = {key: value for key, value in domain.blockIoTune(name, flags).items() if value}
         except libvirt.libvirtError:

@@ -14,6 +14,7 @@ from xml.etree import ElementTree as ET
 import libvirt
 
 from storage_admin.hosts.libvirt import helper
+from storage_admin.hosts.libvirt.elements import attribute, number
 
 #: Volumes that hold others, and no image.
 FOLDERS = frozenset({"dir", "netdir"})
@@ -54,29 +55,22 @@ def _unreadable(volume: Any, why: str) -> dict[str, Any]:
 
 
 def _volume(root: ET.Element) -> dict[str, Any]:
-    form, encryption, backing = root.find("target/format"), root.find("target/encryption"), root.find("backingStore")
-    form_below = None if backing is None else backing.find("format")
     return {
         "name": root.findtext("name") or "",
         "path": root.findtext("target/path") or root.findtext("key") or "",
         "type": root.get("type", ""),
-        "capacity": _number(root, "capacity"),
-        "allocation": _number(root, "allocation"),
-        "physical": _number(root, "physical"),
-        "format": "" if form is None else form.get("type", ""),
-        "encrypted": encryption is not None,
+        "capacity": number(root, "capacity"),
+        "allocation": number(root, "allocation"),
+        "physical": number(root, "physical"),
+        "format": attribute(root, "target/format", "type"),
+        "encrypted": root.find("target/encryption") is not None,
         "compat": root.findtext("target/compat") or "",
-        "cluster_size": _number(root, "target/clusterSize"),
-        "backing_path": "" if backing is None else backing.findtext("path") or "",
-        "backing_format": "" if form_below is None else form_below.get("type", ""),
+        "cluster_size": number(root, "target/clusterSize"),
+        "backing_path": root.findtext("backingStore/path") or "",
+        "backing_format": attribute(root, "backingStore/format", "type"),
         "mtime": root.findtext("target/timestamps/mtime") or "",
         "ctime": root.findtext("target/timestamps/ctime") or "",
     }
-
-
-def _number(root: ET.Element, place: str) -> int | None:
-    text = (root.findtext(place) or "").strip()
-    return int(text) if text.isdecimal() else None
 
 
 if __name__ == "__main__":

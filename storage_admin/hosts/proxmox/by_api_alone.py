@@ -9,6 +9,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
+from storage_admin.hosts import silence
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox import permissions
 from storage_admin.hosts.proxmox.permissions import MissingRight
@@ -42,14 +43,11 @@ def rights(missing: Iterable[MissingRight]) -> list[dict[str, str]]:
 def answered(host: Host, at: datetime, facts: ProxmoxFacts, owners_unknown: str) -> None:
     """A scan reached the host: what its API told about it."""
     lacking = [right.sentence for right in facts.missing if right.feature in LISTED]
-    host.status = Host.Status.DEGRADED if lacking else Host.Status.OK
-    host.status_detail = f"Some of its data is missing here. {' '.join(lacking)}" if lacking else ""
-    host.last_seen, host.owners_unknown = at, owners_unknown
+    state = Host.Status.DEGRADED, f"Some of its data is missing here. {' '.join(lacking)}"
     capabilities: dict[str, Any] = {
         "agent": False, "libvirt": "absent", "proxmox_version": facts.version, "missing_rights": rights(facts.missing),
     }  # fmt: skip
-    host.capabilities = capabilities
-    host.save(update_fields=["status", "status_detail", "last_seen", "capabilities", "owners_unknown"])
+    silence.host_answered(host, at, capabilities, owners_unknown, state if lacking else (Host.Status.OK, ""))
 
 
 @dataclass(frozen=True)
