@@ -20,7 +20,7 @@ from storage_admin.hosts import addresses, asking, openvz, secrets, ssh, transpo
 from storage_admin.hosts.libvirt import reader, tls, uri
 from storage_admin.hosts.libvirt.tls import Certificates
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.hosts.services import LONGEST_NAME, STANDARD_FOLDER, add_pool, is_name
+from storage_admin.hosts.services import LONGEST_NAME, STANDARD_FOLDER, add_pool, in_the_way_of_removal, is_name
 
 DEFAULT_PORT = 22
 _NO_NAME = f"A host needs a name of at most {LONGEST_NAME} characters."
@@ -243,27 +243,8 @@ def remove_host(actor: Actor, host: Host) -> None:
         )
     with transaction.atomic():
         Host.objects.select_for_update().get(pk=host.pk)  # no job is submitted meanwhile
-        if host.jobs.filter(state__in=("queued", "running")).exists():
-            raise InvalidError(
-                gettext(
-                    "{host} cannot be removed: a job is queued or running there. Wait for the job to finish, or "
-                    "cancel it."
-                ).format(host=host.name)
-            )
-        if host.jobs.filter(undo_state="available").exists():
-            raise InvalidError(
-                gettext(
-                    "{host} cannot be removed: it has undo copies, which would then never be deleted. Undo the "
-                    "jobs or discard the copies first."
-                ).format(host=host.name)
-            )
-        if host.images.filter(aside_since__isnull=False).exists():
-            raise InvalidError(
-                gettext(
-                    "{host} cannot be removed: some of its images are set aside and would no longer be "
-                    "listed anywhere. Restore or delete them first."
-                ).format(host=host.name)
-            )
+        if why := in_the_way_of_removal(host):
+            raise InvalidError(why)
         audit(actor, "host removed", host, before=_shown(host))
         forget_host(actor, host.slug)
         host.delete()

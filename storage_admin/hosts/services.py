@@ -223,25 +223,33 @@ def remove_pool(actor: Actor, pool: StoragePool) -> None:
         pool.delete()
 
 
-def in_the_way_of_removal(pool: StoragePool) -> str:
-    """Why a pool may not be forgotten now: a sentence, empty where nothing speaks against it."""
-    jobs = pool.host.jobs
-    if jobs.filter(state__in=("queued", "running"), rewrites=True).exists():
-        return _(
-            "{pool} cannot be removed: a job is queued or running on {host}. Wait for the job to finish, or cancel it."
-        ).format(pool=pool.name, host=pool.host.name)
-    images = pool.images.values("pk")
-    if jobs.filter(undo_state="available", target_kind="image", target_id__in=images).exists():
-        return _(
-            "{pool} cannot be removed: it has undo copies, which would then never be deleted. Undo the jobs or "
+def in_the_way_of_removal(row: Host | StoragePool) -> str:
+    """Why a host or a pool may not be forgotten now: a sentence, empty where nothing speaks against it."""
+    if isinstance(row, StoragePool):
+        host, jobs = row.host, row.host.jobs.filter(rewrites=True)
+        copies = row.host.jobs.filter(target_kind="image", target_id__in=row.images.values("pk"))
+        busy = _(
+            "{name} cannot be removed: a job is queued or running on {host}. Wait for the job to finish, or cancel it."
+        )
+    else:
+        host, jobs, copies = row, row.jobs.all(), row.jobs.all()
+        busy = _(
+            "{name} cannot be removed: a job is queued or running there. Wait for the job to finish, or cancel it."
+        )
+    sentence = ""
+    if jobs.filter(state__in=("queued", "running")).exists():
+        sentence = busy
+    elif copies.filter(undo_state="available").exists():
+        sentence = _(
+            "{name} cannot be removed: it has undo copies, which would then never be deleted. Undo the jobs or "
             "discard the copies first."
-        ).format(pool=pool.name)
-    if pool.images.filter(aside_since__isnull=False).exists():
-        return _(
-            "{pool} cannot be removed: some of its images are set aside and would no longer be listed anywhere. "
+        )
+    elif row.images.filter(aside_since__isnull=False).exists():
+        sentence = _(
+            "{name} cannot be removed: some of its images are set aside and would no longer be listed anywhere. "
             "Restore or delete them first."
-        ).format(pool=pool.name)
-    return ""
+        )
+    return sentence.format(name=row.name, host=host.name)
 
 
 def update_host(

@@ -11,6 +11,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
+from storage_admin.supervisor.backups import KEYS
 from storage_admin.supervisor.errors import SetupError
 
 #: PostgreSQL's advisory lock: a number of our own, "storage" and "admin" being too long for it.
@@ -21,8 +22,6 @@ PATIENCE = 120.0
 OLDER_LOOKS = 10
 #: Our apps, whose first migration of version 1.0 stands for many.
 OURS = ("accounts", "benchmarks", "events", "guests", "hosts", "images", "jobs")
-#: Files of the data folder that a first start makes.
-KEYS = ("secret_key", "secrets.key")
 
 
 def refuse_emptied(data_dir: Path) -> None:

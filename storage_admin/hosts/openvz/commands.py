@@ -60,6 +60,11 @@ class Commands:
         """A script for ``sh``; what it works on are positional parameters and never part of its text."""
         return self.run(["sh", "-c", text, "sh", *words], stdin=stdin, seconds=seconds)
 
+    def tool(self, argv: Sequence[str], seconds: float) -> Done:
+        """One of OpenVZ's own commands, which a user's shell may not find."""
+        done = self.run(argv, seconds=seconds)
+        return self.run([f"/usr/sbin/{argv[0]}", *argv[1:]], seconds=seconds) if is_missing(done) else done
+
     def _keep(self, run: CommandRun) -> None:
         self.ran.append(run)
         if self._told is not None:

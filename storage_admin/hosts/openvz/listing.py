@@ -148,9 +148,7 @@ def vzlist(commands: Commands, *ctids: str) -> Listed:
 
 def run_vzlist(commands: Commands, columns: str, *ctids: str) -> Done:
     """vzlist with these columns, of these containers or all, without a header."""
-    words, seconds = ["-aH", "-o", columns, *ctids], ONE_SECONDS if ctids else ALL_SECONDS
-    done = commands.run(["vzlist", *words], seconds=seconds)
-    return commands.run(["/usr/sbin/vzlist", *words], seconds=seconds) if is_missing(done) else done
+    return commands.tool(["vzlist", "-aH", "-o", columns, *ctids], ONE_SECONDS if ctids else ALL_SECONDS)
 
 
 def columns_by_ctid(done: Done) -> dict[str, bytes]:

@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 
 from storage_admin.agent.protocol import INVALID, TOOL_FAILED, HostError, RefusedError
 from storage_admin.hosts.openvz import config
-from storage_admin.hosts.openvz.commands import Commands, is_missing, plain
+from storage_admin.hosts.openvz.commands import Commands, plain
 from storage_admin.hosts.openvz.files import ConfigFile, look, replace, restore_access
 from storage_admin.hosts.openvz.outcome import NotSetError, PrioritySet
 from storage_admin.hosts.shells import Done
@@ -246,9 +246,7 @@ def _asked(target: Target, pause: Callable[[float], None]) -> Done:
 
 
 def _once(target: Target) -> Done:
-    words = ["set", target.ctid, "--ioprio", str(target.priority), "--save"]
-    done = target.commands.run(["vzctl", *words], seconds=SECONDS)
-    return target.commands.run(["/usr/sbin/vzctl", *words], seconds=SECONDS) if is_missing(done) else done
+    return target.commands.tool(["vzctl", "set", target.ctid, "--ioprio", str(target.priority), "--save"], SECONDS)
 
 
 def _mended(target: Target, before: ConfigFile, now: ConfigFile, done: Done) -> tuple[str, ...]:
