@@ -1,8 +1,9 @@
 """Endpoints of hosts."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from django.db.models import QuerySet
 from django.utils.translation import gettext
@@ -15,7 +16,7 @@ from rest_framework.response import Response
 from storage_admin.accounts.models import Actor, Role
 from storage_admin.errors import of_field
 from storage_admin.hosts import key_pairs
-from storage_admin.hosts.host_filters import HostFilters
+from storage_admin.hosts.filters import HostFilters
 from storage_admin.hosts.libvirt.tls import Certificates
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox.registration import WantedNode, add_node, change_node
@@ -31,6 +32,8 @@ from storage_admin.hosts.selectors import hosts_for
 from storage_admin.hosts.serializers import HostBody, HostSerializer, NewHostBody
 from storage_admin.hosts.services import update_host
 from storage_admin.rest.views import EndpointSet
+
+W = TypeVar("W", Wanted, WantedLibvirt, WantedNode)
 
 #: What of a host's row says how it is reached.
 _CERTIFICATES = ("ca_cert", "client_cert", "client_key")
@@ -69,28 +72,26 @@ def _with_key(
         return work(actor, given | {"private_key": private})
 
 
+def _wanted(kind: type[W], given: dict[str, Any], **more: Any) -> W:
+    """What is given of what that kind of host takes; the rest belongs to other kinds."""
+    names = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in given.items() if name in names} | more)
+
+
 def _by_ssh(actor: Actor, given: dict[str, Any]) -> Host:
-    names = ("name", "address", "port", "user", "private_key", "host_key", "forced")
-    return add_ssh_host(actor, Wanted(**{name: given[name] for name in names}))
+    return add_ssh_host(actor, _wanted(Wanted, given))
 
 
 def _by_libvirt(actor: Actor, given: dict[str, Any]) -> Host:
-    names = ("name", "address", "port", "user", "private_key", "host_key")
+    certificates = Certificates(*(given[name] for name in _CERTIFICATES))
+    by_ssh = given["transport"] == "ssh"
     return add_libvirt_host(
-        actor,
-        WantedLibvirt(
-            **{name: given[name] for name in names}, by_ssh=given["transport"] == "ssh",
-            certificates=Certificates(given["ca_cert"], given["client_cert"], given["client_key"]),
-        ),
-    )  # fmt: skip
+        actor, _wanted(WantedLibvirt, given, by_ssh=by_ssh, forced=False, certificates=certificates)
+    )
 
 
 def _by_proxmox(actor: Actor, given: dict[str, Any]) -> Host:
-    left_out = {"kind", "forced", "transport", *_CERTIFICATES}
-    by_ssh = bool(given["host_key"] or given["private_key"])
-    return add_node(
-        actor, WantedNode(**{name: value for name, value in given.items() if name not in left_out}, by_ssh=by_ssh)
-    )
+    return add_node(actor, _wanted(WantedNode, given, by_ssh=bool(given["host_key"] or given["private_key"])))
 
 
 _ADD: dict[str, Callable[[Actor, dict[str, Any]], Host]] = {

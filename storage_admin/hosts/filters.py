@@ -1,17 +1,23 @@
-"""Filters by things that stand in the database: what does not exist for the asker is an error, not an empty list."""
+"""Filters by things that stand in the database: what does not exist for the asker is an error, not an empty list; and
+those of the list of hosts, for the API and the page alike.
+"""
 
 from typing import Any
 
 import django_filters
 from django.core.exceptions import ValidationError
-from django.db.models import Model, QuerySet
+from django.db.models import F, Model, OrderBy, Q, QuerySet
 from django.forms import IntegerField, ModelChoiceField
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from storage_admin.accounts.authentication import actor_of
+from storage_admin.given_filters import GivenFilters, Order
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.selectors import hosts_for, pools_for
+
+#: What the list of hosts can be ordered by.
+ORDERINGS = ("name", "slug", "status", "last_seen", "id")
 
 
 class RowField(ModelChoiceField):  # type: ignore[type-arg]
@@ -66,3 +72,19 @@ def _hosts(request: HttpRequest | None) -> QuerySet[Host]:
 
 def _pools(request: HttpRequest | None) -> QuerySet[StoragePool]:
     return StoragePool.objects.none() if request is None else pools_for(actor_of(request))
+
+
+class HostFilters(GivenFilters):
+    """Filters, search and order of the list of hosts."""
+
+    kind = django_filters.ChoiceFilter(choices=Host.Kind.choices)
+    status = django_filters.ChoiceFilter(choices=Host.Status.choices)
+    search = django_filters.CharFilter(method="by_text", max_length=200, label=_("Part of the name, slug or address."))
+    ordering = Order(ORDERINGS)
+
+    def by_text(self, rows: QuerySet[Host], _name: str, value: str) -> QuerySet[Host]:
+        return rows.filter(Q(name__icontains=value) | Q(slug__icontains=value) | Q(address__icontains=value))
+
+    def by_order(self, rows: QuerySet[Host], _name: str, value: str) -> QuerySet[Host]:
+        down = value.startswith("-")
+        return rows.order_by(OrderBy(F(value.removeprefix("-")), descending=down, nulls_last=True), "id")

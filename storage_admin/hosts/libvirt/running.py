@@ -32,19 +32,14 @@ def look(host: Host, uid: str, *, agent: bool = False) -> GuestNow:
 def guest_now(told: dict[str, Any]) -> GuestNow:
     """What a program told of a domain."""
     commands = told["agent"]["commands"]
-    return GuestNow(
-        state=told["state"],
-        machine=told["machine"],
-        agent=AgentNow(**told["agent"] | {"commands": None if commands is None else frozenset(commands)}),
-        disks=tuple(DiskNow(**disk | {"chain": tuple(disk["chain"])}) for disk in told["disks"]),
-        filesystems=tuple(Filesystem(**one | {"disks": tuple(one["disks"])}) for one in told["filesystems"]),
-        snapshots=tuple(told["snapshots"]),
-        checkpoints=tuple(told["checkpoints"]),
-        backs_up=told["backs_up"],
-        saved=told["saved"],
-        run=told["run"],
-        cpu_ns=told["cpu_ns"],
-    )
+    parts: dict[str, Any] = {
+        "agent": AgentNow(**told["agent"] | {"commands": None if commands is None else frozenset(commands)}),
+        "disks": tuple(DiskNow(**disk | {"chain": tuple(disk["chain"])}) for disk in told["disks"]),
+        "filesystems": tuple(Filesystem(**one | {"disks": tuple(one["disks"])}) for one in told["filesystems"]),
+        "snapshots": tuple(told["snapshots"]),
+        "checkpoints": tuple(told["checkpoints"]),
+    }
+    return GuestNow(**told | parts)
 
 
 def trim(host: Host, uid: str, tick: Callable[[], None]) -> tuple[Trimmed, ...]:

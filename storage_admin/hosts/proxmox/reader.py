@@ -178,33 +178,25 @@ def with_hidden(client: Client, facts: ProxmoxFacts, storages: Iterable[str], vm
 
 def cluster(client: Client) -> Cluster:
     """The nodes, as far as the token may know; raises HostError."""
-    nodes = {
-        str(row["node"]): NodeFacts(
-            str(row["node"]), _online(row.get("status")), fingerprint=str(row.get("ssl_fingerprint") or "")
-        )
-        for row in client.rows("nodes")
-        if row.get("node")
-    }
+    rows = {str(row["node"]): row for row in client.rows("nodes") if row.get("node")}
     try:
         told = client.rows("cluster", "status")
     except DeniedError:
         told = []
     ips = {str(row.get("name")): str(row.get("ip") or "") for row in told if row.get("type") == "node"}
     local = {str(row.get("name")) for row in told if row.get("type") == "node" and str(row.get("local")) == "1"}
-    if not told and len(nodes) == 1:
-        local = set(nodes)
+    if not told and len(rows) == 1:
+        local = set(rows)
     name = next((str(row.get("name") or "") for row in told if row.get("type") == "cluster"), "")
-    return Cluster(
-        name,
-        tuple(
-            NodeFacts(one.name, one.online, one.name in local, one.fingerprint, ips.get(one.name, ""))
-            for __, one in sorted(nodes.items())
-        ),
-    )
-
-
-def _online(status: Any) -> bool | None:
-    return {"online": True, "offline": False}.get(str(status))
+    online = {"online": True, "offline": False}
+    nodes = (
+        NodeFacts(
+            node, online.get(str(row.get("status"))), node in local, str(row.get("ssl_fingerprint") or ""),
+            ips.get(node, ""),
+        )
+        for node, row in sorted(rows.items())
+    )  # fmt: skip
+    return Cluster(name, tuple(nodes))
 
 
 def _chosen(client: Client, known: Cluster, node: str) -> str:

@@ -19,7 +19,7 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.csv_export import Columns, csv_answer
 from storage_admin.errors import InvalidError, NotFoundError
 from storage_admin.hosts import folders, qemu_bugs, registration, services
-from storage_admin.hosts.host_filters import HostFilters
+from storage_admin.hosts.filters import HostFilters
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.selectors import hosts_for, pools_for
 from storage_admin.hosts.services import UNCHANGED, Unchanged
