@@ -295,10 +295,10 @@ def _put(job: Job, api: Api, naming: Naming, volume: str, *, digest: str = "") -
     _check_off(api, naming)
     if not digest:  # else it is the configuration that was looked at
         hidden.refuse_dropping(job.host, api, config, naming.name)
-    done = changes.repoint(api, _ref(naming), other, volume, digest=digest or config.digest)
-    if done.left:
+    left = changes.repoint(api, _ref(naming), other, volume, digest=digest or config.digest)
+    if left:
         told = _("{left} of {naming} still uses {other}, the other id of the same file.")
-        raise HostError(told.format(left=", ".join(done.left), naming=naming.name, other=other))
+        raise HostError(told.format(left=", ".join(left), naming=naming.name, other=other))
     what = f"{naming.name} names {volume} now"
     claims.log(job, f"Proxmox VE: {what}")
     audit(SYSTEM, "volume renamed", naming.name, after={"job": job.pk, "before": other, "now": volume})

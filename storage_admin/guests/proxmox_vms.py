@@ -6,7 +6,7 @@ for a few seconds at most. Where the API does not answer, the plan says that.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +14,17 @@ from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 
 from storage_admin.accounts.models import Actor, Role
-from storage_admin.agent import protocol
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError, StoppedError
+from storage_admin.agent.protocol import INVALID, HostError, RefusedError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import qemu_bugs
 from storage_admin.hosts.models import Host
-from storage_admin.hosts.proxmox import changes, hidden, permissions, registration, tasks
+from storage_admin.hosts.proxmox import changes, hidden, permissions, registration
 from storage_admin.hosts.proxmox.client import ANSWER_SECONDS, Client
 from storage_admin.hosts.proxmox.config import PATHS, Config, GuestRef, read_config
 from storage_admin.hosts.proxmox.drives import CONTAINER, VM
 from storage_admin.hosts.proxmox.errors import RIGHT_MISSING, NotThereError
 from storage_admin.hosts.proxmox.permissions import FEATURES, MissingRight, Permissions
-from storage_admin.hosts.proxmox.tasks import Outcome
-from storage_admin.jobs.models import JobLog
-from storage_admin.jobs.plan_and_progress import Recorder, Refusal, refuse
+from storage_admin.jobs.plan_and_progress import Refusal, refuse
 
 #: Seconds that an answer may take while somebody waits for a plan.
 PLAN_SECONDS = 8.0
@@ -283,42 +280,3 @@ def lacking_on(guest: Guest, feature: str) -> list[Refusal]:
         for need in FEATURES[feature].needs
         if need.scope == "/vms" and not known.has(path, need.rights)
     ]
-
-
-def follow(
-    vm: Vm, upid: str, stage: str, recorder: Recorder, stopping: Callable[[], bool], *, stops: bool = True
-) -> Outcome:
-    """Waits for a task: its id and its log become the job's, its percentage the job's progress.
-
-    Args:
-        stage: what the job does meanwhile, in a word.
-        stopping: whether this worker is told to end.
-        stops: the task ends with the job; else it goes on.
-
-    Raises:
-        StoppedError: somebody cancelled the job, or the worker ends; a task that ``stops`` has ended then.
-        RefusedError, HostError: as :func:`tasks.follow`.
-    """
-    recorder.log(f"Proxmox VE's task {upid}")
-    recorder.progress({"stage": stage, "percent": 0.0})
-    recorder.flush()
-
-    def check() -> None:
-        recorder.tick()
-        if not recorder.cancel_requested and not stopping():
-            return
-        if not stops:
-            sentence = gettext("Cancelled. Proxmox VE goes on with its task {upid}.")
-            raise StoppedError(protocol.CANCELLED, sentence.format(upid=upid))
-        recorder.log("stopping the task", JobLog.Level.WARNING)
-        sentence = gettext("Cancelled. Proxmox VE has ended its task {upid}.")
-        raise StoppedError(protocol.CANCELLED, sentence.format(upid=upid))
-
-    return tasks.follow(
-        vm.client,
-        upid,
-        progress=lambda percent: recorder.progress({"stage": stage, "percent": percent}),
-        log=recorder.log,
-        check=check,
-        stops=stops,
-    )

@@ -27,23 +27,16 @@ class Site:
     redis_url: str | None
 
 
-@dataclass(frozen=True)
-class Hooks:
-    """What the dashboard does around the start.
+def run(
+    site: Site, output: TextIO, *, prepare: Callable[[str, Say], None], ready: Callable[[Say], None],
+    watch: Callable[[Say], bool],
+) -> None:  # fmt: skip
+    """Runs everything until a signal asks to stop.
 
     Args:
         prepare: before any child runs, with the address of the Redis to come: tables, static files, first rows.
         ready: once the web server answers.
         watch: called about once a second afterwards, until it returns False.
-    """
-
-    prepare: Callable[[str, Say], None]
-    ready: Callable[[Say], None]
-    watch: Callable[[Say], bool]
-
-
-def run(site: Site, hooks: Hooks, output: TextIO) -> None:
-    """Runs everything until a signal asks to stop.
 
     Raises:
         SetupError: something about this machine is in the way; nothing has been started, or all of it was stopped.
@@ -58,9 +51,9 @@ def run(site: Site, hooks: Hooks, output: TextIO) -> None:
         print(text, file=output, flush=True)
 
     with _broker(site, lock) as (redis_url, specs):
-        hooks.prepare(redis_url, say)
+        prepare(redis_url, say)
         supervisor = Supervisor([*specs, *_dashboard(site, redis_url, lock)], output)
-        supervisor.run(lambda: hooks.ready(supervisor.say), lambda: hooks.watch(supervisor.say))
+        supervisor.run(lambda: ready(supervisor.say), lambda: watch(supervisor.say))
         supervisor.say("Storage Admin has stopped.")
 
 

@@ -22,7 +22,7 @@ from storage_admin.jobs.services import submit
 from storage_admin.supervisor.checks import browser_address
 from storage_admin.supervisor.commands import typed
 from storage_admin.supervisor.errors import SetupError
-from storage_admin.supervisor.start import Hooks, Say, Site, run
+from storage_admin.supervisor.start import Say, Site, run
 
 #: Seconds after which the first admin's password is said although the first scan goes on.
 PASSWORD_PATIENCE = 8.0
@@ -43,7 +43,7 @@ class Command(BaseCommand):
         )
         begin = Beginning(site.bind)
         try:
-            run(site, Hooks(prepare=begin.prepare, ready=begin.scan, watch=begin.look), sys.stdout)
+            run(site, sys.stdout, prepare=begin.prepare, ready=begin.scan, watch=begin.look)
         except SetupError as error:
             self.stderr.write(str(error))
             sys.exit(1)

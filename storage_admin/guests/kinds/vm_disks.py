@@ -5,7 +5,6 @@ Its tasks do the work; a job asks for one, follows it by its id, and reads the c
 
 import shlex
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +12,12 @@ from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from storage_admin.accounts.models import Actor
-from storage_admin.agent.protocol import INVALID, HostError, RefusedError
+from storage_admin.agent.protocol import CANCELLED, INVALID, HostError, RefusedError, StoppedError
 from storage_admin.errors import NotFoundError
 from storage_admin.guests import backups, proxmox_vms
 from storage_admin.guests.models import Guest
 from storage_admin.guests.proxmox_vms import Vm
-from storage_admin.hosts.proxmox import actions, reader, volumes
+from storage_admin.hosts.proxmox import actions, reader, tasks, volumes
 from storage_admin.hosts.proxmox.drives import Drive
 from storage_admin.hosts.proxmox.storages import StorageFacts
 from storage_admin.jobs import runner, services
@@ -332,12 +331,41 @@ def find(guest_id: int) -> Guest:
 
 
 def followed(vm: Vm, upid: str, stage: str, recorder: Recorder, *, stops: bool = True) -> dict[str, Any]:
-    """Waits for a task, as :func:`proxmox_vms.follow`; what a job's result says of it."""
-    stopping: Callable[[], bool] = runner.stopping.is_set
-    outcome = proxmox_vms.follow(vm, upid, stage, recorder, stopping, stops=stops)
-    if outcome.warnings:
-        recorder.log(f"Proxmox VE reported {outcome.warnings} warnings, see above", JobLog.Level.WARNING)
-    return {"task": upid, "warnings": outcome.warnings}
+    """Waits for a task: its id and its log become the job's, its percentage the job's progress.
+
+    Args:
+        stage: what the job does meanwhile, in a word.
+        stops: the task ends with the job; else it goes on.
+
+    Returns:
+        What the job's result says of it.
+
+    Raises:
+        StoppedError: somebody cancelled the job, or the worker ends; a task that ``stops`` has ended then.
+        RefusedError, HostError: as :func:`tasks.follow`.
+    """
+    recorder.log(f"Proxmox VE's task {upid}")
+    recorder.progress({"stage": stage, "percent": 0.0})
+    recorder.flush()
+
+    def check() -> None:
+        recorder.tick()
+        if not recorder.cancel_requested and not runner.stopping.is_set():
+            return
+        if not stops:
+            sentence = gettext("Cancelled. Proxmox VE goes on with its task {upid}.")
+            raise StoppedError(CANCELLED, sentence.format(upid=upid))
+        recorder.log("stopping the task", JobLog.Level.WARNING)
+        sentence = gettext("Cancelled. Proxmox VE has ended its task {upid}.")
+        raise StoppedError(CANCELLED, sentence.format(upid=upid))
+
+    warnings = tasks.follow(
+        vm.client, upid, progress=lambda percent: recorder.progress({"stage": stage, "percent": percent}),
+        log=recorder.log, check=check, stops=stops,
+    )  # fmt: skip
+    if warnings:
+        recorder.log(f"Proxmox VE reported {warnings} warnings, see above", JobLog.Level.WARNING)
+    return {"task": upid, "warnings": warnings}
 
 
 def _told(drive: Drive) -> dict[str, Any]:
@@ -366,31 +394,15 @@ def _against_storage(storage: StorageFacts | None, drive: Drive, vm: Vm) -> list
             if one.enabled and one.active and "images" in one.content
         ]
         why = gettext("it does not exist") if storage is None else gettext("it does not accept VM disks on this node")
-        return [
-            Refusal(
-                INVALID,
-                gettext("The storage cannot be used: {why}. Storages of {node} for VM disks: {fit}.").format(
-                    why=why, node=vm.ref.node, fit=", ".join(fit) or "none"
-                ),
-            )
-        ]
+        sentence = gettext("The storage cannot be used: {why}. Storages of {node} for VM disks: {fit}.")
+        return [Refusal(INVALID, sentence.format(why=why, node=vm.ref.node, fit=", ".join(fit) or "none"))]
     if not storage.active:
-        return [
-            Refusal(
-                "host_unreachable",
-                gettext(
-                    "{node} cannot reach the storage {storage} at present. Check the storage, then try again."
-                ).format(node=vm.ref.node, storage=storage.name),
-            )
-        ]
+        sentence = gettext("{node} cannot reach the storage {storage} at present. Check the storage, then try again.")
+        return [Refusal("host_unreachable", sentence.format(node=vm.ref.node, storage=storage.name))]
     size, free = drive.size_bytes, storage.available_bytes
     if size is not None and free is not None and size > free:
-        return [
-            Refusal(
-                "not_enough_space",
-                gettext(
-                    "The copy may need up to {size:,} bytes, but {storage} has {free:,} free. Free some space first."
-                ).format(size=size, storage=storage.name, free=free),
-            )
-        ]
+        sentence = gettext(
+            "The copy may need up to {size:,} bytes, but {storage} has {free:,} free. Free some space first."
+        )
+        return [Refusal("not_enough_space", sentence.format(size=size, storage=storage.name, free=free))]
     return []

@@ -75,20 +75,7 @@ def _shown(found: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={value}" for name, value in found.items()) or "none"
 
 
-@dataclass(frozen=True)
-class Repointed:
-    """What came of naming a volume anew.
-
-    Args:
-        left: ``unusedN`` lines that still have the old name, and so name the same file; empty where all is well.
-        digest: of the configuration now.
-    """
-
-    left: tuple[str, ...]
-    digest: str
-
-
-def repoint(client: Api, guest: GuestRef, old: str, new: str, *, digest: str = "") -> Repointed:
+def repoint(client: Api, guest: GuestRef, old: str, new: str, *, digest: str = "") -> tuple[str, ...]:
     """Makes a VM's configuration name a volume by another id of the same file.
 
     For a linked clone that was flattened: ``store:101/base-101-disk-0.qcow2/102/vm-102-disk-0.qcow2`` has become
@@ -100,6 +87,9 @@ def repoint(client: Api, guest: GuestRef, old: str, new: str, *, digest: str = "
         old: the id that the configuration has.
         new: of the same file (:func:`volumes.own_id`).
         digest: of the configuration that this was planned for; empty where any will do.
+
+    Returns:
+        ``unusedN`` lines that still have the old name, and so name the same file; empty where all is well.
 
     Raises:
         RefusedError: ``guest_locked``, ``stale_plan``; ``has_internal_snapshots``: a snapshot names
@@ -133,7 +123,7 @@ def repoint(client: Api, guest: GuestRef, old: str, new: str, *, digest: str = "
         )
     for line in _unused(config, old):
         config = set_config(client, config, {line: new})
-    return Repointed(_unused(config, old), config.digest)
+    return _unused(config, old)
 
 
 def naming(config: Config, volume: str) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ A 200 says that the task began. Progress stands in its log and nowhere else.
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
 
@@ -32,17 +31,6 @@ _STOP_LIMIT = 60.0
 _NOTHING = "no content"  # what an empty log shows as its first line
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a task ended that did what it was to do.
-
-    Args:
-        warnings: how many Proxmox VE counted.
-    """
-
-    warnings: int
-
-
 def node_of(upid: str) -> str:
     """The node that a task runs on.
 
@@ -65,7 +53,7 @@ def follow(
     stops: bool = True,
     interval: float = INTERVAL,
     patience: float = PATIENCE,
-) -> Outcome:
+) -> int:
     """Waits for a task's end.
 
     Args:
@@ -76,6 +64,9 @@ def follow(
         stops: or, without, goes on by itself: what it does must not be cut off.
         interval: seconds between two looks.
         patience: seconds that the API may not answer meanwhile.
+
+    Returns:
+        How many warnings Proxmox VE counted.
 
     Raises:
         RefusedError: ``guest_locked``, ``stale_plan``, ``busy``: the task found that only when it had begun.
@@ -150,15 +141,15 @@ class _Task:
             self._percent = float(found[1])
             self._progress(self._percent)
 
-    def judged(self, exit_status: str) -> Outcome:
-        """The outcome; raises HostError where the task failed, RefusedError where something was in its way."""
+    def judged(self, exit_status: str) -> int:
+        """How many warnings it had; raises HostError where it failed, RefusedError where something was in its way."""
         if not _did(exit_status):
             refused = errors.in_the_way(self._client.who, exit_status)
             if refused is not None:
                 raise refused
             raise HostError(_("The Proxmox VE task failed: {said}").format(said=" ".join(exit_status.split())[:600]))
         warned = _WARNED.fullmatch(exit_status)
-        return Outcome(int(warned[1]) if warned else 0)
+        return int(warned[1]) if warned else 0
 
     def stop(self) -> str:
         """Asks for the task's end, and waits until it has ended; its exit status."""

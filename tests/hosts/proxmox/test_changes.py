@@ -106,8 +106,7 @@ def test_a_device_that_only_root_may_name_is_told(client: Client) -> None:
 def test_a_flattened_clone_is_named_anew_and_nothing_is_left(
     server: ProxmoxServer, client: Client, clone: Guest
 ) -> None:
-    done = repoint(client, CLONE, LINKED, OWN)
-    assert done.left == ()
+    assert repoint(client, CLONE, LINKED, OWN) == ()
     config = read_config(client, CLONE)
     assert config.now["scsi0"] == f"{OWN},discard=on,size=10G"
     assert {key: value for key, value in config.now.items() if key.startswith("unused")} == {
@@ -122,11 +121,10 @@ def test_a_change_that_was_cut_off_is_finished_by_asking_again(
     server: ProxmoxServer, client: Client, clone: Guest
 ) -> None:
     clone.text = clone.text.replace(LINKED, OWN) + f"unused0: {LINKED}\n"
-    done = repoint(client, CLONE, LINKED, OWN)
-    assert done.left == ()
+    assert repoint(client, CLONE, LINKED, OWN) == ()
     assert LINKED not in clone.text
     changes = len(server.verbs())
-    assert repoint(client, CLONE, LINKED, OWN) == done
+    assert repoint(client, CLONE, LINKED, OWN) == ()
     assert len(server.verbs()) == changes
 
 

@@ -222,10 +222,10 @@ def test_how_a_task_ended_is_in_its_status_alone() -> None:
             return log[params["start"] :] if path[-1] == "log" else []
 
     lines: list[str] = []
-    done = tasks.follow(
+    warnings = tasks.follow(
         Both(of("GET /nodes/{node}/tasks/{upid}/status")[0]), status["upid"], log=lines.append  # type: ignore[arg-type]
     )  # fmt: skip
-    assert (done.warnings, lines) == (0, [row["t"] for row in log])
+    assert (warnings, lines) == (0, [row["t"] for row in log])
 
 
 @pytest.mark.parametrize("row", next(one for one in GOOD if one.path == "/nodes/pve1/tasks").data)
