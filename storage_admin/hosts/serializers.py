@@ -103,6 +103,11 @@ class HostBody(Body):
     client_key = StrictText(max_length=100_000, required=False, trim_whitespace=False, write_only=True)
 
 
+def _optional(max_length: int, **more: Any) -> StrictText:
+    """A text that may be left out, and may be empty."""
+    return StrictText(max_length=max_length, required=False, default="", allow_blank=True, **more)
+
+
 class NewHostBody(Body):
     """A host that is connected over a network."""
 
@@ -118,8 +123,8 @@ class NewHostBody(Body):
         help_text=_("Default: 22 for SSH, 16514 for libvirt over TLS, 8006 for Proxmox VE."),
     )  # fmt: skip
     user = StrictText(max_length=64, default="root", help_text=_("Users other than root need passwordless sudo."))
-    private_key = StrictText(
-        max_length=20_000, required=False, default="", trim_whitespace=False, write_only=True, allow_blank=True,
+    private_key = _optional(
+        20_000, trim_whitespace=False, write_only=True,
         help_text="Private key of the dashboard, without a passphrase. Encrypted at rest and never shown again. "
         "Default: the keys of the user that the dashboard runs as.",
     )  # fmt: skip
@@ -129,27 +134,20 @@ class NewHostBody(Body):
         "host_key_unconfirmed, or key_pair_created if host_key was given) contains its public_key and the line "
         "for authorized_keys. Add that line on the host, then send the same request again.",
     )  # fmt: skip
-    host_key = StrictText(
-        max_length=2000, required=False, default="", allow_blank=True,
+    host_key = _optional(
+        2000,
         help_text="Public key that the host must present, as in a .pub file. Without it, the response (409, "
         "host_key_unconfirmed) contains the key that the host presents. Compare it, then send it.",
-    )  # fmt: skip
+    )
     forced = StrictBoolean(
         required=False, default=False, help_text=_("The key can only run the agent there (a forced command).")
     )
-    token_id = StrictText(max_length=200, required=False, default="", allow_blank=True, help_text="USER@REALM!NAME.")
-    token_secret = StrictText(max_length=200, required=False, default="", allow_blank=True, write_only=True)
-    tls_fingerprint = StrictText(
-        max_length=100, required=False, default="", allow_blank=True,
-        help_text=_("SHA-256 fingerprint of a node's certificate; required unless a trusted CA signed it."),
-    )  # fmt: skip
-    node = StrictText(
-        max_length=100,
-        required=False,
-        default="",
-        allow_blank=True,
-        help_text=_("Name of a node of the cluster. Default: the node that answers."),
+    token_id = _optional(200, help_text="USER@REALM!NAME.")
+    token_secret = _optional(200, write_only=True)
+    tls_fingerprint = _optional(
+        100, help_text=_("SHA-256 fingerprint of a node's certificate; required unless a trusted CA signed it.")
     )
+    node = _optional(100, help_text=_("Name of a node of the cluster. Default: the node that answers."))
     ssh_port = StrictInteger(
         required=False, allow_null=True, default=None, help_text=_("SSH port of a Proxmox VE node.")
     )
@@ -158,17 +156,16 @@ class NewHostBody(Body):
         default="tls",
         help_text="libvirt only: connect over TLS, or to its local socket over SSH.",
     )
-    ca_cert = StrictText(
-        max_length=100_000, required=False, default="", allow_blank=True, trim_whitespace=False,
+    ca_cert = _optional(
+        100_000, trim_whitespace=False,
         help_text="For libvirt over TLS: certificate of the CA that signed the host's certificate, in PEM form. "
         "Without ca_cert, client_cert and client_key, the files in pki/ of the data folder are used, or libvirt's "
         "usual ones.",
     )  # fmt: skip
-    client_cert = StrictText(
-        max_length=100_000, required=False, default="", allow_blank=True, trim_whitespace=False,
-        help_text=_("Client certificate of the dashboard, in PEM form."),
-    )  # fmt: skip
-    client_key = StrictText(
-        max_length=100_000, required=False, default="", allow_blank=True, trim_whitespace=False, write_only=True,
+    client_cert = _optional(
+        100_000, trim_whitespace=False, help_text=_("Client certificate of the dashboard, in PEM form.")
+    )
+    client_key = _optional(
+        100_000, trim_whitespace=False, write_only=True,
         help_text=_("Private key of client_cert, without a passphrase. Encrypted at rest and never shown again."),
     )  # fmt: skip

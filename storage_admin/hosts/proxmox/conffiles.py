@@ -37,16 +37,18 @@ _PENDING = {
     VM: re.compile(r"\[PENDING\]\s*", re.IGNORECASE),
     CONTAINER: re.compile(r"\[pve:pending\]\s*", re.IGNORECASE),
 }
-_LINE = {
+#: A line of a section: its key, and its value.
+LINE = {
     VM: re.compile(r"([a-z][a-z_-]*\d*):\s*(.+?)\s*", re.ASCII),
     CONTAINER: re.compile(r"([a-z][a-z_]*\d*):\s*(.+?)\s*", re.ASCII),
 }
-_LXC = re.compile(r"(lxc\.[a-z0-9_.-]+)(?::|\s*=)\s*(.*?)\s*", re.ASCII)
+#: What a container passes to LXC as it is.
+LXC = re.compile(r"(lxc\.[a-z0-9_.-]+)(?::|\s*=)\s*(.*?)\s*", re.ASCII)
 _CLUSTER = re.compile(r"^\s*cluster_name:\s*(\S+)\s*$", re.MULTILINE)
 #: The section of what cloud-init was last given: nothing in it is a disk.
 _CLOUDINIT = (HIDDEN, "cloudinit")
-#: Keys that name nothing and stand in no list of options.
-_BESIDE = frozenset({"description", "snapstate", "delete"})
+#: Keys that name nothing, and stand in no list of options and in no answer of the API.
+BESIDE = frozenset({"description", "snapstate", "delete"})
 
 
 def read(answer: Mapping[str, Any]) -> ProxmoxFacts:
@@ -188,7 +190,7 @@ class _GuestFile:
 
     def _special(self, line: str) -> None:
         """What backups keep there, by ids; what cloud-init was last given says nothing about disks."""
-        found = _LINE[VM].fullmatch(line)
+        found = LINE[VM].fullmatch(line)
         if self._section[0] != FLEECING:
             return
         if found is not None and found[1] == "fleecing-images":
@@ -197,17 +199,17 @@ class _GuestFile:
             self._not_read(line)
 
     def _option(self, line: str) -> None:
-        raw = _LXC.fullmatch(line) if self._kind == CONTAINER else None
-        found = _LINE[self._kind].fullmatch(line)
+        raw = LXC.fullmatch(line) if self._kind == CONTAINER else None
+        found = LINE[self._kind].fullmatch(line)
         if raw is not None:
             if "/" in raw[2]:
                 self.unread.append(line)
         elif found is None:
-            if line.partition(":")[0] not in _BESIDE:
+            if line.partition(":")[0] not in BESIDE:
                 self._not_read(line)
         elif found[1] == "delete" and self._section[0] == PENDING:
             self._values["delete"] = found[2]
-        elif found[1] not in _BESIDE:
+        elif found[1] not in BESIDE:
             self._value(line, found[1], found[2])
 
     def _value(self, line: str, key: str, value: str) -> None:

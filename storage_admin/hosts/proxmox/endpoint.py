@@ -1,7 +1,6 @@
 """Where Proxmox VE's API is reached and by which token: fields that are checked one by one, never a URL."""
 
 import re
-import ssl
 from dataclasses import dataclass, field
 
 from django.utils.translation import gettext as _
@@ -26,8 +25,8 @@ class Endpoint:
     Args:
         address: a host's name or address.
         port: Proxmox VE listens on 8006.
-        fingerprint: SHA-256 of the one certificate that it may show; empty where an authority has to have signed that.
-        ca_pem: the certificates of the only authorities that count; empty for those that this machine knows.
+        fingerprint: SHA-256 of the one certificate that it may show; empty where an authority that this machine knows
+            has to have signed that.
 
     Raises:
         InvalidError: a field is not what it should be.
@@ -36,14 +35,11 @@ class Endpoint:
     address: str
     port: int = DEFAULT_PORT
     fingerprint: str = ""
-    ca_pem: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "address", addresses.address(self.address))
         object.__setattr__(self, "port", addresses.port(self.port, DEFAULT_PORT))
         object.__setattr__(self, "fingerprint", fingerprint(self.fingerprint))
-        if self.ca_pem:
-            check_authorities(self.ca_pem)
 
     @property
     def netloc(self) -> str:
@@ -104,18 +100,6 @@ def fingerprint(text: str) -> str:
             ),
         )
     return ":".join(plain[i : i + 2] for i in range(0, 64, 2))
-
-
-def check_authorities(pem: str) -> None:
-    """Raises InvalidError where that holds no certificate in PEM form."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        context.load_verify_locations(cadata=pem)
-        if context.cert_store_stats()["x509"]:
-            return
-    except (ssl.SSLError, ValueError, TypeError):
-        pass
-    raise of_field("ca_pem", _("Enter the CA certificate in PEM form, such as /etc/pve/pve-root-ca.pem."))
 
 
 def _parts(token_id: str) -> tuple[str, str]:

@@ -15,18 +15,16 @@ from storage_admin.hosts import asking
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import shown
 from storage_admin.hosts.proxmox.client import Api
+from storage_admin.hosts.proxmox.conffiles import BESIDE, LINE, LXC
 from storage_admin.hosts.proxmox.config import Config, read_snapshots
+from storage_admin.hosts.proxmox.drives import VM
 from storage_admin.hosts.proxmox.errors import changed_meanwhile
 
 CODE = "hidden_lines"
 
 _HEADING = re.compile(r"\[([a-z][a-z0-9_:-]*)\]\s*", re.IGNORECASE | re.ASCII)
-_LINE = re.compile(r"([a-z][a-z_-]*\d*):\s*(.+?)\s*", re.ASCII)
-#: What a container passes to LXC as it is.
-_LXC = re.compile(r"(lxc\.[a-z0-9_.-]+)(?::|\s*=)\s*(.*?)\s*", re.ASCII)
-#: Sections that Proxmox VE keeps as they are, and keys that stand in no answer.
+#: Sections that Proxmox VE keeps as they are.
 _KEPT_SECTIONS = frozenset({"special:cloudinit", "special:fleecing"})
-_KEPT = frozenset({"description", "snapstate", "delete"})
 
 
 def lines(content: bytes, config: Config, snapshots: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
@@ -56,15 +54,15 @@ def _passed_over(text: str, told: Mapping[str, Mapping[str, str] | None]) -> Ite
         elif (shown := told[section]) is not None and line.strip() and not line.startswith("#"):
             where = f"[{section}] " if section else ""
             key = _key(line)
-            if not key or (key not in shown and key not in _KEPT):
+            if not key or (key not in shown and key not in BESIDE):
                 yield where + line
-            elif key in seen and not _LXC.fullmatch(line):  # the last one holds
+            elif key in seen and not LXC.fullmatch(line):  # the last one holds
                 yield where + seen[key]
             seen[key] = line
 
 
 def _key(line: str) -> str:
-    found = _LINE.fullmatch(line) or _LXC.fullmatch(line)
+    found = LINE[VM].fullmatch(line) or LXC.fullmatch(line)
     return "" if found is None else "ide2" if found[1] == "cdrom" else found[1]
 
 

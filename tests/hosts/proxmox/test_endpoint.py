@@ -84,11 +84,6 @@ def test_a_fingerprint_may_be_written_in_any_way() -> None:
     assert fingerprint("") == ""
 
 
-def test_an_authority_is_a_certificate() -> None:
-    with pytest.raises(InvalidError):
-        Endpoint("192.0.2.1", ca_pem="-----BEGIN CERTIFICATE-----\nnone\n-----END CERTIFICATE-----\n")
-
-
 def test_parts_of_a_path_stay_parts(server: ProxmoxServer, client: Client) -> None:
     for part in ("../access", "a/../../b", "x?y=1", "x#y", "%2e%2e", "/etc"):
         with pytest.raises(Exception, match=r"not support this call|400|rejected"):
