@@ -32,29 +32,18 @@ class ApiError(HostError):
 
     Args:
         status: of HTTP.
-        fields: what is wrong with each parameter, where the answer says so.
     """
 
-    def __init__(
-        self, detail: str, code: str = TOOL_FAILED, status: int = 0, fields: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, detail: str, code: str = TOOL_FAILED, status: int = 0) -> None:
         super().__init__(detail, code)
         self.status = status
-        self.fields = dict(fields or {})
 
 
 class DeniedError(ApiError):
-    """The token has no right to that.
+    """The token has no right to that."""
 
-    Args:
-        path: what the right would have to be on, such as ``/vms/100``; empty where the answer does not say so.
-        rights: any of which would do.
-    """
-
-    def __init__(self, detail: str, path: str, rights: tuple[str, ...]) -> None:
+    def __init__(self, detail: str) -> None:
         super().__init__(detail, RIGHT_MISSING, 403)
-        self.path = path
-        self.rights = rights
 
 
 class NotThereError(ApiError):
@@ -100,7 +89,7 @@ def of_answer(
         told = "; ".join(f"{name}: {_one_line(why)}" for name, why in sorted((fields or {}).items()))
         # What is in the way of a change comes as an error of the parameter, too.
         return in_the_way(who, told) or ApiError(
-            _("{who} rejected the request: {said}").format(who=who, said=told or said), status=400, fields=fields
+            _("{who} rejected the request: {said}").format(who=who, said=told or said), status=400
         )
     if status == 501:
         return NotKnownError(
@@ -129,10 +118,9 @@ def of_answer(
 def _denied(who: str, said: str) -> DeniedError:
     found = _DENIED.search(said)
     if found is None:
-        return DeniedError(_("{who} denied the request: {said}").format(who=who, said=said), "", ())
-    rights = tuple(right.strip() for right in found[2].split("|"))
-    lacking = _("{who} lacks {rights} on {path}.").format(who=who, rights=_(" or ").join(rights), path=found[1])
-    return DeniedError(lacking, found[1], rights)
+        return DeniedError(_("{who} denied the request: {said}").format(who=who, said=said))
+    rights = _(" or ").join(right.strip() for right in found[2].split("|"))
+    return DeniedError(_("{who} lacks {rights} on {path}.").format(who=who, rights=rights, path=found[1]))
 
 
 def in_the_way(who: str, said: str) -> RefusedError | None:

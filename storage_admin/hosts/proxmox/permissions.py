@@ -207,7 +207,7 @@ def require(client: Api, feature: str, *, vmid: int | None = None, storage: str 
             need.scope, need.scope
         )
         if path and _lacks(client, need, path):
-            raise DeniedError(MissingRight(feature, path, need.rights).sentence, path, need.rights)
+            raise DeniedError(MissingRight(feature, path, need.rights).sentence)
 
 
 def _lacks(client: Api, need: Need, path: str) -> bool:
