@@ -183,21 +183,13 @@ class MoveDisk(VmKind):
         draft.refusals += proxmox_vms.still_needed(vm.guest, target) if options["delete_source"] else []
         naming = vm.snapshots_with(drive.volume)
         if naming and options["delete_source"]:
-            draft.refusals.append(
-                Refusal(
-                    "has_internal_snapshots",
-                    gettext(
-                        "The snapshot {naming} of {guest} needs the old volume. Keep the volume, or delete the "
-                        "snapshot first."
-                    ).format(naming=naming[0], guest=vm.guest.name),
-                )
-            )
+            sentence = gettext(
+                "The snapshot {naming} of {guest} needs the old volume. Keep the volume, or delete the snapshot first."
+            ).format(naming=naming[0], guest=vm.guest.name)
+            draft.refusals.append(Refusal("has_internal_snapshots", sentence))
         elif naming:
-            draft.warnings.append(
-                gettext("The snapshots of the VM ({naming}) continue to use the old volume.").format(
-                    naming=", ".join(naming[:5])
-                )
-            )
+            sentence = gettext("The snapshots of the VM ({naming}) continue to use the old volume.")
+            draft.warnings.append(sentence.format(naming=", ".join(naming[:5])))
         if volumes.own_id(drive.volume) != drive.volume:
             draft.warnings.append(
                 gettext("The disk is a linked clone. The copy is a full copy, and also needs the space of the base.")
@@ -216,11 +208,10 @@ class MoveDisk(VmKind):
         config = vm.again()
         now = config.drive(target)
         if now.volume == before.volume or not now.volume.startswith(options["storage"] + ":"):
-            raise HostError(
-                gettext(
-                    "Task {upid} succeeded, but {target} of {guest} is {volume}. Scan the host and check the disk."
-                ).format(upid=upid, target=target, guest=vm.guest.name, volume=now.volume)
+            told = gettext(
+                "Task {upid} succeeded, but {target} of {guest} is {volume}. Scan the host and check the disk."
             )
+            raise HostError(told.format(upid=upid, target=target, guest=vm.guest.name, volume=now.volume))
         left = [key for key, text in sorted(config.now.items()) if key.startswith("unused") and text == before.volume]
         kept = f"; the old volume stays as {left[0]}" if left else ""
         return {
@@ -278,14 +269,8 @@ class Resize(VmKind):
         draft.refusals += [*of_template(vm), *proxmox_vms.lacking(vm, "resize", name)]
         naming = vm.snapshots_with(drive.volume)
         if naming and drive.volume.endswith(".qcow2"):
-            draft.refusals.append(
-                Refusal(
-                    "has_internal_snapshots",
-                    gettext(
-                        "Proxmox VE cannot enlarge a qcow2 disk with snapshots. Delete them first ({naming})."
-                    ).format(naming=", ".join(naming[:5])),
-                )
-            )
+            sentence = gettext("Proxmox VE cannot enlarge a qcow2 disk with snapshots. Delete them first ({naming}).")
+            draft.refusals.append(Refusal("has_internal_snapshots", sentence.format(naming=", ".join(naming[:5]))))
         storage, more = _storage(vm, name), wanted - (noted or 0)
         if storage is not None and storage.available_bytes is not None and more > storage.available_bytes:
             sentence = gettext("{name} has {available:,} bytes free, and the disk may take {more:,} more.").format(
@@ -310,11 +295,10 @@ class Resize(VmKind):
         done = followed(vm, upid, "enlarging", recorder)
         now = vm.again().drive(target)
         if now.size_bytes is None or now.size_bytes < wanted:
-            raise HostError(
-                gettext(
-                    "Task {upid} succeeded, but {target} of {guest} has {size} bytes. Scan the host and check the disk."
-                ).format(upid=upid, target=target, guest=vm.guest.name, size=now.size_bytes)
+            told = gettext(
+                "Task {upid} succeeded, but {target} of {guest} has {size} bytes. Scan the host and check the disk."
             )
+            raise HostError(told.format(upid=upid, target=target, guest=vm.guest.name, size=now.size_bytes))
         was = "an unknown size" if before.size_bytes is None else f"{before.size_bytes:,} bytes"
         return {
             "disk": target, "before": _told(before), "now": _told(now),
