@@ -222,12 +222,8 @@ def _named(name: str, hook: Webhook | None) -> str:
 def _known(events: Iterable[str]) -> list[str]:
     wanted = set(events)
     if unknown := sorted(wanted - NAMES.keys()):
-        raise of_field(
-            "events",
-            _("There is no event {unknown!r}. Available events: {names}.").format(
-                unknown=unknown[0], names=", ".join(NAMES)
-            ),
-        )
+        sentence = _("There is no event {unknown!r}. Available events: {names}.")
+        raise of_field("events", sentence.format(unknown=unknown[0], names=", ".join(NAMES)))
     return sorted(wanted)
 
 

@@ -77,14 +77,10 @@ def used(pair: KeyPair | None, *, is_pinned: bool, is_forced: bool = False) -> I
         return
     try:
         if pair.is_new and is_pinned:
-            raise UnconfirmedError(
-                _(
-                    "A key pair was created. Add the public key to the authorized_keys file on {address}, then try "
-                    "again."
-                ).format(address=pair.address),
-                {},
-                "key_pair_created",
+            sentence = _(
+                "A key pair was created. Add the public key to the authorized_keys file on {address}, then try again."
             )
+            raise UnconfirmedError(sentence.format(address=pair.address), {}, "key_pair_created")
         yield secrets.unlock(pair.private_key_locked)
     except UnconfirmedError as error:
         line = forced.authorized_line(pair.public_key) if is_forced else forced.named(pair.public_key)

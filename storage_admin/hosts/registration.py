@@ -101,12 +101,8 @@ def _try_libvirt(host: Host) -> None:
     except HostError as error:
         raise RefusedError("host_unreachable", error.detail) from error
     if answer is None:
-        raise RefusedError(
-            "host_unreachable",
-            gettext(
-                "libvirt is not listening on {address}. Install it, or start it (systemctl start libvirtd)."
-            ).format(address=host.address),
-        )
+        sentence = gettext("libvirt is not listening on {address}. Install it, or start it (systemctl start libvirtd).")
+        raise RefusedError("host_unreachable", sentence.format(address=host.address))
 
 
 def _checked_tls(wanted: WantedLibvirt) -> Host:

@@ -267,10 +267,6 @@ def scan_keys(address: str, port: int) -> list[str]:
     found = [line.split(None, 1)[1] for line in done.stdout.decode("ascii", "replace").splitlines() if " " in line]
     keys = [key for kind in kinds for key in found if key.startswith(("ssh-" + kind, kind + "-"))]
     if not keys:
-        raise HostError(
-            _("No SSH server answers at {address}, port {port}. Check the address and port.").format(
-                address=address, port=port
-            ),
-            "host_unreachable",
-        )
+        sentence = _("No SSH server answers at {address}, port {port}. Check the address and port.")
+        raise HostError(sentence.format(address=address, port=port), "host_unreachable")
     return keys

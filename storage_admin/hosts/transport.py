@@ -202,12 +202,8 @@ def _unreachable_where_it_is(where: ssh.Endpoint) -> Iterator[None]:
         if error.exit_code == ssh.CONNECTION_FAILED:
             raise HostError(ssh.why_not(where, error.said), "host_unreachable") from error
         if error.exit_code is None:
-            raise HostError(
-                _("{address}: connected, but the agent did not start. {detail}").format(
-                    address=where.address, detail=error.detail
-                ),
-                "host_unreachable",
-            ) from error
+            sentence = _("{address}: connected, but the agent did not start. {detail}")
+            raise HostError(sentence.format(address=where.address, detail=error.detail), "host_unreachable") from error
         raise
 
 

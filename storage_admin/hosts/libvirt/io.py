@@ -93,12 +93,8 @@ def _limits(limits: object) -> dict[str, dict[str, int]] | None:
         checked[target] = {}
         for name, value in values.items():
             if not _is_number(value, 0, HIGHEST):
-                raise of_field(
-                    "limits",
-                    _("{name} must be a whole number from 0 (no limit) to {highest:,}.").format(
-                        name=name, highest=HIGHEST
-                    ),
-                )
+                sentence = _("{name} must be a whole number from 0 (no limit) to {highest:,}.")
+                raise of_field("limits", sentence.format(name=name, highest=HIGHEST))
             checked[target][name] = value
     return checked
 

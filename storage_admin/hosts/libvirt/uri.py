@@ -191,12 +191,8 @@ def _told(process: "subprocess.Popen[bytes]", where: ssh.Endpoint) -> list[str]:
         while b"." not in (lines := [line.strip() for line in said.split(b"\n")[:-1]]):
             if not selector.select(max(0.0, deadline - time.monotonic())):
                 process.terminate()
-                raise HostError(
-                    _("{address} did not answer within {seconds:.0f} s.").format(
-                        address=where.address, seconds=LOOK_TIMEOUT
-                    ),
-                    "host_unreachable",
-                )
+                sentence = _("{address} did not answer within {seconds:.0f} s.")
+                raise HostError(sentence.format(address=where.address, seconds=LOOK_TIMEOUT), "host_unreachable")
             chunk = os.read(pipe, 4096)
             if not chunk:
                 raise HostError(ssh.why_not(where, ssh.last_words(process)), "host_unreachable")

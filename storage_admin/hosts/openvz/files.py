@@ -135,13 +135,10 @@ class ConfigFile:
             RefusedError: ``hard_linked`` where other names lead to it, ``dirty_or_corrupt`` where it is no text.
         """
         if self.is_link:
-            raise RefusedError(
-                "hard_linked",
-                _(
-                    "{path} is a link. Editing it here would replace the link with a separate file. Edit the file by "
-                    "hand."
-                ).format(path=self.path),
+            sentence = _(
+                "{path} is a link. Editing it here would replace the link with a separate file. Edit the file by hand."
             )
+            raise RefusedError("hard_linked", sentence.format(path=self.path))
         if self.names > 1:
             raise RefusedError(
                 "hard_linked",
@@ -186,12 +183,8 @@ def look(commands: Commands, ctid: str, folders: Sequence[str]) -> Looked:
     if not path:
         return Looked("vzctl" in facts, "vzlist" in facts, None)
     if "odd" in facts or "long" in facts:
-        raise RefusedError(
-            "dirty_or_corrupt",
-            _("{path} is not a regular file of at most {longest} bytes. Check what it is.").format(
-                path=path, longest=LONGEST
-            ),
-        )
+        sentence = _("{path} is not a regular file of at most {longest} bytes. Check what it is.")
+        raise RefusedError("dirty_or_corrupt", sentence.format(path=path, longest=LONGEST))
     mode, names, owner = facts["stat"].split()
     free = int(facts["free"]) * 1024 if facts.get("free", "").isdigit() else None
     lock = f"{facts['locks']}/{ctid}.lck" if facts.get("locks", "").startswith("/") else ""
@@ -294,27 +287,15 @@ def _expect(file: ConfigFile, done: Done) -> None:
     if done.exit_code == 0:
         return
     if done.exit_code == _CHANGED:
-        raise RefusedError(
-            "stale_plan",
-            _("{path} was changed by another program in the meantime, and was left unchanged here. Try again.").format(
-                path=file.path
-            ),
-        )
+        sentence = _("{path} was changed by another program in the meantime, and was left unchanged here. Try again.")
+        raise RefusedError("stale_plan", sentence.format(path=file.path))
     words = _words(done)
     if done.exit_code == _LOCKED:
-        raise RefusedError(
-            "guest_locked",
-            _("{words}. {path} was not changed. Set the priority again when the lock is released.").format(
-                words=words, path=file.path
-            ),
-        )
+        sentence = _("{words}. {path} was not changed. Set the priority again when the lock is released.")
+        raise RefusedError("guest_locked", sentence.format(words=words, path=file.path))
     if "Operation not permitted" in words:
-        raise RefusedError(
-            "immutable",
-            _("{path} is protected and was not changed (check with lsattr): {words}").format(
-                path=file.path, words=words
-            ),
-        )
+        sentence = _("{path} is protected and was not changed (check with lsattr): {words}")
+        raise RefusedError("immutable", sentence.format(path=file.path, words=words))
     raise HostError(_("{path} could not be replaced and was not changed: {words}").format(path=file.path, words=words))
 
 

@@ -38,10 +38,6 @@ def checked_priority(priority: int | str) -> int:
         RefusedError: ``invalid``.
     """
     if not _PRIORITY.fullmatch(str(priority)):
-        raise RefusedError(
-            INVALID,
-            _("{priority!a} is not an I/O priority. Enter a whole number from 0 to 7.").format(
-                priority=str(priority)[:60]
-            ),
-        )
+        sentence = _("{priority!a} is not an I/O priority. Enter a whole number from 0 to 7.")
+        raise RefusedError(INVALID, sentence.format(priority=str(priority)[:60]))
     return int(priority)

@@ -103,15 +103,12 @@ def _expect_it_saved(tried: Tried, outcome: PrioritySet, before: ConfigFile, *, 
     if tried.cut_short:
         raise_cut_short(tried.done, outcome, before, was_running=was_running)
     if any(config.without_priority(before.content)) and not any(config.without_priority(tried.now.content)):
-        raise NotSetError(
-            _(
-                "Container {ctid}: {path} now contains only the priority. Another program removed or emptied the "
-                "file while the priority was set, and vzctl created it again. The previous content is in the "
-                "log. Check that the container still exists before you restore the file."
-            ).format(ctid=outcome.ctid, path=outcome.path),
-            outcome,
-            before.content,
+        sentence = _(
+            "Container {ctid}: {path} now contains only the priority. Another program removed or emptied the "
+            "file while the priority was set, and vzctl created it again. The previous content is in the "
+            "log. Check that the container still exists before you restore the file."
         )
+        raise NotSetError(sentence.format(ctid=outcome.ctid, path=outcome.path), outcome, before.content)
     if tried.done.exit_code:
         raise_for(tried.done, outcome, was_running=was_running)
 

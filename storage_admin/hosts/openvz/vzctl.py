@@ -72,12 +72,8 @@ def set_by_vzctl(target: Target, before: ConfigFile, pause: Callable[[float], No
         if done.exit_code != UNHEARD:
             raise
         said = plain(done.stderr)
-        raise HostError(
-            _("{said} It is unknown whether container {ctid} was changed. Scan the host.").format(
-                said=said, ctid=target.ctid
-            ),
-            error.code,
-        ) from error
+        sentence = _("{said} It is unknown whether container {ctid} was changed. Scan the host.")
+        raise HostError(sentence.format(said=said, ctid=target.ctid), error.code) from error
     notes = _mended(target, before, now, done)
     left = read_again(target, "The configuration was corrected") if notes else now
     return Tried(done, left, notes, was_cut_short(before.content, now.content))
@@ -164,12 +160,8 @@ def raise_for(done: Done, outcome: PrioritySet, *, was_running: bool) -> None:
             ).format(said=said, ctid=ctid, priority=outcome.priority, left=left),
         )
     elif done.exit_code == BAD_VALUE:
-        raise RefusedError(
-            INVALID,
-            _("This version of vzctl does not accept {priority} for container {ctid}: {said}. {left}").format(
-                priority=outcome.priority, ctid=ctid, said=said, left=left
-            ),
-        )
+        sentence = _("This version of vzctl does not accept {priority} for container {ctid}: {said}. {left}")
+        raise RefusedError(INVALID, sentence.format(priority=outcome.priority, ctid=ctid, said=said, left=left))
     elif done.exit_code == NOT_APPLIED:
         raise NotSetError(
             _(

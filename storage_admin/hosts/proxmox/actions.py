@@ -66,13 +66,10 @@ def check_move(config: Config, target: str, storage: str, format: str) -> Drive:
     drive = config.drive(target)
     _refuse_path(config, target, drive)
     if format and (format not in FORMATS or config.guest.kind == CONTAINER):
-        raise RefusedError(
-            INVALID,
-            _(
-                "Choose one of the formats {formats} to move a VM's drive. A container's drive is moved without a "
-                "format."
-            ).format(formats=", ".join(FORMATS)),
+        sentence = _(
+            "Choose one of the formats {formats} to move a VM's drive. A container's drive is moved without a format."
         )
+        raise RefusedError(INVALID, sentence.format(formats=", ".join(FORMATS)))
     parts = volumes.split(drive.volume)
     if parts is None or drive.is_cdrom:
         raise RefusedError(
@@ -80,12 +77,8 @@ def check_move(config: Config, target: str, storage: str, format: str) -> Drive:
             _("{target} of {guest} is not a volume of a storage.").format(target=target, guest=config.guest.name),
         )
     if parts[0] == storage and (not format or drive.volume.endswith("." + format)):
-        raise RefusedError(
-            INVALID,
-            _("{target} of {guest} is already in {storage}, in that format.").format(
-                target=target, guest=config.guest.name, storage=storage
-            ),
-        )
+        sentence = _("{target} of {guest} is already in {storage}, in that format.")
+        raise RefusedError(INVALID, sentence.format(target=target, guest=config.guest.name, storage=storage))
     return drive
 
 
@@ -124,12 +117,8 @@ def check_resize(config: Config, target: str, size_bytes: int) -> Drive:
         )
     noted = drive.size_bytes
     if size_bytes <= 0 or (noted is not None and size_bytes <= noted):
-        raise RefusedError(
-            INVALID,
-            _("{target} of {guest} has {noted} bytes. Enter a larger size.").format(
-                target=target, guest=config.guest.name, noted=noted
-            ),
-        )
+        sentence = _("{target} of {guest} has {noted} bytes. Enter a larger size.")
+        raise RefusedError(INVALID, sentence.format(target=target, guest=config.guest.name, noted=noted))
     return drive
 
 
@@ -166,13 +155,8 @@ def trim(client: Client, guest: GuestRef) -> tuple[Trimmed, ...]:
     try:
         answer = client.post(*guest.path, "agent", "fstrim")
     except NoAnswerError as error:
-        raise NoAnswerError(
-            _("{detail} The trim continues inside {guest}. Check the image later.").format(
-                detail=error.detail, guest=guest.name
-            ),
-            error.code,
-            error.status,
-        ) from None
+        sentence = _("{detail} The trim continues inside {guest}. Check the image later.")
+        raise NoAnswerError(sentence.format(detail=error.detail, guest=guest.name), error.code, error.status) from None
     except ApiError as error:
         if error.status != 500 or isinstance(error, NotThereError):
             raise

@@ -83,12 +83,8 @@ class Config:
         try:
             drive, present = Drive.parse(self.next[target]), Drive.parse(self.now[target])
         except ValueError as error:
-            raise RefusedError(
-                INVALID,
-                _("The drive {target} of {guest} cannot be read: {error}.").format(
-                    target=target, guest=self.guest.name, error=error
-                ),
-            ) from error
+            sentence = _("The drive {target} of {guest} cannot be read: {error}.")
+            raise RefusedError(INVALID, sentence.format(target=target, guest=self.guest.name, error=error)) from error
         if drive.volume != present.volume:
             raise self._waits(target)
         return drive

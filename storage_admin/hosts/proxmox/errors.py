@@ -92,12 +92,8 @@ def of_answer(
             _("{who} rejected the request: {said}").format(who=who, said=told or said), status=400
         )
     if status == 501:
-        return NotKnownError(
-            _("{who} does not support this call: {said}. Its version of Proxmox VE may be too old.").format(
-                who=who, said=said
-            ),
-            status=status,
-        )
+        sentence = _("{who} does not support this call: {said}. Its version of Proxmox VE may be too old.")
+        return NotKnownError(sentence.format(who=who, said=said), status=status)
     if status in _NO_ANSWER:
         return NoAnswerError(
             _("{who} did not answer ({status} {said}). A node may be down, or one of its storages may hang.").format(
@@ -107,12 +103,8 @@ def of_answer(
         )  # fmt: skip
     if status >= 500:
         return in_the_way(who, said) or _failed(who, status, said)
-    return ApiError(
-        _("{who} answered {status} {said}. Check that the address is a Proxmox VE server.").format(
-            who=who, status=status, said=said
-        ),
-        status=status,
-    )
+    sentence = _("{who} answered {status} {said}. Check that the address is a Proxmox VE server.")
+    return ApiError(sentence.format(who=who, status=status, said=said), status=status)
 
 
 def _denied(who: str, said: str) -> DeniedError:

@@ -49,12 +49,8 @@ def check(wanted: Mapping[str, int | None]) -> None:
             continue
         least = SMALLEST_BYTES if name.endswith("bytes_sec") else 1
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
-            raise RefusedError(
-                INVALID,
-                _("{name} must be a whole number from {least} to {largest}, or 0 for no limit.").format(
-                    name=name, least=least, largest=LARGEST
-                ),
-            )
+            sentence = _("{name} must be a whole number from {least} to {largest}, or 0 for no limit.")
+            raise RefusedError(INVALID, sentence.format(name=name, least=least, largest=LARGEST))
 
 
 def changed(drive: Drive, wanted: Mapping[str, int | None]) -> Drive:
