@@ -11,6 +11,8 @@ from pathlib import Path
 from cryptography.fernet import Fernet, InvalidToken
 from django.conf import settings
 
+from storage_admin.key_files import key_in
+
 _VARIABLE = "STORAGE_ADMIN_SECRETS_KEY"
 
 
@@ -20,31 +22,12 @@ class SealError(Exception):
 
 @lru_cache(maxsize=1)
 def _box() -> Fernet:
-    given = os.environ.get(_VARIABLE, "").strip().encode()
-    key = given or _key_file(Path(settings.DATA_DIR) / "secrets.key")
+    given = os.environ.get(_VARIABLE, "").strip()
+    key = given or key_in(Path(settings.DATA_DIR) / "secrets.key", lambda: Fernet.generate_key().decode())
     try:
         return Fernet(key)
     except ValueError:
         raise SealError(f"The key of the secrets is damaged: put the right one into {_VARIABLE}.") from None
-
-
-def _key_file(path: Path) -> bytes:
-    """The key in that file; of processes that start at once, one makes it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    if not path.exists():
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(Fernet.generate_key())
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(new, path)
-        except FileExistsError:
-            pass
-        finally:
-            new.unlink()
-    return path.read_bytes().strip()
 
 
 def lock(text: str) -> bytes:

@@ -13,6 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from storage_admin.brokers import BrokerUrls
 from storage_admin.browser_files import FOLDERS
 from storage_admin.job_kinds import JOB_KINDS  # noqa: F401 (a setting)
+from storage_admin.key_files import key_in
 
 # Whatever a process of the dashboard writes, keys and the database above all, is for its own user alone. What is for
 # others (the agent on a host, demo images) gets its mode where it is made.
@@ -52,22 +53,15 @@ def _secret_key() -> str:
         return str(given)
     path = DATA_DIR / "secret_key"
     try:
-        if not path.exists():
-            DATA_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
-            made = path.with_name(f".secret_key.{secrets.token_hex(4)}")
-            made.touch(mode=0o600)
-            made.write_text(secrets.token_urlsafe(64))
-            try:
-                path.hardlink_to(made)  # two that start at once end up with one key
-            except FileExistsError:
-                pass
-            made.unlink()
-        return path.read_text().strip()
+        key = key_in(path, lambda: secrets.token_urlsafe(64))
     except OSError as error:
         raise ImproperlyConfigured(
             f"The data folder {DATA_DIR} cannot be used ({error.strerror}). "
             "Make it writable or set STORAGE_ADMIN_DATA_DIR to a folder that is."
         ) from error
+    if not key:
+        raise ImproperlyConfigured(f"{path} is empty. Restore it from a backup, or delete it: all sign in again then.")
+    return key
 
 
 SECRET_KEY = _secret_key()
