@@ -73,12 +73,22 @@ class Tab:
         shown = fact.first.inner_text()
         return 0 if shown.startswith("0 B") else int(fact.locator(".sub").first.inner_text().replace(",", ""))
 
+    def confirm(self, button: str, says: str = "succeeded") -> None:
+        """Presses what starts a job, and waits until the job's page says that it went as it should."""
+        self.page.get_by_role("button", name=button).click()
+        expect(self.page).to_have_url(re.compile(r"/jobs/\d+/$"))
+        expect(self.page.locator("#status")).to_contain_text(says, timeout=60_000)
+
+    def image_page(self, path: Path) -> None:
+        """Goes to the page of an image, by its path in the list."""
+        self.open(f"/images/?search={path}")
+        self.page.get_by_role("link", name=path.name, exact=True).click()
+
     def undo(self, link: str = "Undo: restore the original") -> None:
         """From the page of a job, or of its image, over the plan to the end of the undo."""
         self.page.get_by_role("link", name=link).click()
-        self.page.get_by_role("button", name="Undo: restore the original").click()
+        self.confirm("Undo: restore the original")
         expect(self.page.get_by_role("heading", name=re.compile("Undo"))).to_be_visible()
-        expect(self.page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
 
     def row(self, name: str) -> Locator:
         """The row of a table that has a link of that name."""

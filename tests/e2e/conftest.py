@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
 from tests.e2e.browser import Tab, Theme, chromium, tab
 from tests.e2e.rest import Rest
@@ -70,3 +70,15 @@ def admin_tab(browser_process: Browser, dashboard: Dashboard, signed_in: Path) -
 
         yield open_one
     assert [complaint for one in opened for complaint in one.complaints] == []
+
+
+@pytest.fixture
+def seen(admin_tab: Callable[[], Tab]) -> Tab:
+    """A tab of the admin."""
+    return admin_tab()
+
+
+@pytest.fixture
+def page(seen: Tab) -> Page:
+    """The page of that tab."""
+    return seen.page

@@ -2,12 +2,11 @@
 
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.e2e.browser import Tab
 from tests.e2e.rest import Rest
@@ -22,10 +21,8 @@ LOOK = "from django.utils import timezone; from images.alert_rules.looking impor
 
 
 def test_a_filesystem_that_fills_up_is_an_alert_until_there_is_room_again(
-    admin_tab: Callable[..., Tab], dashboard: Dashboard, rest: Rest, small_filesystem: Path
+    seen: Tab, page: Page, dashboard: Dashboard, rest: Rest, small_filesystem: Path
 ) -> None:
-    seen = admin_tab()
-    page = seen.page
     pool = rest.post("pools/", {"host": "local", "path": str(small_filesystem), "name": "tiny"}, expect=201)
     title = re.compile("tiny is over its threshold of 85 %")
     with receiver() as there:

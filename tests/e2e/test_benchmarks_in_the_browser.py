@@ -3,12 +3,11 @@
 import csv
 import io
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.e2e import disks
 from tests.e2e.browser import Tab
@@ -76,14 +75,10 @@ def started(seen: Tab, pool: dict[str, Any]) -> int:
     return int(page.url.rstrip("/").rsplit("/", 1)[1])
 
 
-def test_a_matrix_is_started_watched_read_and_compared(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path
-) -> None:
+def test_a_matrix_is_started_watched_read_and_compared(seen: Tab, page: Page, rest: Rest, shared_folder: Path) -> None:
     kept = disks.disk(shared_folder, "kept.qcow2")
     before = kept.read_bytes()
     pool = disks.registered(rest, shared_folder)
-    seen = admin_tab()
-    page = seen.page
 
     first = started(seen, pool)
     rates = rates_of(rest, first)
@@ -130,14 +125,10 @@ def test_a_matrix_is_started_watched_read_and_compared(
     assert [path.name for path in shared_folder.iterdir()] == ["kept.qcow2"]
 
 
-def test_what_boots_is_asked_for_a_boot_storm_alone(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path
-) -> None:
+def test_what_boots_is_asked_for_a_boot_storm_alone(seen: Tab, page: Page, rest: Rest, shared_folder: Path) -> None:
     disks.disk(shared_folder, "template.qcow2")
     pool = disks.registered(rest, shared_folder)
     (image,) = [row for row in rest.get(f"images/?pool={pool['id']}")["results"] if row["name"] == "template.qcow2"]
-    seen = admin_tab()
-    page = seen.page
     seen.open(f"/benchmarks/start/?pool={pool['id']}")
     fields = [page.locator(f"#boot_{name}") for name in ("image", "guests", "pattern", "kernel", "append")]
     for field in fields:

@@ -1,11 +1,11 @@
 """Many images at once: one plan, one job each; some are cancelled on the way, one is undone."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.e2e import disks
 from tests.e2e.browser import Tab
@@ -37,7 +37,7 @@ def job_of(seen: Tab, name: str) -> Locator:
 
 
 def test_one_page_plans_many_and_jobs_are_cancelled_from_the_list_and_one_is_undone(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, slow_host: None, tmp_path: Path
+    seen: Tab, page: Page, rest: Rest, shared_folder: Path, slow_host: None, tmp_path: Path
 ) -> None:
     slow = disks.noisy(shared_folder, "heap-slow.qcow2", zeros_mib=16, noise_mib=12)
     others = [disks.disk(shared_folder, f"heap-{number}.qcow2", zeros_mib=4, data_mib=1) for number in range(3)]
@@ -46,8 +46,6 @@ def test_one_page_plans_many_and_jobs_are_cancelled_from_the_list_and_one_is_und
     disks.registered(rest, shared_folder)
     before = {path: path.read_bytes() for path in (slow, *others, lost)}
     content = disks.content_of(others[1], tmp_path / "content.raw")
-    seen = admin_tab()
-    page = seen.page
 
     choose_all(seen, f"{shared_folder}/heap-")
     expect(page.get_by_role("heading", name="Reclaim 5 images")).to_be_visible()
@@ -86,13 +84,12 @@ def test_one_page_plans_many_and_jobs_are_cancelled_from_the_list_and_one_is_und
 
 
 def test_undo_copies_stand_on_the_pools_page_until_they_are_discarded(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path
+    seen: Tab, page: Page, rest: Rest, shared_folder: Path
 ) -> None:
     paths = [disks.disk(shared_folder, f"stack-{number}.qcow2", zeros_mib=8 * number) for number in (1, 2)]
     pool = disks.registered(rest, shared_folder)
     held = [disks.physical(path) for path in paths]
-    seen = admin_tab()
-    page, copies = seen.page, seen.page.locator("#undo-copies")
+    copies = page.locator("#undo-copies")
     choose_all(seen, f"{shared_folder}/stack-")
     page.get_by_label("Method").select_option("compress")
     page.get_by_role("button", name="Update plan", exact=True).click()

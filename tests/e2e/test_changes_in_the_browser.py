@@ -1,12 +1,10 @@
 """What becomes of an image after it was made: enlarged, rebased, repaired, merged, shrunk, by clicks."""
 
-import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.e2e import disks
 from tests.e2e.browser import Tab
@@ -16,23 +14,19 @@ pytestmark = pytest.mark.browser
 
 
 def test_an_image_is_changed_in_every_way_that_its_page_offers(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, tmp_path: Path
+    seen: Tab, page: Page, rest: Rest, shared_folder: Path, tmp_path: Path
 ) -> None:
     old, new = (disks.disk(shared_folder, f"{name}.qcow2", zeros_mib=0) for name in ("old", "new"))
     path = disks.disk(shared_folder, "vm.qcow2", base="old.qcow2", at_mib=128, zeros_mib=0)
     content = disks.content_of(path, tmp_path / "before")
     disks.registered(rest, shared_folder)
-    seen = admin_tab()
-    page = seen.page
 
     def begin(name: str, action: str) -> None:
         seen.open(f"/images/{rest.image(name)['id']}/")
         page.get_by_role("link", name=action).click()
 
     def ends(button: str) -> None:
-        page.get_by_role("button", name=button).click()
-        expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
-        expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+        seen.confirm(button)
         rest.scan()
         rest.quiet()
 

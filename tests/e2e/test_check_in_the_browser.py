@@ -1,11 +1,10 @@
 """An image looked through and repaired through the pages."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.agent.test_check import leak
 from tests.e2e import disks
@@ -17,8 +16,7 @@ pytestmark = pytest.mark.browser
 
 def checked_on_the_page(seen: Tab, path: Path) -> None:
     """From the list over the image's page to the result of a check."""
-    seen.open(f"/images/?search={path}")
-    seen.page.get_by_role("link", name=path.name, exact=True).click()
+    seen.image_page(path)
     seen.page.get_by_role("link", name="Check…").click()
     expect(seen.page.locator("#plan")).to_contain_text("nothing is written")
     seen.page.locator("#plan").get_by_role("button", name=f"Check {path.name}").click()
@@ -27,15 +25,14 @@ def checked_on_the_page(seen: Tab, path: Path) -> None:
 
 
 def test_leaks_are_found_repaired_and_put_back(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, tmp_path: Path
+    seen: Tab, page: Page, rest: Rest, shared_folder: Path, tmp_path: Path
 ) -> None:
     path = disks.disk(shared_folder, "leaky.qcow2")
     leak(path, clusters=5)
     content, before, found = disks.content_of(path, tmp_path / "before.raw"), path.read_bytes(), disks.checked(path)
     assert found == {"corruptions": 0, "leaks": 5, "errors": 0}
     disks.registered(rest, shared_folder)
-    seen = admin_tab()
-    page, status = seen.page, seen.page.locator("#status")
+    status = page.locator("#status")
 
     checked_on_the_page(seen, path)
     expect(status).to_contain_text("Found: 0 errors, 5 leaked clusters.")

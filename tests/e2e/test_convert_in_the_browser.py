@@ -1,11 +1,10 @@
 """An image written in another format through the pages."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from storage_admin.words import size
 from tests.e2e import disks
@@ -16,21 +15,19 @@ pytestmark = pytest.mark.browser
 
 
 def open_plan(seen: Tab, path: Path) -> None:
-    seen.open(f"/images/?search={path}")
-    seen.page.get_by_role("link", name=path.name, exact=True).click()
+    seen.image_page(path)
     seen.page.get_by_role("link", name="Convert…").click()
     expect(seen.page.get_by_role("heading", name=re.compile("· Plan"))).to_be_visible()
 
 
 def test_an_overlay_becomes_a_file_of_another_format_and_no_file_is_overwritten(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path
+    seen: Tab, page: Page, rest: Rest, shared_folder: Path
 ) -> None:
     disks.disk(shared_folder, "ground.qcow2")
     source = disks.disk(shared_folder, "travel.qcow2", base="ground.qcow2", zeros_mib=0, at_mib=40)
     new, before = shared_folder / "travel.vmdk", source.read_bytes()
     disks.registered(rest, shared_folder)
-    seen = admin_tab()
-    page, plan = seen.page, seen.page.locator("#plan")
+    plan = page.locator("#plan")
 
     open_plan(seen, source)
     page.get_by_label("Format options").fill("subformat=streamOptimized")
@@ -43,9 +40,7 @@ def test_an_overlay_becomes_a_file_of_another_format_and_no_file_is_overwritten(
     page.get_by_text("Commands", exact=True).click()
     expect(plan).to_contain_text("-O vmdk -o subformat=streamOptimized")
     seen.assert_accessible()
-    plan.get_by_role("button", name="Convert travel.qcow2").click()
-    expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
-    expect(page.locator("#status")).to_contain_text("Physical size of the new file", timeout=60_000)
+    seen.confirm("Convert travel.qcow2", "Physical size of the new file")
     assert disks.equal(source, new)
     assert source.read_bytes() == before
     assert seen.exact("Physical size of the new file") == disks.physical(new)
@@ -75,13 +70,12 @@ def test_an_overlay_becomes_a_file_of_another_format_and_no_file_is_overwritten(
 
 
 def test_a_new_format_takes_the_images_place_and_undo_brings_the_old_name_back(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, tmp_path: Path
+    seen: Tab, page: Page, rest: Rest, shared_folder: Path, tmp_path: Path
 ) -> None:
     old, new = disks.disk(shared_folder, "settled.qcow2"), shared_folder / "settled.raw"
     content, before = disks.content_of(old, tmp_path / "before.raw"), old.read_bytes()
     disks.registered(rest, shared_folder)
-    seen = admin_tab()
-    page, plan = seen.page, seen.page.locator("#plan")
+    plan = page.locator("#plan")
 
     open_plan(seen, old)
     page.get_by_label("Target format").select_option("raw")
@@ -90,9 +84,7 @@ def test_a_new_format_takes_the_images_place_and_undo_brings_the_old_name_back(
     expect(page.get_by_label("Keep the undo copy (hours)")).to_be_visible()
     expect(plan).to_contain_text(f"holds {size(disks.physical(old))} until")
     seen.assert_accessible()
-    plan.get_by_role("button", name="Convert settled.qcow2").click()
-    expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
-    expect(page.locator("#status")).to_contain_text("Undo: restore the original", timeout=60_000)
+    seen.confirm("Convert settled.qcow2", "Undo: restore the original")
     expect(seen.fact("New name")).to_have_text(str(new))
     assert not old.exists()
     assert disks.equal(new, content)

@@ -1,11 +1,9 @@
 """A new image and an overlay on it, made through the pages."""
 
-import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.e2e import disks
 from tests.e2e.browser import Tab
@@ -15,12 +13,10 @@ pytestmark = pytest.mark.browser
 
 
 def test_an_image_and_an_overlay_on_it_are_created_as_their_plans_say(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path
+    seen: Tab, page: Page, rest: Rest, shared_folder: Path
 ) -> None:
     new, over = shared_folder / "fresh.qcow2", shared_folder / "over.qcow2"
     pool = disks.registered(rest, shared_folder)["id"]
-    seen = admin_tab()
-    page = seen.page
     seen.open(f"/pools/{pool}/")
     page.get_by_role("link", name="Create image…").click()
     page.get_by_label("Name").fill(new.name)
@@ -35,9 +31,7 @@ def test_an_image_and_an_overlay_on_it_are_created_as_their_plans_say(
     page.get_by_label("Size (GiB)").press("Enter")
     expect(page.locator("pre.shell")).to_contain_text("cluster_size=128k,extended_l2=on")
     assert not new.exists()
-    page.get_by_role("button", name="Create image").click()
-    expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
-    expect(page.locator("#status")).to_contain_text("Physical size of the new file", timeout=60_000)
+    seen.confirm("Create image", "Physical size of the new file")
     assert seen.exact("Physical size of the new file") == disks.physical(new)
     assert seen.exact("Virtual size") == disks.info(new)["virtual-size"] == 3 << 29
     seen.assert_accessible()

@@ -1,11 +1,10 @@
 """A chain made shorter through the pages, by both methods, and put back."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.e2e import disks
 from tests.e2e.browser import Tab
@@ -28,8 +27,7 @@ def chain(shared_folder: Path, rest: Rest) -> list[Path]:
 
 def open_plan(seen: Tab, path: Path) -> None:
     """From the list over the image's page to the plan."""
-    seen.open(f"/images/?search={path}")
-    seen.page.get_by_role("link", name=path.name, exact=True).click()
+    seen.image_page(path)
     seen.page.get_by_role("link", name="Flatten…").click()
     expect(seen.page.get_by_role("heading", name=re.compile("· Plan"))).to_be_visible()
 
@@ -41,13 +39,12 @@ def confirm(seen: Tab, button: str) -> None:
 
 
 def test_a_chain_is_flattened_down_to_a_base_then_put_back_then_made_to_stand_alone(
-    admin_tab: Callable[..., Tab], chain: list[Path], tmp_path: Path
+    seen: Tab, page: Page, chain: list[Path], tmp_path: Path
 ) -> None:
     leaf, base = chain[-1], chain[0]
     content, before = disks.content_of(leaf, tmp_path / "before.raw"), disks.physical(leaf)
     below = {path: path.read_bytes() for path in chain[:-1]}
-    seen = admin_tab()
-    page, plan = seen.page, seen.page.locator("#plan")
+    plan = page.locator("#plan")
 
     open_plan(seen, leaf)
     expect(plan).to_contain_text("The chain depth becomes 1 (now 4)")

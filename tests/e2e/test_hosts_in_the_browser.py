@@ -3,11 +3,11 @@
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.e2e.browser import Tab
 from tests.e2e.rest import Rest
@@ -41,11 +41,9 @@ def server(tmp_path: Path, vz: OpenVZHost) -> Iterator[Sshd]:
 
 
 def test_a_host_is_added_by_ssh_and_a_containers_priority_set_on_it(
-    admin_tab: Callable[..., Tab], rest: Rest, server: Sshd, vz: OpenVZHost
+    seen: Tab, page: Page, rest: Rest, server: Sshd, vz: OpenVZHost
 ) -> None:
     vz.add("101", 'HOSTNAME="shop"\nIOPRIO="3"\n', state="running")
-    seen = admin_tab()
-    page = seen.page
     seen.open("/hosts/")
     page.get_by_role("link", name="Add host…").click()
     page.get_by_label("Display name", exact=True).fill("old-vz")
@@ -77,9 +75,7 @@ def test_a_host_is_added_by_ssh_and_a_containers_priority_set_on_it(
     page.get_by_role("button", name="Show plan").click()
     expect(page.locator("tbody")).to_contain_text("vzctl set 101 --ioprio 7 --save")
     seen.assert_accessible()
-    page.get_by_role("button", name="Apply to 1 guest").click()
-    expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
-    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    seen.confirm("Apply to 1 guest")
     seen.assert_accessible()
     assert b'IOPRIO="7"' in (vz.conf / "101.conf").read_bytes()
     seen.open("/guests/?search=shop")
@@ -93,10 +89,8 @@ def test_a_host_is_added_by_ssh_and_a_containers_priority_set_on_it(
 
 
 def test_a_host_is_added_with_a_created_key_pair_in_five_clicks(
-    admin_tab: Callable[..., Tab], rest: Rest, server: Sshd
+    seen: Tab, page: Page, rest: Rest, server: Sshd
 ) -> None:
-    seen = admin_tab()
-    page = seen.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.add_init_script(
         "addEventListener('click', () => sessionStorage.clicks = +(sessionStorage.clicks || 0) + 1, true)"

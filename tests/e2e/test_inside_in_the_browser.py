@@ -3,11 +3,10 @@
 import os
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.e2e import disks
 from tests.e2e.browser import Tab
@@ -18,7 +17,7 @@ MIB = 1 << 20
 
 
 def test_an_admin_allows_it_looks_inside_browses_and_downloads_a_file(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, tmp_path: Path
+    seen: Tab, page: Page, rest: Rest, shared_folder: Path, tmp_path: Path
 ) -> None:
     root, raw, words = tmp_path / "root", tmp_path / "disk.raw", os.urandom(3 * MIB)
     (root / "home/ann").mkdir(parents=True)
@@ -28,8 +27,6 @@ def test_an_admin_allows_it_looks_inside_browses_and_downloads_a_file(
     subprocess.run(["mkfs.ext4", "-q", "-d", root, raw], check=True)
     disks.run("qemu-img", "convert", "-O", "qcow2", str(raw), str(shared_folder / "vm.qcow2"))
     pool = disks.registered(rest, shared_folder)["id"]
-    seen = admin_tab()
-    page = seen.page
     image = f"/images/{rest.image('vm.qcow2')['id']}/"
     seen.open(image)
     expect(page.get_by_role("link", name="Browse files…")).to_have_count(0)

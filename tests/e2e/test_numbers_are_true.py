@@ -1,9 +1,6 @@
-import json
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,15 +8,11 @@ from images.demo.recipes import RECIPES
 from tests.e2e.browser import Tab
 from tests.e2e.rest import Rest
 from tests.harness.services import Dashboard
+from tests.working import info
 
 pytestmark = pytest.mark.browser
 
 NAMES = sorted({name for recipe in RECIPES for name in recipe.names} - {"damaged.qcow2", "point-of-sale-flat.vmdk"})
-
-
-def info(path: Path) -> dict[str, Any]:
-    done = subprocess.run(["qemu-img", "info", "-U", "--output=json", str(path)], capture_output=True, check=True)
-    return dict(json.loads(done.stdout))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,8 +49,7 @@ def test_states_and_depths_are_those_of_the_files(rest: Rest) -> None:
     assert "point-of-sale-flat.vmdk" not in state
 
 
-def test_the_list_shows_the_exact_bytes_of_each_image(admin_tab: Callable[..., Tab], dashboard: Dashboard) -> None:
-    seen = admin_tab()
+def test_the_list_shows_the_exact_bytes_of_each_image(seen: Tab, dashboard: Dashboard) -> None:
     seen.open("/images/?search=demo")
     for name in ("mail.qcow2", "database.raw", "web-02.qcow2", "desktop.vdi"):
         row = seen.page.locator("tbody tr", has=seen.page.get_by_role("link", name=name, exact=True))

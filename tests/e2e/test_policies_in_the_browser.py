@@ -1,11 +1,11 @@
 """A policy from its form over the preview to a run and its history; the switch for all automation."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.e2e import disks
 from tests.e2e.browser import Tab
@@ -21,7 +21,7 @@ def automation_on(rest: Rest) -> Iterator[None]:
 
 
 def test_a_policy_is_made_previewed_run_and_read(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, tmp_path: Path, automation_on: None
+    seen: Tab, page: Page, rest: Rest, shared_folder: Path, tmp_path: Path, automation_on: None
 ) -> None:
     more = disks.disk(shared_folder, "night-more.qcow2", zeros_mib=24, data_mib=4)
     less = disks.disk(shared_folder, "night-less.qcow2", zeros_mib=8, data_mib=2)
@@ -29,8 +29,6 @@ def test_a_policy_is_made_previewed_run_and_read(
     disks.registered(rest, shared_folder)
     kept = {path: disks.content_of(path, tmp_path / f"{path.name}.raw") for path in (more, less)}
     before, untouched = {path: disks.physical(path) for path in (more, less)}, small.read_bytes()
-    seen = admin_tab()
-    page = seen.page
 
     # The form shows what it would do as it is filled in.
     seen.open("/policies/")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.e2e.browser import Tab, Theme
 from tests.e2e.rest import Rest
@@ -39,10 +39,8 @@ def test_every_form_is_accessible_and_reached_by_keyboard(admin_tab: Callable[[T
         seen.assert_accessible()
 
 
-def test_nothing_can_be_typed_into_a_form_that_is_about_to_be_exchanged(admin_tab: Callable[..., Tab]) -> None:
-    seen = admin_tab()
+def test_nothing_can_be_typed_into_a_form_that_is_about_to_be_exchanged(seen: Tab, page: Page) -> None:
     seen.open("/hosts/add/")
-    page = seen.page
     held: list[Route] = []
 
     def hold(route: Route) -> None:
@@ -63,11 +61,9 @@ def test_nothing_can_be_typed_into_a_form_that_is_about_to_be_exchanged(admin_ta
 
 
 def test_the_nodes_of_a_cluster_are_added_and_their_shared_images_listed_once(
-    admin_tab: Callable[..., Tab], rest: Rest, nodes: tuple[ProxmoxServer, ProxmoxServer]
+    seen: Tab, page: Page, rest: Rest, nodes: tuple[ProxmoxServer, ProxmoxServer]
 ) -> None:
     first, _second = nodes
-    seen = admin_tab()
-    page = seen.page
     seen.open("/hosts/add/")
     page.get_by_label("Connection type").select_option("proxmox")
     page.get_by_label("Hostname or IP address", exact=True).fill("127.0.0.1")

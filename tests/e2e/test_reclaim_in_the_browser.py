@@ -1,10 +1,9 @@
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.e2e.browser import Tab
 from tests.e2e.disks import equal, physical
@@ -13,14 +12,10 @@ from tests.harness.services import Dashboard
 pytestmark = pytest.mark.browser
 
 
-def test_an_image_is_found_reclaimed_and_put_back(
-    admin_tab: Callable[..., Tab], dashboard: Dashboard, tmp_path: Path
-) -> None:
+def test_an_image_is_found_reclaimed_and_put_back(seen: Tab, page: Page, dashboard: Dashboard, tmp_path: Path) -> None:
     path = dashboard.demo / "mail.qcow2"
     before, original = physical(path), tmp_path / "original.qcow2"
     subprocess.run(["cp", "--sparse=always", str(path), str(original)], check=True)
-    seen = admin_tab()
-    page = seen.page
 
     seen.open("/")
     page.get_by_role("link", name="Images", exact=True).click()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.e2e import disks
 from tests.e2e.browser import Tab
@@ -16,16 +16,14 @@ pytestmark = [pytest.mark.browser, pytest.mark.guest]
 
 
 def test_a_job_says_which_guest_it_waits_for_and_is_cancelled_on_its_page(
-    admin_tab: Callable[..., Tab], rest: Rest, shared_folder: Path, tcg_guest: Callable[..., LibvirtGuest]
+    seen: Tab, page: Page, rest: Rest, shared_folder: Path, tcg_guest: Callable[..., LibvirtGuest]
 ) -> None:
     path = disks.disk(shared_folder, "awake.qcow2")
     guest = tcg_guest(Disk(path))
     disks.registered(rest, shared_folder)
-    seen = admin_tab()
-    page, plan, status = seen.page, seen.page.locator("#plan"), seen.page.locator("#status")
+    plan, status = page.locator("#plan"), page.locator("#status")
 
-    seen.open(f"/images/?search={path}")
-    page.get_by_role("link", name=path.name, exact=True).click()
+    seen.image_page(path)
     page.get_by_role("link", name="Reclaim…").click()
     expect(plan).to_contain_text("(guest_running)")
     page.get_by_role("link", name="Wait for shutdown instead.").click()
