@@ -55,7 +55,6 @@ class Tab:
         assert answer.ok, f"{path}: {answer.status}"
 
     def log_in(self, user: str, password: str) -> None:
-        """Signs in through the form."""
         self.open("/")
         self.page.get_by_label("User name").fill(user)
         self.page.get_by_label("Password").fill(password)
@@ -83,6 +82,12 @@ class Tab:
         """Goes to the page of an image, by its path in the list."""
         self.open(f"/images/?search={path}")
         self.page.get_by_role("link", name=path.name, exact=True).click()
+
+    def plan_of(self, path: Path, job: str) -> None:
+        """From the page of an image to the plan of a job, by the link of that name."""
+        self.image_page(path)
+        self.page.get_by_role("link", name=job).click()
+        expect(self.page.get_by_role("heading", name=re.compile("· Plan"))).to_be_visible()
 
     def undo(self, link: str = "Undo: restore the original") -> None:
         """From the page of a job, or of its image, over the plan to the end of the undo."""

@@ -1,6 +1,5 @@
 """An image written in another format through the pages."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,6 @@ from tests.e2e.rest import Rest
 pytestmark = pytest.mark.browser
 
 
-def open_plan(seen: Tab, path: Path) -> None:
-    seen.image_page(path)
-    seen.page.get_by_role("link", name="Convert…").click()
-    expect(seen.page.get_by_role("heading", name=re.compile("· Plan"))).to_be_visible()
-
-
 def test_an_overlay_becomes_a_file_of_another_format_and_no_file_is_overwritten(
     seen: Tab, page: Page, rest: Rest, shared_folder: Path
 ) -> None:
@@ -29,7 +22,7 @@ def test_an_overlay_becomes_a_file_of_another_format_and_no_file_is_overwritten(
     disks.registered(rest, shared_folder)
     plan = page.locator("#plan")
 
-    open_plan(seen, source)
+    seen.plan_of(source, "Convert…")
     page.get_by_label("Format options").fill("subformat=streamOptimized")
     page.get_by_label("Format options").blur()
     expect(plan).to_contain_text("No plan.")
@@ -57,7 +50,7 @@ def test_an_overlay_becomes_a_file_of_another_format_and_no_file_is_overwritten(
     expect(seen.fact("Chain depth")).to_have_text("1")
 
     rest.scan()  # the one after the job may have found the image open: by the comparison above
-    open_plan(seen, source)
+    seen.plan_of(source, "Convert…")
     page.get_by_label("Target format").select_option("vmdk")
     expect(plan).to_contain_text("(target_exists)")
     expect(plan).to_contain_text("Choose another name")
@@ -77,7 +70,7 @@ def test_a_new_format_takes_the_images_place_and_undo_brings_the_old_name_back(
     disks.registered(rest, shared_folder)
     plan = page.locator("#plan")
 
-    open_plan(seen, old)
+    seen.plan_of(old, "Convert…")
     page.get_by_label("Target format").select_option("raw")
     expect(page.get_by_label("Keep the undo copy (hours)")).to_be_hidden()
     page.get_by_label("Original image").select_option("true")

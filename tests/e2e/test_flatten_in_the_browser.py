@@ -1,6 +1,5 @@
 """A chain made shorter through the pages, by both methods, and put back."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -25,19 +24,6 @@ def chain(shared_folder: Path, rest: Rest) -> list[Path]:
     return paths
 
 
-def open_plan(seen: Tab, path: Path) -> None:
-    """From the list over the image's page to the plan."""
-    seen.image_page(path)
-    seen.page.get_by_role("link", name="Flatten…").click()
-    expect(seen.page.get_by_role("heading", name=re.compile("· Plan"))).to_be_visible()
-
-
-def confirm(seen: Tab, button: str) -> None:
-    seen.page.locator("#plan").get_by_role("button", name=button).click()
-    expect(seen.page).to_have_url(re.compile(r"/jobs/\d+/$"))
-    expect(seen.page.locator("#status")).to_contain_text("Undo: restore the original", timeout=60_000)
-
-
 def test_a_chain_is_flattened_down_to_a_base_then_put_back_then_made_to_stand_alone(
     seen: Tab, page: Page, chain: list[Path], tmp_path: Path
 ) -> None:
@@ -46,13 +32,13 @@ def test_a_chain_is_flattened_down_to_a_base_then_put_back_then_made_to_stand_al
     below = {path: path.read_bytes() for path in chain[:-1]}
     plan = page.locator("#plan")
 
-    open_plan(seen, leaf)
+    seen.plan_of(leaf, "Flatten…")
     expect(plan).to_contain_text("The chain depth becomes 1 (now 4)")
     page.get_by_label("Flatten down to").select_option(label=f"keep {base.name} as backing file")
     expect(plan).to_contain_text("The chain depth becomes 2 (now 4)")
     page.get_by_text("Commands", exact=True).click()
     expect(plan).to_contain_text(f"-b {base} -F qcow2")
-    confirm(seen, f"Flatten {leaf.name}")
+    seen.confirm(f"Flatten {leaf.name}", "Undo: restore the original")
     assert (disks.depth(leaf), disks.info(leaf)["backing-filename-format"]) == (2, "qcow2")
     assert disks.equal(leaf, content)
     assert (seen.exact("Before"), seen.exact("After")) == (before, disks.physical(leaf))
@@ -65,12 +51,12 @@ def test_a_chain_is_flattened_down_to_a_base_then_put_back_then_made_to_stand_al
     assert (disks.depth(leaf), disks.physical(leaf)) == (4, before)
     assert disks.equal(leaf, content)
 
-    open_plan(seen, leaf)
+    seen.plan_of(leaf, "Flatten…")
     page.get_by_label("Method").select_option("convert")
     expect(plan).to_contain_text("Flatten into a new copy")
     page.get_by_text("Commands", exact=True).click()
     expect(plan).to_contain_text("qemu-img convert")
-    confirm(seen, f"Flatten into a new copy {leaf.name}")
+    seen.confirm(f"Flatten into a new copy {leaf.name}", "Undo: restore the original")
     assert disks.depth(leaf) == 1
     assert disks.equal(leaf, content)
     assert {path: path.read_bytes() for path in chain[:-1]} == below
