@@ -116,7 +116,9 @@ def test_a_forged_message_with_a_job_of_another_host_has_no_effect(
 ) -> None:
     foreign, own = a_host("a", tmp_path / "a"), a_host("b", tmp_path / "b")
     job = services.submit(OPERATOR, "scan", foreign.pk, {})  # into the default queue, which nobody listens to
-    before = Job.objects.filter(pk=job.pk).values().get()
+    # Whom nobody hears is rung for again after a while.
+    row = Job.objects.filter(pk=job.pk).values(*(field.attname for field in Job._meta.fields if field.name != "rung"))
+    before = row.get()
     start("--host", "b")
     send(job, "host.b", times=100)
     look_at_guests_of.apply_async((foreign.pk,), queue="host.b")
@@ -124,7 +126,7 @@ def test_a_forged_message_with_a_job_of_another_host_has_no_effect(
         after = services.submit(OPERATOR, "scan", own.pk, {})
         wait_until(lambda: not Job.objects.get(pk=after.pk).active, 60, "the worker goes on")  # noqa: B023
     wait_until(lambda: messages(redis_server, "host.b") == 0, 30, "all is heard")
-    assert Job.objects.filter(pk=job.pk).values().get() == before
+    assert row.get() == before
     assert said(job) == [f"queued by {OPERATOR.name}"]
 
 
