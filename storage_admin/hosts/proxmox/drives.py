@@ -22,7 +22,7 @@ _NUMBERED = re.compile(r"([a-z]+)(\d{1,4})")
 _VOLUME_KEYS = ("file", "volume")
 _TRUE = frozenset({"1", "on", "yes", "true"})
 _FALSE = frozenset({"0", "off", "no", "false"})
-_SIZE = re.compile(r"(\d+)(\.\d+)?(?:([KMGT])(?:iB)?)?", re.ASCII)
+_SIZE = re.compile(r"(\d{1,40})(\.\d{1,40})?(?:([KMGT])(?:iB)?)?", re.ASCII)
 _UNITS = {None: 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 

@@ -12,9 +12,11 @@ from storage_admin.hosts.proxmox.storages import StorageFacts
 
 _ID = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9]):(.+)", re.ASCII)
 _NAME = re.compile(r"(base-)?[^/\s]+\.(raw|qcow2|vmdk|subvol)")
-_LINKED = re.compile(r"(\d+)/([^/\s]+)/(\d+)/([^/\s]+)", re.ASCII)
-_OWN = re.compile(r"(\d+)/([^/\s]+)", re.ASCII)
-_BLOCK_NAME = re.compile(r"(?:(base(?:vol)?-(\d+)-[^/\s]+)/)?((?:vm|base|basevol|subvol)-(\d+)-[^/\s]+)", re.ASCII)
+#: A guest's number. Python reads none of over 4300 digits, and one line must not end the reading of all guests.
+_VMID = r"(\d{1,18})"
+_LINKED = re.compile(rf"{_VMID}/([^/\s]+)/{_VMID}/([^/\s]+)", re.ASCII)
+_OWN = re.compile(rf"{_VMID}/([^/\s]+)", re.ASCII)
+_BLOCK_NAME = re.compile(rf"(?:(base(?:vol)?-{_VMID}-[^/\s]+)/)?((?:vm|base|basevol|subvol)-{_VMID}-[^/\s]+)", re.ASCII)
 
 #: Content that is one file below its folder, by the first part of a volume's name.
 _FILES = {

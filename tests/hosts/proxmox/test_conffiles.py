@@ -19,6 +19,7 @@ from tests.harness.proxmox.confs import parse_vm
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import ALL, AUDITOR, Guest, files
 
+LONG = "9" * 5000
 RUNNING: dict[str, dict[str, bool | None]] = {
     "vm": {"100": True, "101": False, "102": None},
     "container": {"300": False},
@@ -102,6 +103,25 @@ def test_an_image_of_a_section_that_is_not_known_is_in_use() -> None:
     assert paths(guest) == {"100/seven.raw", "100/eight.raw"}
     assert guest.facts.unread == ("[odd section!]", "scsi7: store:100/seven.raw")
     assert [one.name for one in guest.facts.snapshots] == ["snap"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"scsi0: store:{LONG}/vm.raw", f"scsi0: store:100/base.qcow2/{LONG}/vm.qcow2", f"scsi99: store:{LONG}/vm.raw",
+        f"scsi0: thin:vm-{LONG}-disk-0", f"scsi0: thin:base-{LONG}-disk-0/vm-100-disk-0",
+        f"[snap]\nscsi0: thin:vm-{LONG}-disk-0", f"[special:fleecing]\nfleecing-images: store:{LONG}/vm.raw",
+        f"scsi0: store:100/vm.raw,size={LONG}G", f"scsi0: store:100/vm.raw,size=1.{LONG}G",
+    ],
+    ids=lambda line: line.replace(LONG, "9..."),
+)  # fmt: skip
+def test_a_number_that_is_too_long_does_not_end_the_reading_of_all_guests(line: str) -> None:
+    """Python reads no number of more than 4300 digits."""
+    storages = files()["storage.cfg"].decode() + "\nlvmthin: thin\n\tthinpool data\n\tvgname pve\n\tcontent images\n"
+    changed = {"storage.cfg": storages, "nodes/pve1/qemu-server/100.conf": f"name: x\n{line}\n"}
+    found = {guest.vmid: guest for guest in read(changed).guests}
+    assert found.keys() == {guest.vmid for guest in read().guests}
+    assert found[100].facts.disks or found[100].facts.unread
 
 
 def test_an_image_that_a_later_line_pushes_aside_is_in_use() -> None:
