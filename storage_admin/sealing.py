@@ -23,10 +23,10 @@ class SealError(Exception):
 @lru_cache(maxsize=1)
 def _box() -> Fernet:
     given = os.environ.get(_VARIABLE, "").strip()
-    key = given or key_in(Path(settings.DATA_DIR) / "secrets.key", lambda: Fernet.generate_key().decode())
+    path = Path(settings.DATA_DIR) / "secrets.key"
     try:
-        return Fernet(key)
-    except ValueError:
+        return Fernet(given or key_in(path, lambda: Fernet.generate_key().decode()))
+    except ValueError:  # also what is no text
         raise SealError(f"The key of the secrets is damaged: put the right one into {_VARIABLE}.") from None
 
 

@@ -5,9 +5,11 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import pytest
 
+from storage_admin import sealing
 from storage_admin.key_files import key_in
 
 
@@ -43,3 +45,15 @@ def test_a_key_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch
     with pytest.raises(OSError, match="full"):
         key_in(tmp_path / "key", lambda: "key")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"\xff\xfe\x00", b"k" * 43 + b"\xe4"], ids=ascii)
+def test_a_damaged_key_of_the_secrets_is_told(
+    content: bytes, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DATA_DIR = tmp_path
+    monkeypatch.delenv("STORAGE_ADMIN_SECRETS_KEY", raising=False)
+    monkeypatch.setattr(sealing, "_box", sealing._box.__wrapped__)  # which nobody has asked before
+    (tmp_path / "secrets.key").write_bytes(content)
+    with pytest.raises(sealing.SealError, match="damaged"):
+        sealing.lock("x")
