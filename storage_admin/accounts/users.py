@@ -200,7 +200,8 @@ def _limit(hosts: Iterable[str], held: Iterable[str], wrong: dict[str, str]) -> 
 
 def _values(user: User, wanted: dict[str, Any], wrong: dict[str, str]) -> dict[str, Any]:
     """The columns that really change, with their new values."""
-    values = {name: value for name, value in wanted.items() if value is not None}
+    changeable = ("role", "hosts", "email", "is_active")
+    values = {name: wanted[name] for name in changeable if wanted.get(name) is not None}
     if "role" in values:
         values["role"] = values["role"].label
     if "hosts" in values:

@@ -47,7 +47,9 @@ def test_what_changes_is_recorded_before_and_after_and_nothing_else(admin: Actor
     assert (last().before, last().after) == ({"role": "viewer", "hosts": []}, {"role": "operator", "hosts": ["a"]})
     count = AuditEntry.objects.count()
     users.change_user(admin, bob, role=Role.OPERATOR)
+    users.change_user(admin, bob, username="boss", must_change_password=True)
     assert AuditEntry.objects.count() == count
+    assert User.objects.get(pk=bob.pk).username == "bob"
 
 
 @pytest.mark.parametrize("change", [{"role": Role.OPERATOR}, {"is_active": False}, {"hosts": ["a"]}])
