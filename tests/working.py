@@ -19,7 +19,7 @@ from images.rewrite import refusals
 from images.rewrite.libvirt_events import watchers
 from images.scan.run import ScanRun
 from storage_admin.accounts.models import SYSTEM, Actor, Role
-from storage_admin.agent.protocol import RefusedError
+from storage_admin.agent.protocol import HostError, RefusedError, StoppedError
 from storage_admin.errors import InvalidError
 from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host, StoragePool
@@ -34,6 +34,8 @@ M = TypeVar("M", bound=Model)
 ADMIN = Actor("ada", Role.ADMIN)
 OPERATOR = Actor("olga", Role.OPERATOR)
 VIEWER = Actor("vera", Role.VIEWER)
+#: Marks of jobs here on guests of a real libvirt.
+ON_LIBVIRT = [pytest.mark.services, pytest.mark.usefixtures("quiet", "libvirtd")]
 
 
 @pytest.fixture
@@ -125,10 +127,16 @@ def image_at(path: Path | bytes) -> Image:
     return Image.every.select_related("host", "pool").get(path_bytes=raw)
 
 
-def refused_as(act: Callable[..., object], *given: Any, **more: Any) -> str:
-    with pytest.raises(RefusedError) as refused:
+def code_of(error: type[Exception], act: Callable[..., object], *given: Any, **more: Any) -> str:
+    """The code with which that call fails."""
+    with pytest.raises(error) as failed:
         act(*given, **more)
-    return refused.value.code
+    assert isinstance(failed.value, HostError | RefusedError | StoppedError)
+    return failed.value.code
+
+
+def refused_as(act: Callable[..., object], *given: Any, **more: Any) -> str:
+    return code_of(RefusedError, act, *given, **more)
 
 
 def codes(kind: str, target: Model, actor: Actor = OPERATOR, /, **options: Any) -> set[str]:
@@ -177,8 +185,8 @@ def allocated(path: Path) -> int:
     return path.stat().st_blocks * 512
 
 
-def create(path: Path, size: str = "8M", *options: str, base: str | None = None, form: str = "qcow2") -> Path:
-    backing = ["-b", base, "-F", "qcow2"] if base is not None else []
+def create(path: Path, size: str = "8M", *options: str, base: str | Path | None = None, form: str = "qcow2") -> Path:
+    backing = ["-b", str(base), "-F", "qcow2"] if base is not None else []
     done = subprocess.run(
         ["qemu-img", "create", "-q", "-f", form, *options, *backing, str(path), *([size] if base is None else [])],
         capture_output=True, text=True,

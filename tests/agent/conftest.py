@@ -4,9 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.agent.harness import make_image
+from tests.harness.filesystems import new_folder
+
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Path:
     """An empty folder for images, with nothing beside it."""
-    (tmp_path / "pool").mkdir()
-    return tmp_path / "pool"
+    return new_folder(tmp_path / "pool")
+
+
+@pytest.fixture
+def image(pool: Path) -> Path:
+    """A qcow2 image in that folder."""
+    return make_image(pool / "vm.qcow2")

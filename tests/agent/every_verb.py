@@ -18,7 +18,7 @@ from storage_admin.agent import formats, protocol
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.swap.journal import Stamp
-from tests.agent.harness import NO_RESERVE, ROOT, link
+from tests.agent.harness import NO_RESERVE, ROOT, held_open, link
 from tests.agent.tracing import STRACE
 from tests.chance import night
 
@@ -277,11 +277,8 @@ def _facts(path: bytes, form: str) -> formats.Facts | None:
 
 
 def _looks_like(path: bytes) -> str:
-    fd = os.open(path, os.O_RDONLY)
-    try:
+    with held_open(path) as fd:
         return formats.probe(formats.Reader(fd, os.fstat(fd).st_size))
-    finally:
-        os.close(fd)
 
 
 #: The job whose undo copy :func:`plant_undo` leaves.

@@ -10,9 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import b64
@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 AGENT = [sys.executable, "-m", "storage_admin.agent"]
 #: For tools that are scripts.
 UNCONFINED = [sys.executable, "-m", "tests.agent.other_confinement", "open"]
+P = TypeVar("P", Path, bytes)
+
 NO_RESERVE = {"percent": 0, "bytes": 0}
 #: How often an agent is told that its controller lives: five minutes long. What takes longer hangs.
 PINGS = 60
@@ -94,6 +96,11 @@ class Agent:
                 return event
         raise AssertionError(f"no answer; got {self.events[-5:]}; {self.stderr()}")
 
+    def go(self) -> dict[str, Any]:
+        """Says go to what is ready, and reads to the end."""
+        self.say(protocol.GO, generation=self.generation)
+        return self.answer()
+
     def stderr(self) -> str:
         assert self.process.stderr is not None
         return self.process.stderr.read().decode("utf-8", "replace")
@@ -122,6 +129,36 @@ def ask(verb: str, args: dict[str, Any], job: str = "j1", generation: int = 1, *
         return agent.answer()
 
 
+@contextlib.contextmanager
+def at_ready(verb: str, args: dict[str, Any], job: str = "j1", generation: int = 1) -> Iterator[Agent]:
+    """An agent that has done what it could before it is told to go."""
+    with Agent() as agent:
+        agent.request(verb, args, job, generation)
+        agent.until(protocol.READY)
+        yield agent
+
+
+@contextlib.contextmanager
+def at_stage(
+    stage: str, verb: str, args: dict[str, Any], command: Sequence[str] = AGENT, job: str = "j1"
+) -> Iterator[Agent]:
+    """An agent in the midst of its work."""
+    with Agent(command) as agent:
+        agent.request(verb, args, job)
+        agent.until(protocol.PROGRESS, stage=stage)
+        yield agent
+
+
+@contextlib.contextmanager
+def held_open(path: str | bytes | Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """A descriptor of a file or a folder, closed in the end."""
+    fd = os.open(path, flags)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def qemu_img(*argv: str | bytes | Path, cwd: Path | None = None) -> bytes:
     """Runs the real qemu-img."""
     for _ in range(10):
@@ -146,24 +183,38 @@ def same_content(first: Path | bytes, second: Path | bytes, form: str = "qcow2")
     return done.returncode == 0
 
 
+def qemu_io(path: Path | bytes, *commands: str, form: str = "qcow2") -> None:
+    """Does to an image what a guest would."""
+    words = [word for command in commands for word in ("-c", command)]
+    subprocess.run(["qemu-io", "-f", form, *words, path], check=True, capture_output=True)
+
+
 def write(path: Path | bytes, pattern: int, offset: str, length: str, form: str = "qcow2") -> None:
     """Writes a byte over and over into an image, as a guest would."""
-    command = f"write -P {pattern} {offset} {length}"
-    subprocess.run(["qemu-io", "-f", form, "-c", command, path], check=True, capture_output=True)
+    qemu_io(path, f"write -P {pattern} {offset} {length}", form=form)
+
+
+def reads_as(first: Path | bytes, second: Path | bytes, form: str = "qcow2", second_form: str = "qcow2") -> bool:
+    """Whether a guest reads the same from two images, and zeros where one is longer; not where one cannot be read."""
+    compare = ["qemu-img", "compare", "-f", form, "-F", second_form, first, second]
+    return subprocess.run(compare, capture_output=True).returncode == 0
+
+
+def overwrite(path: Path, offset: int, content: bytes) -> None:
+    """Writes bytes into a file, from there on."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(content)
 
 
 def written_with_its_times_set_back(path: Path) -> None:
     """Writes a byte into a file, as who does not want that to be seen."""
     before = path.stat()
-    with path.open("r+b") as file:
-        file.seek(before.st_size // 2)
-        file.write(b"!")
+    overwrite(path, before.st_size // 2, b"!")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def make_image(
-    path: Path | bytes, size: str = "8M", options: str = "", base: str | bytes | None = None
-) -> Path | bytes:
+def make_image(path: P, size: str = "8M", options: str = "", base: str | bytes | None = None) -> P:
     """A qcow2 image with something to win: text that compresses, bytes that do not, allocated zeros."""
     backing = ["-b", base, "-F", "qcow2"] if base is not None else []
     qemu_img("create", "-q", "-f", "qcow2", *(["-o", options] if options else []), *backing, path, size)
@@ -197,13 +248,19 @@ def reclaim_args(
     path: Path | bytes, *ancestors: Path | bytes, pool: Path | None = None, **changes: Any
 ) -> dict[str, Any]:
     """The arguments of a reclaim of an image as it is now."""
+    return {"method": "compress", **rewrite_args(path, *ancestors, pool=pool, **changes)}
+
+
+def rewrite_args(
+    path: Path | bytes, *ancestors: Path | bytes, pool: Path | None = None, **changes: Any
+) -> dict[str, Any]:
+    """The arguments of any other verb that takes an image as it is now, with its chain."""
     form = changes.get("format", "qcow2")
     return {
         **link(path, pool, form),
         "virtual_size": image_info(path, form)["virtual-size"],
         "chain": [link(ancestor, pool) for ancestor in ancestors],
         "children_known": True,
-        "method": "compress",
         "idle_io": False,
         "reserve": NO_RESERVE,
         **changes,

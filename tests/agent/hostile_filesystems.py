@@ -5,9 +5,10 @@ import stat
 import subprocess
 from pathlib import Path
 
-from tests.agent.harness import qemu_img
+from tests.agent.harness import overwrite, qemu_img
 from tests.agent.test_inside import physical_volume
 from tests.faults.test_power_cuts import mounted
+from tests.harness.filesystems import formatted, new_folder, sparse_file
 
 MIB, TIB = 1 << 20, 1 << 40
 #: How many files are in one folder; the deepest folder, whose path is longer than any that a system takes.
@@ -51,30 +52,22 @@ def fill(root: Path, secret: Path, many: int) -> None:
 
 def filesystem(path: Path, secret: Path | None = None, *, sparse: bool, many: int = MANY) -> Path:
     """An ext4 of that, where links lead to a ``secret`` of the host; ``sparse`` with a file of a tebibyte besides."""
-    with path.open("wb") as file:
-        file.truncate(96 * MIB)
-    subprocess.run(["mkfs.ext4", "-q", "-N", "60000", path], check=True)
+    formatted(path, 96 * MIB, make=("-N", "60000"))
     with mounted(path, path.with_suffix(".mounted"), "loop") as root:
         if secret is not None:
             fill(root, secret, many)
         if sparse:
-            with (root / "sparse").open("wb") as file:
-                file.truncate(TIB)
+            sparse_file(root / "sparse", TIB)
     return path
 
 
 def disk(path: Path, secret: Path) -> Path:
     """A raw disk: that filesystem; one whose superblock is damaged; LUKS; an LVM of which a part is lost."""
-    parts = path.parent / "parts"
-    parts.mkdir()
+    parts = new_folder(path.parent / "parts")
     hostile = filesystem(parts / "0", secret, sparse=True)
     damaged, luks, group = parts / "1", parts / "2", parts / "3"
-    with damaged.open("wb") as file:
-        file.truncate(16 * MIB)
-    subprocess.run(["mkfs.ext4", "-q", damaged], check=True)
-    with damaged.open("r+b") as file:
-        file.seek(1024 + 4)
-        file.write(b"\xff" * 48)  # its sizes; what it is stays to be seen
+    formatted(damaged, 16 * MIB)
+    overwrite(damaged, 1024 + 4, b"\xff" * 48)  # its sizes; what it is stays to be seen
     key = "secret,id=s,data=x"
     qemu_img("create", "-q", "-f", "luks", "--object", key, "-o", "key-secret=s,iter-time=10", luks, "16M")
     group.write_bytes(physical_volume())
@@ -82,8 +75,7 @@ def disk(path: Path, secret: Path) -> Path:
     for part in (hostile, damaged, luks, group):
         spans.append((at, -(-part.stat().st_size // 512)))
         at += -(-sum(spans[-1][1:]) // 2048) * 2048
-    with path.open("wb") as file:
-        file.truncate((at + 2048) * 512)
+    sparse_file(path, (at + 2048) * 512)
     table = "".join(f"{start} {size} L\n" for start, size in spans)
     subprocess.run(["sfdisk", "-q", path], input=table.encode(), check=True)
     for part, (start, _) in zip((hostile, damaged, luks, group), spans, strict=True):

@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.agent.harness import qemu_img
-from tests.agent.test_rebase import onto_args
+from tests.agent.harness import link, qemu_img, rewrite_args
+from tests.harness.filesystems import sparse_file
 
 MIB, BLOCK, FOLDERS = 1 << 20, 4096, 12
 #: When the disk was made, used by a guest, and used once more; seconds since the epoch.
@@ -16,15 +16,12 @@ MADE, USED, LATER = 1_700_000_000, 1_710_000_000, 1_720_000_000
 
 def args_for(path: Path, *onto: Path, **more: Any) -> dict[str, Any]:
     """The arguments of ``relink`` with a proof."""
-    args = onto_args(path, [], *onto) | {"prove": True, **more}
-    del args["method"]
-    return args
+    return rewrite_args(path, onto=[link(one) for one in onto], prove=True, **more)
 
 
 def disk(path: Path, seed: int, *, files: int = 240) -> Path:
     """A raw disk, all of it an ext4 with files of noise, whose groups are as far from each other as on a large disk."""
-    with path.open("wb") as file:
-        file.truncate(96 * MIB)
+    sparse_file(path, 96 * MIB)
     identity = f"{seed:08x}-0000-4000-8000-000000000001"
     make: list[str | Path] = ["mkfs.ext4", "-q", "-b", str(BLOCK), "-g", "1024", "-O", "^flex_bg", "-U", identity, path]
     subprocess.run(make, check=True, env=at(MADE))
@@ -123,8 +120,7 @@ guest.shutdown()
 def partitioned(states: list[Path], folder: Path) -> list[Path]:
     """Disks, alike but for the filesystem that is their root: a logical volume with each of these."""
     disk, first = folder / "disk0", states[0].read_bytes()
-    with disk.open("wb") as file:
-        file.truncate(160 * MIB)
+    sparse_file(disk, 160 * MIB)
     command: list[str | Path] = ["/usr/bin/python3", "-c", _LAYOUT, disk, states[0], str(len(first) // MIB)]
     how = {"LIBGUESTFS_BACKEND": "direct", "LIBGUESTFS_BACKEND_SETTINGS": "force_tcg"}
     subprocess.run(command, check=True, env={**os.environ, **how})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from storage_admin.agent.protocol import Request, b64, unb64
+from storage_admin.agent.protocol import CANCELLED, Request, StoppedError, b64, unb64
 
 
 class RecordingIO:
@@ -59,6 +59,18 @@ class RecordingIO:
     def images(self) -> dict[bytes, dict[str, Any]]:
         """The images that were told, by the name of their file."""
         return {unb64(event["path_b64"]).rpartition(b"/")[2]: event for event in self.all("image")}
+
+
+class GoIO(RecordingIO):
+    """A controller that says ``go``."""
+
+    def wait_for_go(self, generation: int, **made: int | str) -> None:
+        """At once."""
+
+
+def cancel() -> None:
+    """What a check raises once the controller has cancelled the job."""
+    raise StoppedError(CANCELLED, "cancelled")
 
 
 def request(verb: str, **args: Any) -> Request:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from storage_admin.agent import protocol
 from tests.agent.every_verb import ALL, CLEAN, PLANTED, POOLS, UNDOES, Answer, Crew, plant_undo, pool_request, request
+from tests.agent.harness import held_open
 from tests.agent.hostile import Hostile, qcow2
 from tests.agent.tracing import TOOLS, Trace
+from tests.harness.filesystems import new_folder
 
 #: What stands in every file outside of the pool.
 CANARY = b"CANARY-6f1d0c2b"
@@ -49,18 +51,15 @@ class Scene:
 
     def place(self, number: int, image: Hostile) -> Path:
         """A folder of the pool with the image, the files beside it, and links to what is outside."""
-        folder = self.pool / f"{number:03d}"
-        folder.mkdir()
+        folder = new_folder(self.pool / f"{number:03d}")
         (folder / "link-to-shadow").symlink_to(self.outside / "shadow")
         (folder / "link-to-secret.qcow2").symlink_to("../../outside/secret.qcow2")
         (folder / "linked-folder").symlink_to(self.outside)
         (folder / "a-folder").mkdir()
         os.mkfifo(folder / "fifo")
         os.mknod(folder / "device", 0o600 | stat.S_IFCHR, os.makedev(1, 5))
-        with socket.socket(socket.AF_UNIX) as one:
-            here = os.open(folder, os.O_RDONLY)
+        with socket.socket(socket.AF_UNIX) as one, held_open(folder) as here:
             one.bind(f"/proc/self/fd/{here}/socket")
-            os.close(here)
         for name, content in image.beside.items():
             (folder / name).write_bytes(content)
         path = folder / image.name
@@ -175,8 +174,7 @@ def fingerprints(folder: Path) -> dict[bytes, str]:
 def data_of(path: bytes) -> list[tuple[int, bytes]]:
     """The blocks of a file that are not zeros, by their offsets: a few of them may make it a terabyte long."""
     found, at = [], 0
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
+    with held_open(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
         size = os.fstat(fd).st_size
         while at < size:
             try:
@@ -186,8 +184,6 @@ def data_of(path: bytes) -> list[tuple[int, bytes]]:
             at = os.lseek(fd, start, os.SEEK_HOLE)
             blocks = [(offset, os.pread(fd, min(4096, at - offset), offset)) for offset in range(start, at, 4096)]
             found += [(offset, block) for offset, block in blocks if block.strip(b"\0")]
-    finally:
-        os.close(fd)
     return found
 
 

@@ -15,10 +15,13 @@ import pytest
 
 from storage_admin.agent.host.priority import io_priority
 from storage_admin.agent.measure.sampling import Budget
-from storage_admin.agent.protocol import RefusedError, StoppedError
+from storage_admin.agent.protocol import StoppedError
 from storage_admin.agent.verbs import analyze
 from tests.agent.formats.test_against_qemu import create, qemu_img
-from tests.agent.recording import RecordingIO, encoded, request
+from tests.agent.harness import held_open
+from tests.agent.recording import RecordingIO, cancel, encoded, request
+from tests.harness.filesystems import new_file
+from tests.working import refused_as
 
 pytestmark = pytest.mark.qemu
 
@@ -41,9 +44,8 @@ def analyzed(path: Path, image_format: str = "qcow2", io: RecordingIO | None = N
 
 
 def allocated(path: Path) -> int:
-    fd = os.open(path, os.O_RDONLY)
-    os.fsync(fd)  # delayed allocation: blocks are counted when they are written
-    os.close(fd)
+    with held_open(path) as fd:
+        os.fsync(fd)  # delayed allocation: blocks are counted when they are written
     return path.stat().st_blocks * 512
 
 
@@ -73,13 +75,14 @@ def mixed(chance: random.Random, size: int) -> bytes:
     return bytes(content[:size])
 
 
-def image_of(path: Path, content: bytes, options: str = "") -> None:
-    """A qcow2 image with all of the content allocated, zeros included, as a guest leaves it."""
+def image_of(path: Path, content: bytes, options: str = "") -> Path:
+    """A qcow2 image with all of the content allocated, zeros included, as a guest leaves it; it is on the disk."""
     create(path, "qcow2", options, str(len(content)))
-    raw = path.with_suffix(".content")
-    raw.write_bytes(content)
+    raw = new_file(path.with_suffix(".content"), content)
     qemu_img("convert", "-n", "-S", "0", "-f", "raw", "-O", "qcow2", raw, path)
     raw.unlink()
+    allocated(path)
+    return path
 
 
 def assert_estimate_holds(result: dict[str, Any], path: Path, *options: str, within: float = 0.05) -> None:
@@ -103,9 +106,7 @@ def assert_estimate_holds(result: dict[str, Any], path: Path, *options: str, wit
 def test_predicts_what_compression_makes_of_any_kind_of_data(
     tmp_path: Path, make: Callable[[random.Random, int], bytes]
 ) -> None:
-    path = tmp_path / "disk.qcow2"
-    image_of(path, make(random.Random(3), 24 * MIB))
-    allocated(path)
+    path = image_of(tmp_path / "disk.qcow2", make(random.Random(3), 24 * MIB))
     assert_estimate_holds(analyzed(path), path)
 
 
@@ -113,26 +114,20 @@ def test_predicts_what_compression_makes_of_any_kind_of_data(
     "options", ["cluster_size=4k", "cluster_size=512", "cluster_size=2M", "extended_l2=on", "compat=0.10"]
 )
 def test_predicts_for_other_layouts(tmp_path: Path, options: str) -> None:
-    path = tmp_path / "disk.qcow2"
-    image_of(path, mixed(random.Random(4), 16 * MIB), options)
-    allocated(path)
+    path = image_of(tmp_path / "disk.qcow2", mixed(random.Random(4), 16 * MIB), options)
     assert_estimate_holds(analyzed(path), path, "-o", options)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_small_sample_of_a_large_image_still_has_the_truth_in_its_range(tmp_path: Path, seed: int) -> None:
-    path = tmp_path / "disk.qcow2"
-    image_of(path, mixed(random.Random(seed), 48 * MIB))
-    allocated(path)
+    path = image_of(tmp_path / "disk.qcow2", mixed(random.Random(seed), 48 * MIB))
     result = analyzed(path, samples=100, seed=seed)
     assert result["basis"]["sampled"] == 100
     assert_estimate_holds(result, path, within=0.2)
 
 
 def test_holds_for_zstd_too(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    image_of(path, mixed(random.Random(5), 16 * MIB))
-    allocated(path)
+    path = image_of(tmp_path / "disk.qcow2", mixed(random.Random(5), 16 * MIB))
     assert_estimate_holds(analyzed(path), path, "-o", "compression_type=zstd")
 
 
@@ -149,8 +144,7 @@ def test_an_image_that_is_compressed_already_has_nothing_to_win(tmp_path: Path) 
 
 def test_counts_an_overlays_own_layer_only(tmp_path: Path) -> None:
     image_of(tmp_path / "base.qcow2", noise(random.Random(8), 24 * MIB))
-    path = tmp_path / "over.qcow2"
-    create(path, "qcow2", "", "", "-b", "base.qcow2", "-F", "qcow2")
+    path = create(tmp_path / "over.qcow2", "qcow2", "", "", "-b", "base.qcow2", "-F", "qcow2")
     commands = [f"write -P {65 + number} {number}M 1M" for number in range(0, 24, 3)] + ["write -z 1M 512k"]
     subprocess.run(
         ["qemu-io", "-f", "qcow2", path, *(part for command in commands for part in ("-c", command))],
@@ -164,8 +158,7 @@ def test_counts_an_overlays_own_layer_only(tmp_path: Path) -> None:
 
 
 def test_a_preallocated_image_has_its_empty_space_to_give(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    create(path, "qcow2", "preallocation=full", "32M")
+    path = create(tmp_path / "disk.qcow2", "qcow2", "preallocation=full", "32M")
     allocated(path)
     result = analyzed(path)
     assert result["basis"]["clusters_zero_allocated"] == 512
@@ -199,8 +192,7 @@ def test_holes_of_a_raw_image_do_not_count_as_zeros(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("image_format", ["vmdk", "vdi", "vpc"])
 def test_says_why_a_method_is_not_for_a_format(tmp_path: Path, image_format: str) -> None:
-    path = tmp_path / "disk"
-    create(path, image_format)
+    path = create(tmp_path / "disk", image_format)
     methods = analyzed(path, image_format)["methods"]
     assert methods["compress"]["reason"].startswith(f"a {image_format} image cannot")
     assert methods["in_place"]["reason"].endswith(f"not in {image_format}")
@@ -209,16 +201,14 @@ def test_says_why_a_method_is_not_for_a_format(tmp_path: Path, image_format: str
 
 
 def test_says_that_nothing_is_known_where_data_cannot_be_read_as_it_stands(tmp_path: Path) -> None:
-    path = tmp_path / "disk"
-    create(path, "vmdk", "subformat=streamOptimized")
+    path = create(tmp_path / "disk", "vmdk", "subformat=streamOptimized")
     result = analyzed(path, "vmdk")
     assert (result["reclaimable_bytes"], result["method"]) == (None, None)
     assert "streamOptimized" in result["methods"]["copy"]["reason"]
 
 
 def test_makes_no_estimate_where_a_rewrite_would_lose_something(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    create(path, "qcow2", "encrypt.format=aes,encrypt.key-secret=key")
+    path = create(tmp_path / "disk.qcow2", "qcow2", "encrypt.format=aes,encrypt.key-secret=key")
     assert "encrypted" in analyzed(path)["reason"]
     create(path, "qcow2")
     qemu_img("snapshot", "-c", "one", path)
@@ -239,15 +229,12 @@ def test_an_empty_image_is_predicted_to_stay_as_it_is(tmp_path: Path) -> None:
 
 
 def refusal(path: Path, image_format: str = "qcow2", **more: Any) -> str:
-    with pytest.raises(RefusedError) as caught:
-        analyzed(path, image_format, **more)
-    return caught.value.code
+    return refused_as(analyzed, path, image_format, **more)
 
 
 def test_refuses_what_is_not_the_image_that_was_asked_for(tmp_path: Path) -> None:
     (tmp_path / "pool").mkdir()
-    path = tmp_path / "pool" / "disk.qcow2"
-    create(path, "qcow2")
+    path = create(tmp_path / "pool" / "disk.qcow2", "qcow2")
     assert refusal(path, inode=1) == "stale_plan"
     assert refusal(path, "vdi") == "format_mismatch"
     assert refusal(path, path_b64=encoded(tmp_path / "pool" / "gone")) == "stale_plan"
@@ -279,8 +266,7 @@ def test_refuses_arguments_that_are_not_as_they_should_be(tmp_path: Path, more: 
 
 
 def test_refuses_tables_that_lie_outside_the_file_or_are_used_again_and_again(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    create(path, "qcow2", "cluster_size=512,preallocation=metadata", "8M")
+    path = create(tmp_path / "disk.qcow2", "qcow2", "cluster_size=512,preallocation=metadata", "8M")
     image = bytearray(path.read_bytes())
     (l1_size,) = struct.unpack_from(">I", image, 36)
     (l1_offset,) = struct.unpack_from(">Q", image, 40)
@@ -291,24 +277,18 @@ def test_refuses_tables_that_lie_outside_the_file_or_are_used_again_and_again(tm
 
 
 def test_stops_when_the_controller_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    image_of(path, noise(random.Random(1), 8 * MIB))
-
-    def stop() -> None:
-        raise StoppedError("cancelled", "cancelled")
-
+    path = image_of(tmp_path / "disk.qcow2", noise(random.Random(1), 8 * MIB))
     with pytest.raises(StoppedError):
-        analyzed(path, io=RecordingIO(stop))
+        analyzed(path, io=RecordingIO(cancel))
 
 
 def test_a_full_look_tells_how_far_it_is_and_stops_when_told(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    image_of(path, noise(random.Random(1), 48 * MIB))
+    path = image_of(tmp_path / "disk.qcow2", noise(random.Random(1), 48 * MIB))
     said: list[int] = []
 
     def stop() -> None:
         if said:
-            raise StoppedError("cancelled", "cancelled")
+            cancel()
         said.extend(event["done"] for event in io.all("progress") if event["stage"] == "reading")
 
     io = RecordingIO(stop)
@@ -318,8 +298,7 @@ def test_a_full_look_tells_how_far_it_is_and_stops_when_told(tmp_path: Path) -> 
 
 
 def test_a_full_look_runs_when_nobody_else_wants_the_disk_and_leaves_no_trace_of_that(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    image_of(path, prose(random.Random(1), MIB))
+    path = image_of(tmp_path / "disk.qcow2", prose(random.Random(1), MIB))
     before, during = priorities(), set()
     analyzed(path, io=RecordingIO(lambda: during.add(priorities())), mode="full")
     assert (19, 3 << 13) in during
@@ -335,8 +314,7 @@ def priorities() -> tuple[int, int | None]:
 
 
 def test_a_full_look_at_a_large_empty_image_takes_neither_long_nor_much_memory(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    create(path, "qcow2", "preallocation=metadata", "8G")
+    path = create(tmp_path / "disk.qcow2", "qcow2", "preallocation=metadata", "8G")
     tracemalloc.start()
     result = analyzed(path, mode="full")
     _, most = tracemalloc.get_traced_memory()
@@ -347,8 +325,7 @@ def test_a_full_look_at_a_large_empty_image_takes_neither_long_nor_much_memory(t
 
 
 def test_stays_within_its_time(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    image_of(path, prose(random.Random(1), 64 * MIB))
+    path = image_of(tmp_path / "disk.qcow2", prose(random.Random(1), 64 * MIB))
     result = analyzed(path, samples=1_000_000, seconds=0.05)
     assert result["basis"]["sampled"] < 1024
     assert result["predicted_low"] < result["predicted_after_bytes"] < result["predicted_high"]

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.agent.harness import ask, image_info, leftovers, qemu_img, reclaim_args, undo_args, write
+from tests.agent.harness import ask, image_info, leftovers, link, qemu_img, rewrite_args, undo_args, write
 
 pytestmark = pytest.mark.qemu
 
@@ -60,16 +60,8 @@ class Chains(RuleBasedStateMachine):
     def _run(self, verb: str, name: str, **own: Any) -> dict[str, Any]:
         self.jobs += 1
         path, below = self.folder / name, [self.folder / one for one in self._below(name)]
-        args = reclaim_args(path, format=self.forms[name])
-        del args["method"]
-        args["chain"] = [
-            {key: value for key, value in reclaim_args(one, format=self.forms[one.name]).items() if key in args}
-            for one in below
-        ]
-        for link in args["chain"]:
-            for extra in ("virtual_size", "chain", "children_known", "idle_io", "reserve"):
-                link.pop(extra, None)
-        answer = ask(verb, args | own, job=f"j{self.jobs}")
+        chain = [link(one, form=self.forms[one.name]) for one in below]
+        answer = ask(verb, rewrite_args(path, format=self.forms[name], chain=chain, **own), job=f"j{self.jobs}")
         note(f"{verb} {own} of {name} on {below}: {answer.get('code') or answer.get('method')}")
         assert answer.get("code") in {None, "undo_written_to"}, answer
         if answer.get("swapped") and answer.get("held_bytes"):

@@ -14,19 +14,29 @@ from storage_admin.agent.swap import exchange, settle
 from storage_admin.agent.swap.journal import Journal
 from storage_admin.agent.verbs import aside
 from tests.agent.aside import ASIDE, JOURNAL, aside_args, back_args, delete_args
-from tests.agent.harness import Agent, Writer, ask, leftovers, make_image, recover_args, stamp, undo_args, write
-from tests.agent.recording import RecordingIO, request
+from tests.agent.harness import (
+    Agent,
+    Writer,
+    ask,
+    at_ready,
+    held_open,
+    leftovers,
+    make_image,
+    recover_args,
+    stamp,
+    undo_args,
+    write,
+)
+from tests.agent.recording import GoIO, request
+from tests.harness.filesystems import immutable, loop_device, new_folder
 from tests.working import create
 
 pytestmark = pytest.mark.qemu
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> Path:
-    (tmp_path / "pool").mkdir()
-    path = tmp_path / "pool" / "left.qcow2"
-    make_image(path)
-    return path
+def image(pool: Path) -> Path:
+    return make_image(pool / "left.qcow2")
 
 
 def refused(answer: dict[str, Any]) -> str:
@@ -113,17 +123,13 @@ def test_an_image_in_use_keeps_its_name(image: Path, mode: str) -> None:
 def test_an_image_behind_a_loop_device_keeps_its_name(tmp_path: Path) -> None:
     path = create(tmp_path / "left.raw", form="raw")
     args = aside_args(path)
-    loop = subprocess.run(["losetup", "-f", "--show", path], check=True, capture_output=True, text=True).stdout.strip()
-    try:
+    with loop_device(path):
         assert refused(ask("set_aside", args)) == "image_in_use"
-    finally:
-        subprocess.run(["losetup", "-d", loop], check=True)
     assert path.exists()
 
 
 def test_an_overlay_that_no_scan_has_seen_is_found_on_the_spot(image: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
+    other = new_folder(tmp_path / "other")
     create(other / "top.qcow2", base=str(image))
     assert refused(ask("set_aside", aside_args(image, other))) == "has_overlays"
     assert image.exists()
@@ -168,27 +174,20 @@ def test_a_file_with_two_names_a_link_and_a_protected_one_are_refused(image: Pat
     link.symlink_to(image)
     assert refused(ask("set_aside", aside_args(link))) == "outside_pool"
     link.unlink()
-    subprocess.run(["chattr", "+i", image], check=True)
-    try:
+    with immutable(image):
         assert refused(ask("set_aside", aside_args(image))) == "immutable"
-    finally:
-        subprocess.run(["chattr", "-i", image], check=True)
     assert refused(ask("set_aside", aside_args(image, children_known=False))) == "guests_unknown"
     assert {path.name for path in image.parent.iterdir()} == {image.name}
 
 
 def test_without_a_go_nothing_has_happened(image: Path) -> None:
-    with Agent() as agent:
-        agent.request("set_aside", aside_args(image))
-        agent.until(protocol.READY)
+    with at_ready("set_aside", aside_args(image)) as agent:
         agent.say(protocol.CANCEL)
         assert refused(agent.answer(go=False)) == protocol.CANCELLED
     assert {path.name for path in image.parent.iterdir()} == {image.name}
     ask("set_aside", aside_args(image))
     for verb, args in (("restore_aside", back_args(image)), ("delete_aside", delete_args(image, stamp_of(image)))):
-        with Agent() as agent:
-            agent.request(verb, args, job="j2")
-            agent.until(protocol.READY)
+        with at_ready(verb, args, job="j2") as agent:
             agent.say(protocol.CANCEL)
             assert refused(agent.answer(go=False)) == protocol.CANCELLED
         assert {path.name for path in image.parent.iterdir()} == {ASIDE, JOURNAL}
@@ -200,12 +199,8 @@ def stamp_of(image: Path) -> int:
 
 
 def test_a_guest_that_starts_before_the_go_wins(image: Path) -> None:
-    with Agent() as agent:
-        agent.request("set_aside", aside_args(image))
-        agent.until(protocol.READY)
-        with Writer(image):
-            agent.say(protocol.GO, generation=1)
-            assert refused(agent.answer(go=False)) == "image_in_use"
+    with at_ready("set_aside", aside_args(image)) as agent, Writer(image):
+        assert refused(agent.go()) == "image_in_use"
     assert {path.name for path in image.parent.iterdir()} == {image.name}
 
 
@@ -270,13 +265,6 @@ def test_a_scan_neither_lists_nor_forgets_it(image: Path) -> None:
     assert (pool["asides"], pool["leftovers"], pool["undo_copies"]) == (1, 1, 0)
     assert pool["aside_bytes"] == (image.parent / ASIDE).stat().st_blocks * 512
     assert pool["others"]["count"] == 0
-
-
-class GoIO(RecordingIO):
-    """A controller that says ``go``."""
-
-    def wait_for_go(self, generation: int, **made: int | str) -> None:
-        """At once."""
 
 
 @pytest.fixture
@@ -345,13 +333,12 @@ def test_a_filesystem_that_cannot_rename_without_replacing_does_it_by_a_link(
 def test_no_name_is_taken_from_another_file(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_text(name)
-    folder = os.open(tmp_path, os.O_RDONLY)
-    with pytest.raises(FileExistsError):
-        exchange.move(folder, b"a", b"b")
-    with pytest.raises(FileNotFoundError):
-        exchange.move(folder, b"c", b"d")
-    assert exchange.move(folder, b"a", b"c")
-    os.close(folder)
+    with held_open(tmp_path) as folder:
+        with pytest.raises(FileExistsError):
+            exchange.move(folder, b"a", b"b")
+        with pytest.raises(FileNotFoundError):
+            exchange.move(folder, b"c", b"d")
+        assert exchange.move(folder, b"a", b"c")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b": "b", "c": "a"}
 
 

@@ -16,7 +16,8 @@ from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import HostError
 from storage_admin.agent.rewrite.chain import Chain
 from storage_admin.agent.verbs import attach
-from tests.agent.harness import ask, leftovers, make_image, reclaim_args
+from tests.agent.harness import ask, leftovers, make_image, rewrite_args
+from tests.harness.filesystems import new_folder
 
 pytestmark = pytest.mark.qemu
 
@@ -30,8 +31,7 @@ NOTE = {"job": "j1", "by": "ada", "at": 1795783105.7, "dev": 65024, "inode": 129
 def root(tmp_path: Path) -> Path:
     """A host's ``/sys``, ``/proc`` and ``/dev``, as far as they are read."""
     for name, (size, read_only) in {"nbd0": (131072, 1), "nbd10": (2048, 0), "nbd2": (0, 0), "vda": (9, 0)}.items():
-        block = tmp_path / "sys/block" / name
-        block.mkdir(parents=True)
+        block = new_folder(tmp_path / "sys/block" / name, parents=True)
         (block / "size").write_text(f"{size}\n")
         (block / "ro").write_text(f"{read_only}\n")
         if name in THREADS:
@@ -44,8 +44,7 @@ def root(tmp_path: Path) -> Path:
         for descriptor, (path, inode) in files.items():
             (place / "fd" / str(descriptor)).symlink_to(path)
             (place / "fdinfo" / str(descriptor)).write_text(f"pos:\t0\nflags:\t02000000\nino:\t{inode}\n")
-    folder = tmp_path / nbd.FOLDER[1:]
-    folder.mkdir(parents=True)
+    folder = new_folder(tmp_path / nbd.FOLDER[1:], parents=True)
     (folder / "nbd0.json").write_text(json.dumps(NOTE))
     return tmp_path
 
@@ -81,12 +80,10 @@ def test_whether_a_host_can_attach_is_told_without_loading_anything(
     tmp_path: Path, max_part: str | None, modules: str | None, code: str
 ) -> None:
     if max_part is not None:
-        place = tmp_path / "sys/module/nbd/parameters"
-        place.mkdir(parents=True)
+        place = new_folder(tmp_path / "sys/module/nbd/parameters", parents=True)
         (place / "max_part").write_text(f"{max_part}\n")
     if modules is not None:
-        place = tmp_path / "lib/modules" / os.uname().release
-        place.mkdir(parents=True)
+        place = new_folder(tmp_path / "lib/modules" / os.uname().release, parents=True)
         (place / "modules.dep").write_text(modules)
     assert nbd.against(str(tmp_path)) == code
 
@@ -94,8 +91,7 @@ def test_whether_a_host_can_attach_is_told_without_loading_anything(
 def test_without_the_module_an_image_is_refused_and_as_it_was(pool: Path) -> None:
     assert nbd.against() == "nbd_missing", "tests/machines/test_attach.py attaches where there is one"
     make_image(pool / "vm.qcow2")
-    args = reclaim_args(pool / "vm.qcow2")
-    del args["method"]
+    args = rewrite_args(pool / "vm.qcow2")
     before = (pool / "vm.qcow2").read_bytes()
     for writable in (False, True):
         assert ask("attach", args | {"writable": writable, "by": "ada"})["code"] == "nbd_missing"

@@ -8,6 +8,8 @@ import pytest
 
 from storage_admin.agent.host import attributes
 from storage_admin.agent.protocol import HostError
+from tests.agent.harness import held_open
+from tests.harness.filesystems import immutable
 
 
 @pytest.fixture
@@ -64,20 +66,15 @@ def test_names_what_differs(pair: tuple[int, int], change: object, difference: s
 def test_fails_where_an_attribute_cannot_be_set(pair: tuple[int, int]) -> None:
     old, _ = pair
     os.fchown(old, 12345, 23456)
-    target = os.open("/proc/self/comm", os.O_RDONLY)  # a file that has an owner of its own
-    with pytest.raises(HostError):
+    with held_open("/proc/self/comm") as target, pytest.raises(HostError):
         attributes.copy(old, target)
-    os.close(target)
 
 
 def test_sees_that_a_file_is_immutable(pair: tuple[int, int], tmp_path: Path) -> None:
     old, _ = pair
     assert not attributes.flags(old) & attributes.IMMUTABLE
-    subprocess.run(["chattr", "+i", tmp_path / "old"], check=True)
-    try:
+    with immutable(tmp_path / "old"):
         assert attributes.flags(old) & attributes.IMMUTABLE
-    finally:
-        subprocess.run(["chattr", "-i", tmp_path / "old"], check=True)
 
 
 def test_copies_the_flags_that_must_be_there_before_the_first_byte(pair: tuple[int, int], tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ from tests.agent.benching import (
     measured,
     samples,
 )
-from tests.agent.harness import Agent
+from tests.agent.harness import Agent, ask
+from tests.working import refused_as
 
 pytestmark = pytest.mark.qemu
 
@@ -227,9 +228,8 @@ def test_nothing_outside_of_its_own_folder_is_opened_for_writing(pool: Path, tmp
     trace, own = tmp_path / "trace", f"{pool}/.sa-j1.bench"
     calls = "open,openat,creat,unlink,unlinkat,mkdir,mkdirat,rename,renameat,renameat2,link,linkat,truncate"
     strace = ["strace", "-f", "-y", "-q", "-o", str(trace), "-e", f"trace={calls}"]
-    with Agent([*strace, sys.executable, "-B", "-m", "storage_admin.agent"]) as agent:
-        agent.request("benchmark", args(pool, kind, KINDS[kind][:2]))
-        assert agent.answer()["steps"] == len(KINDS[kind][:2])
+    command = [*strace, sys.executable, "-B", "-m", "storage_admin.agent"]
+    assert ask("benchmark", args(pool, kind, KINDS[kind][:2]), command=command)["steps"] == len(KINDS[kind][:2])
     written = set()
     for line in trace.read_text(errors="replace").splitlines():
         if opened := _OPENED.search(line):
@@ -321,9 +321,7 @@ def _step(kind: str, **changes: Any) -> dict[str, Any]:
 def test_a_step_that_is_not_as_it_should_be_is_refused_before_anything_is_made(
     pool: Path, kind: str, change: dict[str, Any]
 ) -> None:
-    with pytest.raises(protocol.RefusedError) as refusal:
-        measured(pool, kind, [_step(kind, **change)])
-    assert refusal.value.code == "invalid"
+    assert refused_as(measured, pool, kind, [_step(kind, **change)]) == "invalid"
     assert not list(pool.glob(".sa-*.bench"))
 
 
@@ -342,13 +340,10 @@ def test_a_step_that_is_not_as_it_should_be_is_refused_before_anything_is_made(
     ],
 )
 def test_a_request_that_is_not_as_it_should_be_is_refused(pool: Path, change: dict[str, Any]) -> None:
-    with pytest.raises(protocol.RefusedError) as refusal:
-        measured(pool, **{"kind": "dd", "steps": DD, **change})
-    assert refusal.value.code == "invalid"
+    assert refused_as(measured, pool, **{"kind": "dd", "steps": DD, **change}) == "invalid"
 
 
 def test_the_agent_runs_benchmarks_from_its_bundle(pool: Path, tmp_path: Path) -> None:
     built = bundle.build(tmp_path / "data" / "agent")
-    with Agent([sys.executable, str(built.path)], env={"PYTHONPATH": ""}) as agent:
-        agent.request("benchmark", args(pool, "dd", DD[:2]))
-        assert agent.answer()["steps"] == 2
+    command = [sys.executable, str(built.path)]
+    assert ask("benchmark", args(pool, "dd", DD[:2]), command=command, env={"PYTHONPATH": ""})["steps"] == 2

@@ -17,6 +17,9 @@ from storage_admin.agent.programs import tools
 from tests.agent.benching import BONNIE, DD, FIO, FORMATS, MIB, PREALLOCATION, args, furnish, marks, measured
 from tests.agent.harness import Agent, ask, recover_args
 from tests.agent.test_scan import scanned
+from tests.harness.filesystems import loop_filesystem, new_folder, new_program
+from tests.harness.processes import wait_until
+from tests.working import refused_as
 
 pytestmark = pytest.mark.qemu
 
@@ -27,13 +30,6 @@ LONG: dict[str, Any] = {**FIO[1], "seconds": 60}
 @pytest.fixture
 def pool(tmp_path: Path) -> Path:
     return furnish(tmp_path / "pool")
-
-
-def wait_for(condition: Any, what: str, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def working_in(folder: Path) -> list[str]:
@@ -61,7 +57,7 @@ def at_work(pool: Path, kind: str = "fio", step: dict[str, Any] = LONG, job: str
     agent = Agent()
     agent.request("benchmark", args(pool, kind, [step], **more), job)
     tool = {"bonnie": "bonnie++", "formats": "qemu-img", "preallocation": "qemu-img"}.get(kind, kind)
-    wait_for(lambda: tool in working_in(pool / f".sa-{job}.bench"), f"{tool} does not start")
+    wait_until(lambda: tool in working_in(pool / f".sa-{job}.bench"), 20, f"{tool} starts")
     return agent
 
 
@@ -104,7 +100,7 @@ def test_a_killed_agents_tools_end_with_it_and_its_folder_is_recovered(
     agent = at_work(pool, kind, step)
     agent.process.kill()
     agent.close()
-    wait_for(lambda: working_in(folder) == [], "a tool goes on without its agent", 10)
+    wait_until(lambda: working_in(folder) == [], 10, "the tools end with their agent")
     assert folder.is_dir()
     (row,) = recovered(pool)
     assert (row["job"], row["outcome"], row["undo_bytes"], row["path_b64"]) == ("j1", "reverted", 0, None)
@@ -162,8 +158,7 @@ def test_recovery_leaves_alone_what_belongs_to_a_job_that_is_active(pool: Path, 
 
 
 def test_what_only_has_such_a_name_is_left_alone(pool: Path, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
+    outside = new_folder(tmp_path / "outside")
     (outside / "disk").write_bytes(b"somebody's")
     (pool / ".sa-link.bench").symlink_to(outside)
     (pool / ".sa-file.bench").write_bytes(b"somebody's")
@@ -182,8 +177,7 @@ def test_what_only_has_such_a_name_is_left_alone(pool: Path, tmp_path: Path) -> 
 
 def test_a_folder_of_roots_that_somebody_has_given_such_a_name_keeps_what_it_holds(pool: Path) -> None:
     """Who may write to the pool's folder can rename whatever is in it."""
-    kept = pool / ".sa-j9.bench"
-    kept.mkdir(mode=0o700)
+    kept = new_folder(pool / ".sa-j9.bench", mode=0o700)
     (kept / "backup").write_bytes(b"root's")
     assert recovered(pool) == []
     measured(pool, "dd", DD[:1])
@@ -193,8 +187,7 @@ def test_a_folder_of_roots_that_somebody_has_given_such_a_name_keeps_what_it_hol
 
 
 def test_links_in_what_was_left_are_not_followed(pool: Path, tmp_path: Path, killed: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
+    outside = new_folder(tmp_path / "outside")
     (outside / "disk").write_bytes(b"somebody's")
     (killed / "file").symlink_to(outside / "disk")
     (killed / "folder").symlink_to(outside)
@@ -231,8 +224,7 @@ def test_a_tool_that_fails_is_said_and_leaves_nothing(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "fio").write_text('#!/bin/sh\n[ "$1" = --enghelp ] && exit\necho "fio: it broke" >&2\nexit 3\n')
-    (tmp_path / "bin" / "fio").chmod(0o755)
+    new_program(tmp_path / "bin" / "fio", '#!/bin/sh\n[ "$1" = --enghelp ] && exit\necho "fio: it broke" >&2\nexit 3\n')
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     before = marks(pool)
     with pytest.raises(protocol.HostError, match="fio failed, exit code 3: fio: it broke"):
@@ -257,31 +249,16 @@ def test_a_missing_tool_is_named_with_its_package(
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A pool on a filesystem of 96 MiB."""
-    image, folder = tmp_path / "disk.img", tmp_path / "small"
-    folder.mkdir()
-    with image.open("wb") as file:
-        file.truncate(96 * MIB)
-    subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], check=True)
-    subprocess.run(["mount", "-o", "loop", image, folder], check=True)
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with loop_filesystem(tmp_path, 96, make=("-m", "0")) as folder:
+        yield folder
 
 
 def test_what_does_not_fit_is_refused_before_it_is_begun(small: Path) -> None:
     reserve = os.statvfs(small).f_bavail * os.statvfs(small).f_frsize - 20 * MIB
-    with pytest.raises(protocol.RefusedError) as refusal:
-        measured(small, "dd", DD, reserve_bytes=reserve)
-    assert refusal.value.code == "not_enough_space"
+    assert refused_as(measured, small, "dd", DD, reserve_bytes=reserve) == "not_enough_space"
     measured(small, "dd", [{**DD[0], "count": 16}], reserve_bytes=reserve)
-    with pytest.raises(protocol.RefusedError) as refusal:
-        measured(
-            small,
-            "dd",
-            [{**DD[0], "count": 16}],
-            reserve_bytes=reserve,
-            others_bytes={"elsewhere": {"other": 10 * MIB}},
-        )
-    assert refusal.value.code == "not_enough_space"
+    more = {"reserve_bytes": reserve, "others_bytes": {"elsewhere": {"other": 10 * MIB}}}
+    assert refused_as(measured, small, "dd", [{**DD[0], "count": 16}], **more) == "not_enough_space"
     assert {path.name for path in small.iterdir()} == {"lost+found"}
 
 
@@ -298,9 +275,7 @@ def test_guests_that_need_the_room_meanwhile_get_it(small: Path) -> None:
 def test_a_disk_that_is_full_in_the_end_is_said(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage_admin.agent.host.space.require", lambda *_: None)
     monkeypatch.setattr("storage_admin.agent.host.space.watch", lambda *_: None)
-    with pytest.raises(protocol.RefusedError) as refusal:
-        measured(small, "dd", [{**DD[0], "count": 128}])
-    assert refusal.value.code == "not_enough_space"
+    assert refused_as(measured, small, "dd", [{**DD[0], "count": 128}]) == "not_enough_space"
     assert {path.name for path in small.iterdir()} == {"lost+found"}
 
 

@@ -20,6 +20,8 @@ from storage_admin.agent.bench.qemu_bench import jump
 from storage_admin.agent.folders.scratch import Scratch
 from storage_admin.agent.host import facts
 from tests.agent.benching import DD, FORMATS, MIB, measured
+from tests.agent.harness import held_open
+from tests.harness.filesystems import loop_filesystem, mounted, new_folder, new_program
 
 
 @given(blocks=st.integers(1, 3000), most=st.integers(1, 4000))
@@ -47,11 +49,8 @@ def test_dropped_files_are_not_in_memory(tmp_path: Path) -> None:
 @pytest.fixture
 def in_memory(tmp_path: Path) -> Iterator[Path]:
     """A pool in memory, from which nothing can be dropped."""
-    folder = tmp_path / "memory"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", folder], check=True)
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with mounted("none", new_folder(tmp_path / "memory"), "-t", "tmpfs", "-o", "size=64m") as folder:
+        yield folder
 
 
 @pytest.mark.qemu
@@ -116,21 +115,13 @@ def test_a_scan_tells_the_tools_that_storage_is_measured_with() -> None:
 
 def test_a_tool_that_does_not_say_its_version_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, script in (("fio", "#!/bin/sh\necho no idea\n"), ("bonnie++", "no program\n")):
-        (tmp_path / name).write_text(script)
-        (tmp_path / name).chmod(0o755)
+        new_program(tmp_path / name, script)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert facts.tool_versions(["fio", "bonnie++", "nothing"]) == {"fio": None, "bonnie++": None, "nothing": None}
 
 
 def test_the_device_below_a_folder_is_told(tmp_path: Path) -> None:
-    image, folder = tmp_path / "disk.img", tmp_path / "mounted"
-    folder.mkdir()
-    with image.open("wb") as file:
-        file.truncate(16 * MIB)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True)
-    subprocess.run(["mount", "-o", "loop,noatime,nodiratime", image, folder], check=True)
-    fd = os.open(folder, os.O_RDONLY)
-    try:
+    with loop_filesystem(tmp_path, 16, options="noatime,nodiratime") as folder, held_open(folder) as fd:
         told = environment.before(fd)
         disk = Path(told["mount_source"]).name
         queue = Path(f"/sys/block/{disk}/queue")
@@ -139,17 +130,11 @@ def test_the_device_below_a_folder_is_told(tmp_path: Path) -> None:
         assert f"[{told['device']['scheduler']}]" in (queue / "scheduler").read_text()
         assert told["filesystem"] == "ext4"
         assert "noatime" in told["mount_options"].split(",")
-    finally:
-        os.close(fd)
-        subprocess.run(["umount", folder], check=True)
 
 
 def test_a_folder_in_memory_has_no_device(in_memory: Path) -> None:
-    fd = os.open(in_memory, os.O_RDONLY)
-    try:
+    with held_open(in_memory) as fd:
         assert environment.before(fd)["device"] is None
-    finally:
-        os.close(fd)
 
 
 def test_the_greeting_costs_no_benchmark_module() -> None:

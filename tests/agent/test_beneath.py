@@ -1,7 +1,6 @@
 """What lies below block devices: of real loop devices, and of LVM's by what its tools and the kernel print."""
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.agent.verbs import beneath
 from tests.agent.recording import RecordingIO, request
+from tests.harness.filesystems import loop_device, new_file, new_folder, new_program
 
 #: What ``dmsetup`` prints of a Debian 12 with LVM, by what it is asked; 254:4 is the pool of 254:7 to 254:9.
 TOLD = {
@@ -27,11 +27,9 @@ def look(*paths: bytes) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def loop(tmp_path: Path) -> Iterator[bytes]:
-    raw = tmp_path / "disk.raw"
-    raw.write_bytes(bytes(1 << 20))
-    name = subprocess.run(["losetup", "-f", "--show", raw], capture_output=True, text=True, check=True).stdout.strip()
-    yield os.fsencode(name)
-    subprocess.run(["losetup", "-d", name], check=True)
+    raw = new_file(tmp_path / "disk.raw", bytes(1 << 20))
+    with loop_device(raw) as device:
+        yield bytes(device)
 
 
 def test_a_device_that_is_no_volume_says_whether_it_takes_discards(loop: bytes) -> None:
@@ -74,14 +72,12 @@ def test_volumes_of_lvm(
     for name, text in (("queue/discard_max_bytes", "1048576"), ("dm/uuid", "LVM-x")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text + "\n")
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
+    bin_folder = new_folder(tmp_path / "bin")
     lines = "\n".join(
         f'"{verb} --noflush --major {number.replace(":", " --minor ")}") echo "{text.format(discards=discards)}" ;;'
         for (verb, number), text in TOLD.items()
     )
-    (bin_folder / "dmsetup").write_text(f'#!/bin/sh\ncase "$*" in\n{lines}\n*) exit 1 ;;\nesac\n')
-    (bin_folder / "dmsetup").chmod(0o755)
+    new_program(bin_folder / "dmsetup", f'#!/bin/sh\ncase "$*" in\n{lines}\n*) exit 1 ;;\nesac\n')
     monkeypatch.setenv("PATH", str(bin_folder), prepend=":")
     monkeypatch.setattr(beneath, "_DEVICES", str(tmp_path / "sys"))
     monkeypatch.setattr(beneath, "_number", lambda _path: f"254:{minor}")

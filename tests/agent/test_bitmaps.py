@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.harness import ask, image_info, leftovers, make_image, qemu_img, reclaim_args, undo_args, write
+from tests.agent.harness import ask, image_info, leftovers, make_image, qemu_img, rewrite_args, undo_args, write
 
 pytestmark = pytest.mark.qemu
 
@@ -27,14 +27,11 @@ def bitmaps(path: Path) -> dict[str, list[str]]:
 
 
 def args_for(path: Path, *names: str) -> dict[str, Any]:
-    args = reclaim_args(path)
-    del args["method"]
-    return args | {"names": list(names)}
+    return rewrite_args(path, names=list(names))
 
 
 def test_those_that_were_not_closed_are_removed_and_the_others_stay(pool: Path, tmp_path: Path) -> None:
-    path = pool / "vm.qcow2"
-    make_image(path, "8M")
+    path = make_image(pool / "vm.qcow2", "8M")
     qemu_img("bitmap", "--add", "--", path, "--odd name, with everything")
     leave_open(path)
     qemu_img("bitmap", "--add", path, "backup-1")
@@ -52,8 +49,7 @@ def test_those_that_were_not_closed_are_removed_and_the_others_stay(pool: Path, 
 
 
 def test_all_of_them_are_removed(pool: Path) -> None:
-    path = pool / "vm.qcow2"
-    make_image(path, "8M")
+    path = make_image(pool / "vm.qcow2", "8M")
     for number in range(5):
         qemu_img("bitmap", "--add", path, f"b{number}")
     write(path, 7, "0", "1M")
@@ -63,8 +59,7 @@ def test_all_of_them_are_removed(pool: Path) -> None:
 
 @pytest.mark.parametrize(("names", "code"), [([], "stale_plan"), (["other"], "stale_plan"), ([7], "invalid")])
 def test_names_that_no_bitmap_has_are_refused(pool: Path, names: list[Any], code: str) -> None:
-    path = pool / "vm.qcow2"
-    make_image(path, "8M")
+    path = make_image(pool / "vm.qcow2", "8M")
     qemu_img("bitmap", "--add", path, "b1")
     assert ask("bitmaps", args_for(path, *names))["code"] == code
     assert set(bitmaps(path)) == {"b1"}

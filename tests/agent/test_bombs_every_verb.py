@@ -9,6 +9,7 @@ from storage_admin.agent import protocol
 from tests.agent.bombs import Bomb, bombs
 from tests.agent.every_verb import ALL, CLEAN, PLANTED, TRIED, UNDOES, Answer, Crew, plant_undo, pool_request, request
 from tests.agent.hostile import qcow2
+from tests.harness.filesystems import new_folder
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
@@ -37,8 +38,7 @@ class Ground:
 
     def each(self, crew: Crew, bomb: Bomb) -> None:
         """Ask every verb for it."""
-        folder = self.pool / f"{len(list(self.pool.iterdir())):03d}"
-        folder.mkdir()
+        folder = new_folder(self.pool / f"{len(list(self.pool.iterdir())):03d}")
         image = folder / f"vm.{bomb.form}"
         bomb.write(image)
         for how in TRIED:
@@ -105,8 +105,7 @@ def test_no_bomb_makes_a_verb_endless_or_the_agent_large(tmp_path: Path) -> None
 
 def _warmed_up(crew: Crew, folder: Path) -> float:
     """How large the agent becomes with an image that is none."""
-    pool = folder / "usual"
-    pool.mkdir()
+    pool = new_folder(folder / "usual")
     image = pool / "vm.qcow2"
     largest = 0
     for how in ALL:

@@ -15,8 +15,11 @@ from storage_admin.agent.bench.step import Bench
 from storage_admin.agent.folders import image_folders, scratch
 from storage_admin.agent.host import facts, space
 from storage_admin.agent.protocol import RefusedError, b64
+from tests.agent.harness import held_open
 from tests.agent.recording import RecordingIO
 from tests.faults.swapper import Watch
+from tests.harness.filesystems import new_file, new_folder
+from tests.working import refused_as
 
 MIB = 1 << 20
 IMAGE = {
@@ -33,13 +36,10 @@ STEP: dict[str, Any] = {
 @contextlib.contextmanager
 def bench_in(pool: Path) -> Iterator[Bench]:
     """A run in the folder of a pool."""
-    fd = os.open(pool, os.O_RDONLY)
-    try:
+    with held_open(pool) as fd:
         claimed = space.SpaceClaim("job1", fd)
         with scratch.made(fd, bytes(pool), "job1", RecordingIO()) as folder, claimed as claim:
             yield Bench(RecordingIO(), folder, space.Reserve(0.0, 0), space.Others(), "ext4", "job1", claim)
-    finally:
-        os.close(fd)
 
 
 @pytest.fixture
@@ -105,17 +105,13 @@ def test_more_guests_than_the_memory_has_room_for_are_left_out_and_none_at_all_i
     assert "8 guests need" in told[0]
     assert "4 fit: left out" in told[0]
     monkeypatch.setattr(facts, "memory_bytes", lambda _which: memory.KEPT_BYTES)
-    with pytest.raises(RefusedError) as caught:
-        steps[1].unsupported(bench)
-    assert caught.value.code == "not_enough_memory"
+    assert refused_as(steps[1].unsupported, bench) == "not_enough_memory"
     monkeypatch.setattr(facts, "memory_bytes", lambda _which: None)
     assert steps[0].unsupported(bench) is None
 
 
 def secret(folder: Path) -> Path:
-    path = folder / "shadow"
-    path.write_text("root:$y$j9T$secret:19700:0:99999:7:::\n" * 100)
-    return path
+    return new_file(folder / "shadow", "root:$y$j9T$secret:19700:0:99999:7:::\n" * 100)
 
 
 def test_a_file_that_is_no_kernel_and_no_archive_is_not_copied(bench: Bench, tmp_path: Path) -> None:
@@ -124,10 +120,9 @@ def test_a_file_that_is_no_kernel_and_no_archive_is_not_copied(bench: Bench, tmp
     (tmp_path / "empty").touch()
     for name in ("shadow", "link", "pipe", "empty", "nothing", ".", "shadow/x"):
         for marks, what in ((boot_files.KERNELS, "kernel"), (boot_files.ARCHIVES, "archive")):
-            with pytest.raises(RefusedError) as caught:
-                boot_files.bring(bench, str(tmp_path / name), "copy", marks, what)
+            code = refused_as(boot_files.bring, bench, str(tmp_path / name), "copy", marks, what)
             # The folder itself stands in the one above it.
-            assert caught.value.code in {"invalid", "folder_not_listed"}, name
+            assert code in {"invalid", "folder_not_listed"}, name
     for device in ("/dev/zero", "/proc/kcore", "/proc/1/mem"):
         assert refusal(bench, device) == "folder_not_listed"
     assert bench.scratch.names() == []
@@ -135,9 +130,7 @@ def test_a_file_that_is_no_kernel_and_no_archive_is_not_copied(bench: Bench, tmp
 
 def refusal(bench: Bench, path: Path | str) -> str:
     """The code with which a file is not copied; the files that are tried begin as an archive does."""
-    with pytest.raises(RefusedError) as caught:
-        boot_files.bring(bench, str(path), "copy", boot_files.ARCHIVES, "archive")
-    return caught.value.code
+    return refused_as(boot_files.bring, bench, str(path), "copy", boot_files.ARCHIVES, "archive")
 
 
 @pytest.fixture
@@ -155,8 +148,7 @@ def opened(tmp_path: Path) -> Iterator[Watch]:
 def test_an_archive_of_roots_outside_of_the_image_folders_is_not_even_opened(
     bench: Bench, tmp_path: Path, opened: Watch, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
-    lists = tmp_path / "image-folders"
-    lists.write_text(f"{tmp_path}/images\n")
+    lists = new_file(tmp_path / "image-folders", f"{tmp_path}/images\n")
     monkeypatch.setenv(image_folders.VARIABLE, str(lists))
     (tmp_path / "images").mkdir()
     (tmp_path / "root").symlink_to("hidden")
@@ -176,8 +168,7 @@ def test_of_the_systems_own_files_those_are_booted_that_everybody_may_read(
     bench: Bench, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its folder of kernels is one of the test's own here."""
-    own, file = shared_folder / "boot", shared_folder / "boot" / "initrd"
-    own.mkdir()
+    own, file = new_folder(shared_folder / "boot"), shared_folder / "boot" / "initrd"
     file.write_bytes(b"\x1f\x8b\x08" + os.urandom(5000))
     monkeypatch.setattr(boot_files, "_OF_THE_SYSTEM", (bytes(own),))
     watch = Watch(own)

@@ -19,18 +19,17 @@ import pytest
 from storage_admin.agent.host import cgroups
 from storage_admin.agent.host.mounts import parse
 from storage_admin.agent.programs import tools
-from tests.agent.harness import ROOT
+from tests.agent.harness import ROOT, held_open
 from tests.agent.recording import RecordingIO
-from tests.harness.filesystems import loop_filesystem
+from tests.harness.filesystems import loop_device, loop_filesystem, new_file, sparse_file
 
 MIB = 1 << 20
 
 
 @pytest.fixture
 def fd(tmp_path: Path) -> Iterator[int]:
-    descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    yield descriptor
-    os.close(descriptor)
+    with held_open(tmp_path / "file", os.O_RDWR | os.O_CREAT) as descriptor:
+        yield descriptor
 
 
 def groups() -> list[str]:
@@ -98,8 +97,7 @@ def test_what_a_killed_agent_left_is_taken_away_by_the_next(fd: int) -> None:
 def test_what_is_read_from_the_disk_keeps_to_the_limit(tmp_path: Path) -> None:
     """Where the disk of a loop device can be limited here; else the log says that nothing is."""
     with loop_filesystem(tmp_path, 64) as place:
-        path = place / "file"
-        path.write_bytes(os.urandom(8 * MIB))
+        path = new_file(place / "file", os.urandom(8 * MIB))
         os.sync()
         io, took = RecordingIO(), 0.0
         with path.open("rb", buffering=0) as file:
@@ -114,41 +112,26 @@ def test_what_is_read_from_the_disk_keeps_to_the_limit(tmp_path: Path) -> None:
 
 
 def test_the_disk_is_the_whole_one_and_not_a_partition(tmp_path: Path) -> None:
-    image = tmp_path / "disk"
-    with image.open("wb") as file:
-        file.truncate(64 * MIB)
-    loop = attached(image)
-    try:
+    with loop_device(sparse_file(tmp_path / "disk", 64 * MIB)) as loop, contextlib.ExitStack() as stack:
         subprocess.run(["addpart", loop, "1", "2048", "100000"], check=True)
-        partition = Path(f"{loop}p1")
-        number = Path(f"/sys/class/block/{partition.name}/dev").read_text().strip()
-        whole = Path(f"/sys/class/block/{Path(loop).name}/dev").read_text().strip()
+        stack.callback(subprocess.run, ["delpart", str(loop), "1"], check=True)
+        number, whole = (
+            Path(f"/sys/class/block/{name}/dev").read_text().strip() for name in (f"{loop.name}p1", loop.name)
+        )
         assert number != whole
-        with node(tmp_path / "node", number) as device:
-            subprocess.run(["mkfs.ext4", "-q", device], check=True)
-            (tmp_path / "mounted").mkdir()
-            subprocess.run(["mount", device, tmp_path / "mounted"], check=True)
-            try:
-                folder = os.open(tmp_path / "mounted", os.O_RDONLY)
-                assert os.fstat(folder).st_dev == os.makedev(*map(int, number.split(":")))
-                assert cgroups.disk(folder) == whole
-                os.close(folder)
-            finally:
-                subprocess.run(["umount", tmp_path / "mounted"], check=True)
-    finally:
-        subprocess.run(["delpart", loop, "1"], check=True)
-        subprocess.run(["losetup", "-d", loop], check=True)
+        device = stack.enter_context(node(tmp_path / "node", number))
+        subprocess.run(["mkfs.ext4", "-q", device], check=True)
+        (tmp_path / "mounted").mkdir()
+        subprocess.run(["mount", device, tmp_path / "mounted"], check=True)
+        stack.callback(subprocess.run, ["umount", str(tmp_path / "mounted")], check=True)
+        with held_open(tmp_path / "mounted") as folder:
+            assert os.fstat(folder).st_dev == os.makedev(*map(int, number.split(":")))
+            assert cgroups.disk(folder) == whole
 
 
 def test_what_lies_in_memory_has_no_disk() -> None:
-    folder = os.open("/dev/shm", os.O_RDONLY)
-    assert cgroups.disk(folder) is None
-    os.close(folder)
-
-
-def attached(image: Path) -> str:
-    answer = subprocess.run(["losetup", "--find", "--show", image], capture_output=True, text=True, check=True)
-    return answer.stdout.strip()
+    with held_open("/dev/shm") as folder:
+        assert cgroups.disk(folder) is None
 
 
 @contextlib.contextmanager

@@ -6,23 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.agent.harness import ask, leftovers, make_image, qemu_img, reclaim_args, same_content, stamp
+from tests.agent.harness import ask, leftovers, overwrite, qemu_img, rewrite_args, same_content, stamp
 from tests.agent.test_reclaim import keep_copy
 
 pytestmark = pytest.mark.qemu
-
-
-@pytest.fixture
-def image(tmp_path: Path) -> Path:
-    (tmp_path / "pool").mkdir()
-    make_image(tmp_path / "pool/vm.qcow2")
-    return tmp_path / "pool/vm.qcow2"
-
-
-def check_args(path: Path, **changes: Any) -> dict[str, Any]:
-    args = reclaim_args(path)
-    del args["method"]
-    return args | changes
 
 
 def leak(path: Path, clusters: int = 3) -> None:
@@ -59,7 +46,7 @@ def _at(file: Any, offset: int, length: int) -> bytes:
 
 def test_a_sound_image_has_no_errors_and_nothing_is_written(image: Path) -> None:
     before = stamp(image)
-    assert ask("check", check_args(image)) == {"found": {"corruptions": 0, "leaks": 0, "errors": 0}, "swapped": False}
+    assert ask("check", rewrite_args(image)) == {"found": {"corruptions": 0, "leaks": 0, "errors": 0}, "swapped": False}
     assert stamp(image) == before
     assert leftovers(image.parent) == set()
 
@@ -67,8 +54,8 @@ def test_a_sound_image_has_no_errors_and_nothing_is_written(image: Path) -> None
 def test_leaks_are_counted_and_given_back_on_a_copy(image: Path) -> None:
     was = keep_copy(image)
     leak(image)
-    assert ask("check", check_args(image))["found"] == {"corruptions": 0, "leaks": 3, "errors": 0}
-    result = ask("check", check_args(image, repair="leaks"))
+    assert ask("check", rewrite_args(image))["found"] == {"corruptions": 0, "leaks": 3, "errors": 0}
+    result = ask("check", rewrite_args(image, repair="leaks"))
     assert result.get("swapped"), result
     assert result["found"]["leaks"] == 3
     assert b"No errors were found" in qemu_img("check", image)
@@ -78,10 +65,10 @@ def test_leaks_are_counted_and_given_back_on_a_copy(image: Path) -> None:
 def test_errors_are_not_mended_unless_all_is_asked_for(image: Path) -> None:
     break_entry(image)
     before = stamp(image)
-    assert ask("check", check_args(image))["found"]["corruptions"] > 0
-    assert ask("check", check_args(image, repair="leaks"))["code"] == "dirty_or_corrupt"
+    assert ask("check", rewrite_args(image))["found"]["corruptions"] > 0
+    assert ask("check", rewrite_args(image, repair="leaks"))["code"] == "dirty_or_corrupt"
     assert stamp(image) == before
-    result = ask("check", check_args(image, repair="all"), job="j2")
+    result = ask("check", rewrite_args(image, repair="all"), job="j2")
     assert result.get("swapped"), result
     assert result["found"]["corruptions"] > 0
     assert b"No errors were found" in qemu_img("check", image)
@@ -90,16 +77,14 @@ def test_errors_are_not_mended_unless_all_is_asked_for(image: Path) -> None:
 def test_snapshots_survive_a_repair(image: Path) -> None:
     qemu_img("snapshot", "-c", "before the update", image)
     leak(image)
-    assert ask("check", check_args(image, repair="leaks"))["swapped"]
+    assert ask("check", rewrite_args(image, repair="leaks"))["swapped"]
     assert b"before the update" in qemu_img("snapshot", "-l", image)
 
 
 def test_an_image_that_is_marked_dirty_is_repaired(image: Path) -> None:
-    with image.open("r+b") as file:
-        file.seek(72)
-        file.write(struct.pack(">Q", 1))
+    overwrite(image, 72, struct.pack(">Q", 1))
     was = keep_copy(image)
-    result = ask("check", check_args(image, repair="all"))
+    result = ask("check", rewrite_args(image, repair="all"))
     assert result.get("swapped"), result
     with image.open("rb") as file:
         assert struct.unpack(">Q", _at(file, 72, 8))[0] & 3 == 0
@@ -108,6 +93,4 @@ def test_an_image_that_is_marked_dirty_is_repaired(image: Path) -> None:
 
 def test_a_raw_image_has_nothing_to_check(tmp_path: Path) -> None:
     (tmp_path / "disk.raw").write_bytes(bytes(65536))
-    args = reclaim_args(tmp_path / "disk.raw", format="raw")
-    del args["method"]
-    assert ask("check", args)["code"] == "unsupported_subformat"
+    assert ask("check", rewrite_args(tmp_path / "disk.raw", format="raw"))["code"] == "unsupported_subformat"

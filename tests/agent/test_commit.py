@@ -2,45 +2,42 @@
 
 import os
 import random
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from storage_admin.agent.protocol import b64
-from tests.agent.harness import ask, image_info, leftovers, make_image, qemu_img, reclaim_args, write
+from tests.agent.harness import ask, image_info, leftovers, make_image, qemu_img, qemu_io, reads_as, rewrite_args, write
 from tests.agent.test_rebase import kept, overlay
 from tests.chance import seed
+from tests.working import create
 
 pytestmark = pytest.mark.qemu
 MIB = 1 << 20
 
 
 def args_for(path: Path, *below: Path, form: str = "qcow2") -> dict[str, Any]:
-    args = reclaim_args(path, *below)
-    del args["method"]
+    args = rewrite_args(path, *below)
     args["chain"][-1]["format"] = form
     return args
 
 
 def same(path: Path, form: str, expected: Path) -> bool:
-    compare: list[str | Path] = ["qemu-img", "compare", "-f", form, "-F", "qcow2", path, expected]
     as_large = image_info(path, form)["virtual-size"] == image_info(expected)["virtual-size"]
-    return as_large and subprocess.run(compare, capture_output=True).returncode == 0
+    return as_large and reads_as(path, expected, form)
 
 
 @pytest.mark.parametrize("options", ["", "cluster_size=4k", "lazy_refcounts=on", "extended_l2=on", "larger"])
 @pytest.mark.parametrize("form", ["qcow2", "raw"])
 def test_the_base_reads_as_the_overlay_did(pool: Path, tmp_path: Path, options: str, form: str) -> None:
     chance = random.Random(seed())
-    base, path = pool / f"base.{form}", pool / "vm.qcow2"
-    qemu_img("create", "-q", "-f", form, base, "8M")
-    subprocess.run(["qemu-io", "-f", form, "-c", "write -q -P 9 1M 3M", base], check=True)
+    base, path = create(pool / f"base.{form}", form=form), pool / "vm.qcow2"
+    qemu_io(base, "write -q -P 9 1M 3M", form=form)
     overlay(path, base, "12M" if options == "larger" else "8M", form, options if "=" in options else "")
     for _ in range(12):
         write(path, chance.randrange(1, 256), str(chance.randrange(100) * 65536), "40k")
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -q -z 2M 1M", path], check=True)
+    qemu_io(path, "write -q -z 2M 1M")
     before, inode = kept(path, tmp_path), base.stat().st_ino
     result = ask("commit", args_for(path, base, form=form))
     assert result.get("method") == "commit", result

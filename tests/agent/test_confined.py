@@ -6,7 +6,6 @@ The images here are as they are when a race was lost: no reader of headers has l
 import os
 import socket
 import stat
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,12 +21,13 @@ from storage_admin.agent.protocol import HostError
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.img import Conversion, Effort, Node
 from tests.agent.every_verb import request
-from tests.agent.harness import Agent, ask, leftovers, make_image, write
+from tests.agent.harness import Agent, ask, held_open, leftovers, make_image, reads_as, write
 from tests.agent.harness import qemu_img as run_qemu_img
 from tests.agent.hostile import VIRTUAL_SIZE, qcow2, qed, vmdk_sparse, vmdk_text
 from tests.agent.recording import RecordingIO
 from tests.agent.stranger import CANARY, fingerprints, holds_canary
 from tests.faults.swapper import Watch
+from tests.harness.filesystems import new_file, new_folder
 
 pytestmark = pytest.mark.qemu
 
@@ -181,8 +181,7 @@ def test_no_header_leads_a_tool_to_anything_else(
     monkeypatch.setattr(confined, "means", lambda: how)
     form, content = HEADERS[header](ground.names()[name])
     path = ground.pool / f"vm.{form}"
-    folder = os.open(ground.pool, os.O_RDONLY)
-    try:
+    with held_open(ground.pool) as folder:
         for way in ("info", "measure", "compare", "convert", "check", "repair", "rebase", "name_base"):
             path.write_bytes(content)
             (ground.pool / "new").write_bytes(b"")
@@ -197,14 +196,11 @@ def test_no_header_leads_a_tool_to_anything_else(
             finally:
                 os.close(fd)
             ground.verify()
-    finally:
-        os.close(folder)
 
 
 def test_a_vmdk_whose_sparse_header_sends_qemu_to_its_extents(ground: Ground) -> None:
     text = vmdk_text(b'RW 2048 FLAT "%s" 0' % bytes(ground.secret))
-    path = ground.pool / "vm.vmdk"
-    path.write_bytes(vmdk_sparse(sparse_vmdk(), text, 0))
+    path = new_file(ground.pool / "vm.vmdk", vmdk_sparse(sparse_vmdk(), text, 0))
     with path.open("rb") as file, pytest.raises(HostError):
         img.check(RecordingIO(), Node(file.fileno(), "vmdk", bytes(path)), Effort())
     ground.verify()
@@ -273,10 +269,8 @@ def test_a_host_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_any_means_only_roots_own_images_are_worked_on(
     tmp_path: Path, image_of: int, folder_of: int, mode: int, refused: bool
 ) -> None:
-    pool = tmp_path / "pool"
-    pool.mkdir()
-    path = pool / "vm.qcow2"
-    make_image(path)
+    pool = new_folder(tmp_path / "pool")
+    path = make_image(pool / "vm.qcow2")
     os.chown(path, image_of, image_of)
     path.chmod(mode)
     os.chown(pool, folder_of, folder_of)
@@ -300,17 +294,7 @@ def test_every_verb_works_where_there_are_only_namespaces(tmp_path: Path, how: s
     answer = ask(verb, args, command=[*OTHERWISE, "namespaces"])
     assert "code" not in answer, answer
     made = tmp_path / "converted.raw" if how == "convert" else path
-    asked = [
-        "qemu-img",
-        "compare",
-        "-F",
-        "qcow2",
-        "-f",
-        "raw" if how == "convert" else "qcow2",
-        made,
-        tmp_path / "flat",
-    ]
-    assert subprocess.run(asked, stdout=subprocess.DEVNULL).returncode == 0
+    assert reads_as(made, tmp_path / "flat", "raw" if how == "convert" else "qcow2")
 
 
 #: An agent whose image is given another header in the moment in which it is copied.

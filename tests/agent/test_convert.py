@@ -1,7 +1,6 @@
 """An image is written in another format, under a name of its own; the original stays as it is."""
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +10,27 @@ from storage_admin.agent.protocol import b64
 from tests.agent.harness import (
     Agent,
     ask,
+    at_ready,
     image_info,
     leftovers,
-    make_image,
     qemu_img,
-    reclaim_args,
+    reads_as,
     recover_args,
+    rewrite_args,
     stamp,
     write,
 )
+from tests.harness.filesystems import new_file, new_folder
+from tests.working import create
 
 pytestmark = pytest.mark.qemu
-
-
-@pytest.fixture
-def image(pool: Path) -> Path:
-    make_image(pool / "vm.qcow2")
-    return pool / "vm.qcow2"
 
 
 def convert_args(
     path: Path, *below: Path, to: Path, form: str, source: str = "qcow2", **options: str
 ) -> dict[str, Any]:
-    args = reclaim_args(path, *below, format=source)
-    del args["method"]
     where = {"pool_path_b64": b64(bytes(to.parent)), "path_b64": b64(bytes(to))}
-    return args | {"target": {**where, "format": form, "options": options}}
-
-
-def same(first: Path, first_form: str, second: Path, second_form: str) -> bool:
-    compare: list[str | Path] = ["qemu-img", "compare", "-f", first_form, "-F", second_form, first, second]
-    return subprocess.run(compare, capture_output=True).returncode == 0
+    return rewrite_args(path, *below, format=source, target={**where, "format": form, "options": options})
 
 
 @pytest.mark.parametrize(
@@ -72,7 +61,7 @@ def test_a_guest_reads_the_same_from_the_other_format(
     assert (result["dev"], result["inode"]) == (target.stat().st_dev, target.stat().st_ino)
     assert result["freed_bytes"] == 0
     assert image_info(target, form)["virtual-size"] == 8 << 20
-    assert same(image, "qcow2", target, form)
+    assert reads_as(image, target, "qcow2", form)
     assert stamp(image) == was
     assert leftovers(pool) == set()
     assert target.stat().st_nlink == 1
@@ -90,18 +79,16 @@ def test_any_format_becomes_qcow2(pool: Path, image: Path, source: str) -> None:
     qemu_img("convert", "-f", "qcow2", "-O", source, *options, image, other)
     result = ask("convert", convert_args(other, to=pool / "back.qcow2", form="qcow2", source=source))
     assert result.get("swapped"), result
-    assert same(image, "qcow2", pool / "back.qcow2", "qcow2")
+    assert reads_as(image, pool / "back.qcow2")
 
 
 def test_a_chain_becomes_one_image_in_another_pool(tmp_path: Path, pool: Path, image: Path) -> None:
-    top = pool / "top.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", "-b", "vm.qcow2", "-F", "qcow2", top)
+    top = create(pool / "top.qcow2", base="vm.qcow2")
     write(top, 0x33, "1M", "1M")
-    other = tmp_path / "other"
-    other.mkdir()
+    other = new_folder(tmp_path / "other")
     result = ask("convert", convert_args(top, image, to=other / "vm.raw", form="raw"))
     assert result.get("swapped"), result
-    assert same(top, "qcow2", other / "vm.raw", "raw")
+    assert reads_as(top, other / "vm.raw", "qcow2", "raw")
     assert leftovers(other) == leftovers(pool) == set()
 
 
@@ -115,8 +102,7 @@ def test_a_vmdk_names_its_own_file(pool: Path, image: Path) -> None:
 
 @pytest.mark.parametrize("size", ["1M", "8193K", "10000000512", "137G"])
 def test_the_virtual_size_stays_to_the_byte_in_vpc(pool: Path, size: str) -> None:
-    image = pool / "odd.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", image, size)
+    image = create(pool / "odd.qcow2", size)
     result = ask("convert", convert_args(image, to=pool / "odd.vhd", form="vpc"))
     assert result.get("swapped"), result
     assert image_info(pool / "odd.vhd", "vpc")["virtual-size"] == image_info(image)["virtual-size"]
@@ -144,16 +130,12 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(
 
 
 def test_a_name_that_is_taken_is_never_overwritten(pool: Path, image: Path) -> None:
-    target = pool / "taken.raw"
-    target.write_bytes(b"somebody's")
+    target = new_file(pool / "taken.raw", b"somebody's")
     assert ask("convert", convert_args(image, to=target, form="raw"))["code"] == "target_exists"
     target.unlink()
-    with Agent() as agent:
-        agent.request("convert", convert_args(image, to=target, form="raw"), "j2")
-        agent.until("ready")
+    with at_ready("convert", convert_args(image, to=target, form="raw"), "j2") as agent:
         target.write_bytes(b"somebody's")
-        agent.say("go", generation=1)
-        assert agent.answer()["code"] == "target_exists"
+        assert agent.go()["code"] == "target_exists"
     assert target.read_bytes() == b"somebody's"
     assert leftovers(pool) == set()
 
@@ -172,13 +154,11 @@ def test_a_kill_leaves_no_half_file(pool: Path, image: Path, ready: bool) -> Non
 def test_what_was_named_before_a_kill_is_finished(pool: Path, image: Path) -> None:
     ask("convert", convert_args(image, to=pool / "x.raw", form="raw"))
     # As a kill right after the link leaves it: both names, and a journal that ends with READY.
-    with Agent() as agent:
-        agent.request("convert", convert_args(image, to=pool / "y.raw", form="raw"), "j2")
-        agent.until("ready")
+    with at_ready("convert", convert_args(image, to=pool / "y.raw", form="raw"), "j2") as agent:
         os.link(pool / ".sa-j2.new", pool / "y.raw")
         agent.process.kill()
     rows = ask("recover", recover_args(pool))["recovered"]
     assert [row["outcome"] for row in rows] == ["finished"]
     assert leftovers(pool) == set()
     assert (pool / "y.raw").stat().st_nlink == 1
-    assert same(image, "qcow2", pool / "y.raw", "raw")
+    assert reads_as(image, pool / "y.raw", "qcow2", "raw")

@@ -1,27 +1,30 @@
 """``reclaim`` by ``copy``: without zeros and unused clusters, uncompressed."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.agent.harness import ask, image_info, leftovers, make_image, qemu_img, reclaim_args, same_content, write
+from tests.agent.harness import (
+    ask,
+    image_info,
+    leftovers,
+    make_image,
+    qemu_img,
+    reads_as,
+    reclaim_args,
+    same_content,
+    write,
+)
 from tests.agent.test_reclaim import facts, keep_copy
-from tests.harness.filesystems import loop_filesystem
+from tests.harness.filesystems import loop_filesystem, new_file
+from tests.working import create
 
 pytestmark = pytest.mark.qemu
 
 
-@pytest.fixture
-def pool(tmp_path: Path) -> Path:
-    (tmp_path / "pool").mkdir()
-    return tmp_path / "pool"
-
-
 @pytest.mark.parametrize("options", ["", "cluster_size=2M", "cluster_size=512", "compat=0.10", "compression_type=zstd"])
 def test_a_qcow2_image_loses_its_zeros_and_keeps_its_options(pool: Path, options: str) -> None:
-    image = pool / "vm.qcow2"
-    make_image(image, options=options)
+    image = make_image(pool / "vm.qcow2", options=options)
     before, was = facts(image), keep_copy(image)
     result = ask("reclaim", reclaim_args(image, method="copy"))
     assert result["method"] == "copy"
@@ -48,8 +51,7 @@ def test_an_overlay_stays_one_and_its_base_is_not_touched(pool: Path) -> None:
 
 
 def test_a_raw_image_becomes_sparse(pool: Path) -> None:
-    image = pool / "disk.raw"
-    image.write_bytes(b"x" * 100_000 + bytes(5 << 20) + b"y" * 352 + bytes(1 << 20))
+    image = new_file(pool / "disk.raw", b"x" * 100_000 + bytes(5 << 20) + b"y" * 352 + bytes(1 << 20))
     size, was = image.stat().st_size, image.read_bytes()
     assert size % 512 == 0
     result = ask("reclaim", reclaim_args(image, method="copy", format="raw"))
@@ -59,8 +61,7 @@ def test_a_raw_image_becomes_sparse(pool: Path) -> None:
 
 
 def test_what_a_copy_makes_larger_is_left_as_it_is(pool: Path) -> None:
-    image = pool / "vm.qcow2"
-    make_image(image)
+    image = make_image(pool / "vm.qcow2")
     ask("reclaim", reclaim_args(image, undo_hours=0))
     before = image.stat()
     result = ask("reclaim", reclaim_args(image, method="copy"), job="j2")
@@ -87,8 +88,7 @@ def test_other_formats_are_written_anew_and_keep_what_they_say(pool: Path, form:
     before, said = image_info(image, form), descriptor(image) if form == "vmdk" else b""
     result = ask("reclaim", reclaim_args(image, method="copy", format=form))
     assert result.get("swapped") or "streamOptimized" in options, result
-    compare = ["qemu-img", "compare", "-f", "qcow2", "-F", form, str(source), str(image)]
-    assert subprocess.run(compare, capture_output=True).returncode == 0
+    assert reads_as(source, image, "qcow2", form)
     after = image_info(image, form)
     assert after["virtual-size"] == before["virtual-size"]
     if form == "vmdk":
@@ -109,16 +109,14 @@ def descriptor(path: Path) -> bytes:
 
 
 def test_a_format_that_is_not_written_anew_is_refused(pool: Path) -> None:
-    image = pool / "disk.vhdx"
-    qemu_img("create", "-q", "-f", "vhdx", image, "4M")
+    image = create(pool / "disk.vhdx", "4M", form="vhdx")
     refused = ask("reclaim", reclaim_args(image, method="copy", format="vhdx"))
     assert refused["code"] == "unsupported_subformat"
 
 
 def test_on_xfs_a_copy_takes_no_more_than_it_holds(tmp_path: Path) -> None:
     with loop_filesystem(tmp_path, 400, form="xfs") as folder:
-        image = folder / "disk.raw"
-        image.write_bytes(b"".join(b"x" * 4096 + bytes(1020 << 10) for _ in range(16)))
+        image = new_file(folder / "disk.raw", b"".join(b"x" * 4096 + bytes(1020 << 10) for _ in range(16)))
         result = ask("reclaim", reclaim_args(image, method="copy", format="raw"))
         assert result.get("swapped"), result
         assert result["after_bytes"] < 1 << 20

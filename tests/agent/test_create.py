@@ -10,8 +10,8 @@ import pytest
 from storage_admin.agent.protocol import b64
 from tests.agent.harness import (
     NO_RESERVE,
-    Agent,
     ask,
+    at_stage,
     image_info,
     leftovers,
     link,
@@ -20,6 +20,7 @@ from tests.agent.harness import (
     same_content,
     write,
 )
+from tests.harness.filesystems import new_file
 
 pytestmark = pytest.mark.qemu
 MIB = 1 << 20
@@ -107,16 +108,14 @@ def test_an_overlay_may_be_larger_than_its_base_and_stand_on_a_chain(pool: Path)
 
 
 def test_a_name_that_is_taken_is_refused_and_the_file_is_untouched(pool: Path) -> None:
-    path = pool / "new.raw"
-    path.write_bytes(b"mine")
+    path = new_file(pool / "new.raw", b"mine")
     assert ask("create", create_args(path, "raw"))["code"] == "target_exists"
     assert path.read_bytes() == b"mine"
     assert leftovers(pool) == set()
 
 
 def test_a_base_that_was_written_to_since_the_plan_is_refused(pool: Path) -> None:
-    base = pool / "base.qcow2"
-    make_image(base)
+    base = make_image(pool / "base.qcow2")
     args = create_args(pool / "over.qcow2", "qcow2", base)
     write(base, 7, "0", "64k")
     assert ask("create", args)["code"] == "stale_plan"
@@ -124,8 +123,7 @@ def test_a_base_that_was_written_to_since_the_plan_is_refused(pool: Path) -> Non
 
 
 def test_a_base_that_somebody_writes_to_is_refused(pool: Path) -> None:
-    base = pool / "base.qcow2"
-    make_image(base)
+    base = make_image(pool / "base.qcow2")
     args = create_args(pool / "over.qcow2", "qcow2", base)
     with base.open("r+b"):
         assert ask("create", args)["code"] == "image_in_use"
@@ -160,9 +158,8 @@ def test_a_disk_that_has_no_room_for_what_is_preallocated_is_not_filled(pool: Pa
 
 
 def test_a_cancel_while_an_image_is_filled_leaves_nothing(pool: Path) -> None:
-    with Agent() as agent:
-        agent.request("create", create_args(pool / "new.raw", "raw", size=4 << 30, options={"preallocation": "full"}))
-        agent.until("progress", stage="creating")
+    args = create_args(pool / "new.raw", "raw", size=4 << 30, options={"preallocation": "full"})
+    with at_stage("creating", "create", args) as agent:
         agent.say("cancel")
         assert agent.answer()["code"] == "cancelled"
     assert list(pool.iterdir()) == []

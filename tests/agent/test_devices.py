@@ -1,13 +1,13 @@
 """What uses which of many block devices, looked for at once."""
 
 import contextlib
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from storage_admin.agent.host import devices
+from tests.harness.filesystems import loop_device, sparse_file
 
 pytestmark = pytest.mark.qemu
 USES = {"idle": "", "read": "open in sleep", "mounted": "mounted at ", "below": "behind loop"}
@@ -19,18 +19,10 @@ def run(*argv: str | Path) -> str:
 
 def test_each_is_in_use_by_what_has_it_open_mounted_or_below_itself(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
-
-        def loop(of: Path | str) -> str:
-            name = run("losetup", "--find", "--show", of)
-            stack.callback(run, "losetup", "--detach", name)
-            return name
-
         paths = {}
         for how in USES:
-            (tmp_path / how).touch()
-            os.truncate(tmp_path / how, 8 << 20)
-            paths[how] = loop(tmp_path / how)
-        loop(paths["below"])
+            paths[how] = stack.enter_context(loop_device(sparse_file(tmp_path / how, 8 << 20)))
+        stack.enter_context(loop_device(paths["below"]))
         (tmp_path / "at").mkdir()
         run("mkfs.ext4", "-q", paths["mounted"])
         run("mount", paths["mounted"], tmp_path / "at")

@@ -15,7 +15,8 @@ import pytest
 
 from storage_admin.agent.host import locking, priority
 from storage_admin.agent.host.open_gate import Door, shut_alone
-from tests.agent.harness import ROOT
+from tests.agent.harness import ROOT, held_open
+from tests.harness.filesystems import new_file
 
 OPENER = "import os, sys; os.open(sys.argv[-2], eval(sys.argv[-1])); print('in', flush=True); sys.stdin.read()"
 
@@ -41,17 +42,15 @@ class Opener:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    (tmp_path / "file").write_bytes(b"content")
-    return tmp_path / "file"
+    return new_file(tmp_path / "file", b"content")
 
 
 @pytest.fixture
 def fd(path: Path) -> Iterator[int]:
     # As the agent does: who comes while a lease is asked for makes the kernel say so.
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)
-    descriptor = os.open(path, os.O_RDWR)
-    yield descriptor
-    os.close(descriptor)
+    with held_open(path, os.O_RDWR) as descriptor:
+        yield descriptor
     signal.signal(signal.SIGIO, before)
 
 
@@ -122,8 +121,7 @@ def test_the_door_of_a_process_that_is_killed_is_open(path: Path) -> None:
 
 
 def test_other_files_have_no_door(path: Path, fd: int) -> None:
-    other = path.with_name("other")
-    other.write_bytes(b"")
+    other = new_file(path.with_name("other"), b"")
     door = Door(fd)
     try:
         assert other.read_bytes() == b""

@@ -14,8 +14,8 @@ from storage_admin.agent.host.open_gate import Doors
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.swap import moment
 from storage_admin.agent.swap.swap import Looks, Replacement
-from tests.agent.recording import request
-from tests.agent.test_remembered_stamps import GoIO
+from tests.agent.recording import GoIO, request
+from tests.working import refused_as
 
 OWNER, MODE = 1234, 0o660
 ROOTS, OWNERS = (0, 0o600), (OWNER, MODE)
@@ -103,9 +103,7 @@ def test_what_speaks_against_the_swap_is_seen_before_the_owner_may_open_the_new_
         swap.look()
         raise RefusedError("stale_plan", "it was written to")
 
-    with pytest.raises(RefusedError) as refused:
-        swap.run(look)
-    assert (refused.value.code, swap.looks) == ("stale_plan", [ROOTS])
+    assert (refused_as(swap.run, look), swap.looks) == ("stale_plan", [ROOTS])
     assert is_as_it_was(swap)
 
 
@@ -123,9 +121,7 @@ def test_where_that_is_refused_who_waits_for_the_new_file_is_turned_away(swap: S
             swap.knock(".sa-job1.new")
             raise RefusedError("image_in_use", "somebody uses it")
 
-    with pytest.raises(RefusedError) as refused:
-        swap.run(look)
-    assert (refused.value.code, swap.looks) == ("image_in_use", [ROOTS, OWNERS])
+    assert (refused_as(swap.run, look), swap.looks) == ("image_in_use", [ROOTS, OWNERS])
     assert swap.said(".sa-job1.new") == "Operation not permitted"
     assert is_as_it_was(swap)
 

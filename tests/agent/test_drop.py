@@ -15,9 +15,7 @@ pytestmark = pytest.mark.qemu
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    path = tmp_path / "copy.qcow2"
-    make_image(path)
-    return path
+    return make_image(tmp_path / "copy.qcow2")
 
 
 def drop(path: Path, since: float = 0) -> dict[str, Any]:

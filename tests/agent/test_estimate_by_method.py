@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,8 +16,10 @@ from storage_admin.agent.measure import holes
 from storage_admin.agent.measure.prediction import best
 from storage_admin.agent.rewrite.copying import creation_options
 from tests.agent.formats.test_against_qemu import create, facts_of, qemu_img
+from tests.agent.harness import held_open, overwrite, qemu_io
 from tests.agent.test_analyze import MIB, allocated, analyzed, image_of, mixed, noise, prose, zeros
-from tests.agent.test_estimate_leaks import l2_table, overwrite
+from tests.agent.test_estimate_leaks import l2_table
+from tests.harness.filesystems import new_file
 
 pytestmark = pytest.mark.qemu
 
@@ -112,15 +113,9 @@ def leak(path: Path, clusters: int) -> None:
 
 
 def fill(path: Path, content: bytes, at: int) -> None:
-    source = path.with_suffix(".part")
-    source.write_bytes(content)
+    source = new_file(path.with_suffix(".part"), content)
     qemu_io(path, f"write -s {source} {at} {len(content)}")
     source.unlink()
-
-
-def qemu_io(path: Path, *commands: str) -> None:
-    words = [word for command in commands for word in ("-c", command)]
-    subprocess.run(["qemu-io", "-f", "qcow2", *words, path], check=True, capture_output=True)
 
 
 IMAGES: dict[str, Callable[[Path], None]] = {
@@ -164,11 +159,12 @@ def really(path: Path) -> dict[str, int]:
 
 def dug(path: Path) -> int:
     """What the file itself takes once holes are dug in it."""
-    fd = os.open(path, os.O_RDWR)
-    with contextlib.closing(holes.Digger(os.fstat(fd).st_size, holes.block_size(fd))) as digger:
+    with (
+        held_open(path, os.O_RDWR) as fd,
+        contextlib.closing(holes.Digger(os.fstat(fd).st_size, holes.block_size(fd))) as digger,
+    ):
         while not digger.done:
             digger.step(fd)
-    os.close(fd)
     return allocated(path)
 
 
@@ -208,8 +204,7 @@ def test_each_method_wins_what_was_predicted(tmp_path: Path, name: str) -> None:
 def test_a_raw_image_is_predicted_for_a_copy_and_in_place(
     tmp_path: Path, make: Callable[[random.Random, int], bytes]
 ) -> None:
-    path = tmp_path / "disk.raw"
-    path.write_bytes(make(random.Random(17), 16 * MIB) + b"an end that fills no block")
+    path = new_file(tmp_path / "disk.raw", make(random.Random(17), 16 * MIB) + b"an end that fills no block")
     before = allocated(path)
     results = {mode: analyzed(path, "raw", mode=mode) for mode in ("full", "sample")}
     target = tmp_path / "copy.raw"
@@ -289,8 +284,7 @@ def test_a_compressed_cluster_that_cannot_be_unpacked_counts_as_large_as_it_may_
 
 def test_a_full_look_measures_the_compression_that_is_taken_and_no_other(tmp_path: Path) -> None:
     """zlib takes six times as long as everything else; who wants its bound to the byte asks for it."""
-    path = tmp_path / "disk.qcow2"
-    image_of(path, prose(random.Random(23), 8 * MIB) + noise(random.Random(24), 4 * MIB))
+    path = image_of(tmp_path / "disk.qcow2", prose(random.Random(23), 8 * MIB) + noise(random.Random(24), 4 * MIB))
     before = allocated(path)
     found = {
         asked: analyzed(path, mode="full", compression=asked)["methods"]["compress"]

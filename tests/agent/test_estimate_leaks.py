@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import struct
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,18 +16,17 @@ from storage_admin.agent.formats.qcow2 import parse_header
 from storage_admin.agent.measure.qcow2_leaks import Leaks, find_leaks
 from storage_admin.agent.protocol import StoppedError
 from tests.agent.formats.test_against_qemu import create, qemu_img
+from tests.agent.harness import held_open, overwrite, qemu_io
+from tests.agent.recording import cancel
 from tests.agent.test_analyze import MIB, image_of, mixed
 
 pytestmark = pytest.mark.qemu
 
 
-def leaks_of(path: Path, deadline: float | None = None) -> Leaks:
-    fd = os.open(path, os.O_RDONLY)
-    try:
+def leaks_of(path: Path, deadline: float | None = None, check: Callable[[], None] = lambda: None) -> Leaks:
+    with held_open(path) as fd:
         reader = Reader(fd, path.stat().st_size)
-        return find_leaks(reader, parse_header(reader), lambda: None, deadline)
-    finally:
-        os.close(fd)
+        return find_leaks(reader, parse_header(reader), check, deadline)
 
 
 def checked(path: Path) -> int:
@@ -44,12 +43,6 @@ def l2_table(path: Path, number: int = 0) -> int:
     (l1_offset,) = struct.unpack_from(">Q", image, 40)
     (entry,) = struct.unpack_from(">Q", image, l1_offset + number * 8)
     return int(entry & 0x00FFFFFFFFFFFE00)
-
-
-def overwrite(path: Path, offset: int, content: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(content)
 
 
 LAYOUTS = [
@@ -84,15 +77,14 @@ def test_counts_what_check_counts_among_compressed_clusters(tmp_path: Path) -> N
 
 
 def test_what_a_snapshot_or_a_bitmap_refers_to_is_no_leak(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    image_of(path, mixed(random.Random(3), 16 * MIB))
+    path = image_of(tmp_path / "disk.qcow2", mixed(random.Random(3), 16 * MIB))
     qemu_img("snapshot", "-c", "one", path)
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 7 1M 4M", path], check=True, capture_output=True)
+    qemu_io(path, "write -P 7 1M 4M")
     qemu_img("snapshot", "-c", "a second one with a long name", path)
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "discard 0 2M", path], check=True, capture_output=True)
+    qemu_io(path, "discard 0 2M")
     qemu_img("bitmap", "--add", path, "dirty")
     qemu_img("bitmap", "--add", "-g", "4k", path, "finer")
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 9 6M 64k", path], check=True, capture_output=True)
+    qemu_io(path, "write -P 9 6M 64k")
     found = leaks_of(path)
     assert (checked(path), found.clusters) == (0, 0)
     assert found.bitmaps_bytes >= 3 * 65536
@@ -101,8 +93,7 @@ def test_what_a_snapshot_or_a_bitmap_refers_to_is_no_leak(tmp_path: Path) -> Non
 
 
 def test_does_not_guess_where_tables_contradict_each_other(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    image_of(path, mixed(random.Random(4), 8 * MIB))
+    path = image_of(tmp_path / "disk.qcow2", mixed(random.Random(4), 8 * MIB))
     sound = path.read_bytes()
     table = l2_table(path)
     (refcounts,) = struct.unpack_from(">Q", sound, 48)
@@ -124,22 +115,13 @@ def test_does_not_guess_where_tables_contradict_each_other(tmp_path: Path) -> No
 
 
 def test_a_sample_gives_up_in_time_and_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    create(path, "qcow2", "preallocation=metadata", "64G")
+    path = create(tmp_path / "disk.qcow2", "qcow2", "preallocation=metadata", "64G")
     assert leaks_of(path, deadline=0.0).clusters is None
     assert "analyze it fully" in leaks_of(path, deadline=0.0).reason
     assert leaks_of(path) == Leaks(0)
 
 
 def test_stops_when_the_controller_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    image_of(path, mixed(random.Random(5), MIB))
-
-    def stop() -> None:
-        raise StoppedError("cancelled", "cancelled")
-
-    with path.open("rb") as file:
-        reader = Reader(file.fileno(), path.stat().st_size)
-        header = parse_header(reader)
-        with pytest.raises(StoppedError):
-            find_leaks(reader, header, stop)
+    path = image_of(tmp_path / "disk.qcow2", mixed(random.Random(5), MIB))
+    with pytest.raises(StoppedError):
+        leaks_of(path, check=cancel)

@@ -12,21 +12,20 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent import protocol
 from storage_admin.agent.formats import ova
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.rewrite.exporting import room
-from tests.agent.harness import Agent, ask, image_info, leftovers, make_image, qemu_img, reclaim_args
+from tests.agent.harness import ask, at_ready, image_info, leftovers, make_image, qemu_img, qemu_io, rewrite_args
 from tests.agent.test_unpack import MIB, args_for, image
+from tests.harness.filesystems import new_file
+from tests.working import create
 
 pytestmark = pytest.mark.qemu
 
 
 def export_args(path: Path, name: str, packing: str, *ancestors: Path, **more: Any) -> dict[str, Any]:
     where = {"pool_path_b64": b64(os.fsencode(path.parent)), "path_b64": b64(os.fsencode(path.parent / name))}
-    args = reclaim_args(path, *ancestors, target=where, packing=packing, **more)
-    del args["method"]
-    return args
+    return rewrite_args(path, *ancestors, target=where, packing=packing, **more)
 
 
 def unpacked(path: Path, tool: str = "") -> bytes:
@@ -56,8 +55,7 @@ def test_a_packed_file_holds_the_image_byte_for_byte(pool: Path, ending: str) ->
 
 @pytest.mark.parametrize("ending", ["gz", "zst"])
 def test_parts_have_the_size_that_was_asked_for_and_come_back_as_one_image(pool: Path, ending: str) -> None:
-    path = pool / "disk.qcow2"
-    make_image(path, "16M")
+    path = make_image(pool / "disk.qcow2", "16M")
     fill(path, 5 * MIB)
     before = path.read_bytes()
     first = pool / f"disk.qcow2.{ending}.001"
@@ -76,8 +74,7 @@ def test_parts_have_the_size_that_was_asked_for_and_come_back_as_one_image(pool:
 
 @pytest.mark.parametrize("number", ["003", "777"])
 def test_where_a_part_of_that_name_is_there_nothing_is_packed(pool: Path, number: str) -> None:
-    path = pool / "disk.qcow2"
-    make_image(path, "16M")
+    path = make_image(pool / "disk.qcow2", "16M")
     fill(path, 5 * MIB)
     (pool / f"disk.qcow2.gz.{number}").write_bytes(b"somebody's")
     before = {one.name for one in pool.iterdir()}
@@ -89,24 +86,19 @@ def test_where_a_part_of_that_name_is_there_nothing_is_packed(pool: Path, number
 
 @pytest.mark.parametrize("when", ["before its name", "its name"])
 def test_a_part_that_somebody_exchanges_is_found_before_the_first_one_is_there(pool: Path, when: str) -> None:
-    path = pool / "disk.qcow2"
-    make_image(path, "16M")
+    path = make_image(pool / "disk.qcow2", "16M")
     fill(path, 5 * MIB)
-    with Agent() as agent:
-        agent.request("export", export_args(path, "disk.qcow2.gz.001", "gzip", part_bytes=2 * MIB))
-        agent.until(protocol.READY)
+    with at_ready("export", export_args(path, "disk.qcow2.gz.001", "gzip", part_bytes=2 * MIB)) as agent:
         theirs = pool / (".sa-j1.002" if when == "before its name" else "disk.qcow2.gz.002")
         theirs.unlink(missing_ok=True)
         theirs.write_bytes(b"somebody's")
-        agent.say(protocol.GO, generation=1)
-        assert agent.answer()["code"] in {"tool_failed", "target_exists"}
+        assert agent.go()["code"] in {"tool_failed", "target_exists"}
     assert theirs.read_bytes() == b"somebody's"
     assert {one.name for one in pool.iterdir()} <= {path.name, theirs.name}
 
 
 def test_an_archive_of_a_large_disk_takes_neither_memory_nor_space_for_its_tables(pool: Path, tmp_path: Path) -> None:
-    path = pool / "large.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", path, "2T")
+    path = create(pool / "large.qcow2", "2T")
     command = [sys.executable, "-m", "tests.agent.measured_agent", str(tmp_path / "peak")]
     result = ask("export", export_args(path, "large.ova", "ova"), command=command)
     assert result.get("packing") == "ova", result
@@ -117,21 +109,18 @@ def test_an_archive_of_a_large_disk_takes_neither_memory_nor_space_for_its_table
 
 
 def test_what_cannot_be_packed_takes_no_more_than_was_claimed(pool: Path) -> None:
-    path = pool / "noise.raw"
-    path.write_bytes(os.urandom(24 * MIB))
+    path = new_file(pool / "noise.raw", os.urandom(24 * MIB))
     for packing, ending in (("ova", "ova"), ("gzip", "raw.gz"), ("zstd", "raw.zst")):
         result = ask("export", export_args(path, f"noise.{ending}", packing, format="raw"), job=packing)
         assert 24 * MIB < result["after_bytes"] <= room(packing, 24 * MIB, 24 * MIB, 24 * MIB), result
-    empty = pool / "empty.raw"
-    empty.touch()
+    empty = new_file(pool / "empty.raw")
     assert ask("export", export_args(empty, "empty.ova", "ova", format="raw"))["code"] == "unsupported_subformat"
 
 
 def test_an_archive_holds_the_whole_chain_as_one_disk_that_can_be_imported(pool: Path) -> None:
     base = image(pool)
-    path = pool / "overlay.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", path)
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 0x77 3M 1M", path], check=True, capture_output=True)
+    path = create(pool / "overlay.qcow2", base=base)
+    qemu_io(path, "write -P 0x77 3M 1M")
     guest = {"name": "Büro <1> & Söhne", "cpus": 3, "memory_bytes": 768 * MIB}
     args = export_args(path, "vm.ova", "ova", base, guest=guest)
     result = ask("export", args)
@@ -145,8 +134,7 @@ def test_an_archive_holds_the_whole_chain_as_one_disk_that_can_be_imported(pool:
     told = dict(line.split(")= ") for line in manifest.decode().replace("SHA256(", "").splitlines())
     assert told == {name: hashlib.sha256(members[name]).hexdigest() for name in list(members)[::2]}
     assert _hardware(descriptor) == {"3": "3", "4": "768", "17": None, "6": None}
-    alone = pool.parent / "alone.vmdk"
-    alone.write_bytes(disk)
+    alone = new_file(pool.parent / "alone.vmdk", disk)
     info = image_info(alone, "vmdk")
     assert (info["format-specific"]["data"]["create-type"], info["virtual-size"]) == ("streamOptimized", 16 * MIB)
     qemu_img("compare", "-f", "qcow2", "-F", "vmdk", path, alone)
@@ -168,8 +156,7 @@ def _hardware(descriptor: bytes) -> dict[str, str | None]:
 
 def test_an_overlay_is_not_packed_without_its_base_and_an_encrypted_image_only_as_it_is(pool: Path) -> None:
     base = image(pool)
-    path = pool / "overlay.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", path)
+    path = create(pool / "overlay.qcow2", base=base)
     answer = ask("export", export_args(path, "overlay.qcow2.gz", "gzip", base))
     assert answer["code"] == "unsupported_subformat", answer
     locked = pool / "locked.qcow2"
@@ -207,8 +194,5 @@ def test_a_size_beyond_what_octal_digits_say_is_said_in_binary() -> None:
 
 def fill(path: Path, length: int) -> None:
     """Random bytes, which cannot be packed."""
-    content = path.parent.parent / "random"
-    content.write_bytes(os.urandom(length))
-    subprocess.run(
-        ["qemu-io", "-f", "qcow2", "-c", f"write -q -s {content} 0 {length}", path], check=True, capture_output=True
-    )
+    content = new_file(path.parent.parent / "random", os.urandom(length))
+    qemu_io(path, f"write -q -s {content} 0 {length}")

@@ -23,7 +23,7 @@ from storage_admin.agent.swap.fence import Fence
 from storage_admin.agent.verbs import aside, undo
 from tests.agent.aside import ASIDE, aside_args, delete_args
 from tests.agent.harness import Writer, ask, make_image, reclaim_args, undo_args
-from tests.agent.recording import RecordingIO
+from tests.agent.recording import GoIO, RecordingIO
 
 pytestmark = pytest.mark.qemu
 
@@ -196,13 +196,6 @@ def test_nothing_is_made_in_a_folder_that_took_the_place_of_the_files_own(
 # One file alone loses its name
 
 
-class Going(RecordingIO):
-    """A controller that says ``go``."""
-
-    def wait_for_go(self, generation: int, **made: int | str) -> None:
-        pass
-
-
 @pytest.fixture
 def elsewhere(nfs: list[Mount], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has a file open is on another machine: no process of this one tells of it."""
@@ -211,15 +204,14 @@ def elsewhere(nfs: list[Mount], monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("elsewhere")
 def test_what_a_guest_elsewhere_has_locked_is_neither_set_aside_nor_deleted(tmp_path: Path) -> None:
-    image = tmp_path / "left.qcow2"
-    make_image(image)
+    image = make_image(tmp_path / "left.qcow2")
     inode = image.stat().st_ino
 
     def set_aside() -> dict[str, Any]:
-        return aside.set_aside(Request("set_aside", "j1", 1, aside_args(image)), Going())
+        return aside.set_aside(Request("set_aside", "j1", 1, aside_args(image)), GoIO())
 
     def delete() -> dict[str, Any]:
-        return aside.delete(Request("delete_aside", "j2", 1, delete_args(image, inode)), Going())
+        return aside.delete(Request("delete_aside", "j2", 1, delete_args(image, inode)), GoIO())
 
     for act, named in ((set_aside, image), (delete, tmp_path / ASIDE)):
         for read_only in (False, True):
@@ -232,12 +224,11 @@ def test_what_a_guest_elsewhere_has_locked_is_neither_set_aside_nor_deleted(tmp_
 
 @pytest.mark.usefixtures("elsewhere")
 def test_an_undo_copy_that_a_guest_elsewhere_has_locked_is_not_removed(tmp_path: Path) -> None:
-    image, copy = tmp_path / "disk.qcow2", tmp_path / ".sa-j1.orig"
-    make_image(image)
+    image, copy = make_image(tmp_path / "disk.qcow2"), tmp_path / ".sa-j1.orig"
     assert ask("reclaim", reclaim_args(image, method="copy", undo_hours=24))["swapped"]
 
     def discard() -> dict[str, Any]:
-        return undo.discard(Request("discard_undo", "d1", 1, undo_args(image, force=True)), Going())
+        return undo.discard(Request("discard_undo", "d1", 1, undo_args(image, force=True)), GoIO())
 
     with Writer(copy, read_only=True), pytest.raises(RefusedError) as refused:
         discard()
@@ -250,10 +241,9 @@ def test_an_image_set_aside_is_held_until_no_other_machine_finds_it_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fence, "NAMES_KEPT", 0.6)
-    image, seen = tmp_path / "left.qcow2", []
-    make_image(image)
+    image, seen = make_image(tmp_path / "left.qcow2"), []
 
-    class Trying(Going):
+    class Trying(GoIO):
         def progress(self, stage: str, done: int, total: int | None, message: str = "") -> None:
             if total is not None:
                 with Writer(tmp_path / ASIDE) as other:

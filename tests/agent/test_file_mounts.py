@@ -9,41 +9,24 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent import protocol
 from storage_admin.agent.host import special_mounts
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite.chain import Chain, Planned
 from tests.agent.aside import aside_args, delete_args
-from tests.agent.harness import Agent, ask, leftovers, link, make_image, reclaim_args, undo_args
+from tests.agent.harness import ask, at_ready, held_open, leftovers, link, make_image, reclaim_args, undo_args
 from tests.agent.test_convert import convert_args
 from tests.agent.test_in_place import reclaim as reclaim_in_place
+from tests.harness.filesystems import mounted, new_file, new_folder
 
 pytestmark = pytest.mark.qemu
-
-
-@pytest.fixture
-def image(tmp_path: Path) -> Path:
-    (tmp_path / "pool").mkdir()
-    make_image(tmp_path / "pool/vm.qcow2")
-    return tmp_path / "pool/vm.qcow2"
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """Where it is mounted."""
     (tmp_path / "other").mkdir()
-    (tmp_path / "other/disk.img").touch()
-    return tmp_path / "other/disk.img"
-
-
-@contextlib.contextmanager
-def mounted(what: Path, where: Path, *options: str) -> Iterator[None]:
-    subprocess.run(["mount", *(options or ["--bind"]), what, where], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", where], check=True)
+    return new_file(tmp_path / "other/disk.img")
 
 
 @contextlib.contextmanager
@@ -59,11 +42,8 @@ def container(script: str, *argv: Path) -> Iterator[str]:
 
 
 def where(path: Path) -> str | None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
+    with held_open(path) as fd:
         return special_mounts.mounted_at(fd)
-    finally:
-        os.close(fd)
 
 
 def refused(answer: dict[str, Any], *words: object) -> None:
@@ -89,12 +69,8 @@ def test_one_that_is_mounted_in_a_container_is_refused_with_its_process(image: P
 
 def test_a_mount_that_came_while_the_copy_was_made_ends_the_job(image: Path, place: Path) -> None:
     inode = image.stat().st_ino
-    with Agent() as agent:
-        agent.request("reclaim", reclaim_args(image))
-        agent.until(protocol.READY)
-        with mounted(image, place):
-            agent.say(protocol.GO, generation=1)
-            refused(agent.answer(), place)
+    with at_ready("reclaim", reclaim_args(image)) as agent, mounted(image, place):
+        refused(agent.go(), place)
     assert (image.stat().st_ino, leftovers(image.parent)) == (inode, set())
 
 
@@ -108,8 +84,7 @@ def test_what_does_not_replace_the_file_may_go_on(image: Path, place: Path) -> N
 
 
 def test_a_mounted_base_is_no_hindrance_to_its_overlay(image: Path, place: Path) -> None:
-    top = image.with_name("top.qcow2")
-    make_image(top, base=str(image))
+    top = make_image(image.with_name("top.qcow2"), base=str(image))
     with mounted(image, place):
         assert ask("reclaim", reclaim_args(top, image))["swapped"]
 
@@ -127,8 +102,7 @@ def test_a_mount_of_a_name_that_is_gone_is_known_by_its_inode(image: Path, place
 
 def test_a_mount_that_cannot_be_looked_at_is_known_by_its_name(image: Path, place: Path, tmp_path: Path) -> None:
     """Another mount lies over it, and the file was renamed there since."""
-    moved = tmp_path / "moved"
-    moved.mkdir()
+    moved = new_folder(tmp_path / "moved")
     with container('mount --bind "$1" "$2"; mount -t tmpfs none "${2%/*}"', image, place):
         assert str(place) in str(where(image))
         os.link(image, moved / image.name)
@@ -141,8 +115,7 @@ def test_a_mount_that_cannot_be_looked_at_is_known_by_its_name(image: Path, plac
 def test_a_process_with_another_root_does_not_hide_the_mounts_of_its_namespace(
     image: Path, place: Path, tmp_path: Path
 ) -> None:
-    jail = tmp_path / "jail"
-    jail.mkdir()
+    jail = new_folder(tmp_path / "jail")
     # The first process of the namespace sees nothing of the mount, a later one does.
     script = """
 mount --bind "$1" "$2"
@@ -163,10 +136,8 @@ else:
 
 
 def test_other_files_and_folders_that_are_mounted_are_no_reason(image: Path, place: Path, tmp_path: Path) -> None:
-    other = image.with_name("other.qcow2")
-    make_image(other)
-    shown = tmp_path / "shown"
-    shown.mkdir()
+    other = make_image(image.with_name("other.qcow2"))
+    shown = new_folder(tmp_path / "shown")
     with mounted(other, place), mounted(image.parent, shown):
         assert where(image) is None
         assert where(shown / image.name) is None
@@ -190,8 +161,7 @@ def test_the_images_own_place_may_be_such_a_mount(image: Path, place: Path) -> N
 
 
 def test_on_an_overlay_filesystem_too(tmp_path: Path, place: Path) -> None:
-    base = tmp_path / "tmpfs"
-    base.mkdir()
+    base = new_folder(tmp_path / "tmpfs")
     with mounted(Path("none"), base, "-t", "tmpfs"):
         for name in ("lower", "upper", "work", "all"):
             (base / name).mkdir()
@@ -229,8 +199,7 @@ def test_where_the_device_of_the_status_is_not_the_filesystems(
 
 
 def test_the_check_at_the_end_is_made_for_what_was_refused_at_the_beginning(image: Path, place: Path) -> None:
-    chain = Chain(Planned.parse(link(image)), [])
-    try:
+    with contextlib.closing(Chain(Planned.parse(link(image)), [])) as chain:
         chain.refuse_stale()
         with mounted(image, place):
             chain.refuse_stale()
@@ -241,8 +210,6 @@ def test_the_check_at_the_end_is_made_for_what_was_refused_at_the_beginning(imag
             with pytest.raises(RefusedError, match="is mounted as a file at"):
                 chain.refuse_stale()
             chain.refuse_stale(names=False)
-    finally:
-        chain.close()
 
 
 def test_a_mounted_image_is_neither_set_aside_nor_deleted(image: Path, place: Path) -> None:

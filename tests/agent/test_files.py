@@ -19,8 +19,10 @@ from storage_admin.agent import protocol
 from storage_admin.agent.appliance import appliance
 from storage_admin.agent.host import locking
 from storage_admin.agent.protocol import StoppedError, unb64
-from tests.agent.harness import AGENT, Agent, ask, qemu_img, reclaim_args
-from tests.agent.recording import RecordingIO
+from tests.agent.harness import AGENT, Agent, ask, at_stage, qemu_img, rewrite_args
+from tests.agent.recording import RecordingIO, cancel
+from tests.harness.filesystems import formatted, sparse_file
+from tests.harness.processes import wait_until
 
 pytestmark = pytest.mark.qemu
 MIB = 1 << 20
@@ -46,15 +48,11 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / os.fsdecode(b"home/odd-\xff")).write_bytes(b"x")
     (root / "home/link").symlink_to("/etc/hostname")
     (root / "home/out").symlink_to("/../../../../etc/shadow")
-    with whole.open("wb") as file:
-        file.truncate(440 * MIB)
+    sparse_file(whole, 440 * MIB)
     subprocess.run(["sfdisk", "-q", whole], input=b"2048 200000\n204800 640000 L\n", check=True)
     first, second = folder / "first", folder / "second"
-    for path, size in ((first, 200_000), (second, 640_000)):
-        with path.open("wb") as file:
-            file.truncate(size * 512)
-    subprocess.run(["mkfs.ext4", "-q", "-d", root, first], check=True)
-    subprocess.run(["mkfs.xfs", "-q", second], check=True)
+    formatted(first, 200_000 * 512, make=("-d", str(root)))
+    formatted(second, 640_000 * 512, "xfs")
     for path, sector in ((first, 2048), (second, 204_800)):
         command = ["dd", f"if={path}", f"of={whole}", "bs=512", f"seek={sector}", "conv=notrunc,sparse"]
         subprocess.run(command, check=True, capture_output=True)
@@ -70,9 +68,7 @@ def image(pool: Path, disk: Path) -> Path:
 
 
 def args_for(image: Path, do: str = "look", **where: str) -> dict[str, Any]:
-    args = reclaim_args(image, image.parent / "base.qcow2") | {"do": do, **where}
-    del args["method"]
-    return args
+    return rewrite_args(image, image.parent / "base.qcow2") | {"do": do, **where}
 
 
 def left(image: Path, agent: int) -> list[str]:
@@ -157,9 +153,7 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(image: Path) -> N
 
 def test_the_appliance_has_no_network_and_no_rights_and_ends_with_its_agent(image: Path) -> None:
     here = Path("/proc/self/ns/net").readlink()
-    with Agent() as agent:
-        agent.request("files", args_for(image))
-        agent.until("progress", stage="starting")
+    with at_stage("starting", "files", args_for(image)) as agent:
         deadline = time.monotonic() + 60
         own = f"{appliance.MARK}{agent.process.pid}-"
         while not (found := [one for one in psutil.process_iter(["cmdline"]) if is_machine(one, own)]):
@@ -174,18 +168,14 @@ def test_the_appliance_has_no_network_and_no_rights_and_ends_with_its_agent(imag
         opened = [str(path.readlink()) for path in Path(f"/proc/{machine.pid}/fd").iterdir()]
         assert not any(str(image.parent) in path for path in opened)
         agent.process.kill()
-    deadline = time.monotonic() + 20
-    while any(name.startswith("qemu") for name in left(image, agent.process.pid)):
-        assert time.monotonic() < deadline, left(image, agent.process.pid)
-        time.sleep(0.2)
+    gone = agent.process.pid
+    wait_until(lambda: not any(name.startswith("qemu") for name in left(image, gone)), 20, "the machine has ended")
     assert "filesystems" in answered(image, args_for(image))[0]
     assert left(image, agent.process.pid) == [], "the next one clears what a killed one left"
 
 
 def test_a_guest_that_starts_meanwhile_is_not_kept_from_it_and_ends_the_look(image: Path) -> None:
-    with Agent() as agent:
-        agent.request("files", args_for(image))
-        agent.until("progress", stage="starting")
+    with at_stage("starting", "files", args_for(image)) as agent:
         time.sleep(1)
         guest = subprocess.Popen(["qemu-io", "-f", "qcow2", image], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         try:
@@ -237,14 +227,11 @@ def test_what_killed_agents_left_is_removed_and_nothing_else() -> None:
 
 
 def test_who_waits_for_an_appliance_that_another_agent_makes_hears_that_it_is_to_stop(tmp_path: Path) -> None:
-    def stop() -> None:
-        raise StoppedError(protocol.CANCELLED, "no more")
-
     with (tmp_path / "lock").open("w") as theirs, (tmp_path / "lock").open("w") as ours:
         fcntl.flock(theirs, fcntl.LOCK_EX)
         with pytest.raises(StoppedError):
-            locking.take_file(ours.fileno(), math.inf, RecordingIO(stop).check)
+            locking.take_file(ours.fileno(), math.inf, RecordingIO(cancel).check)
         fcntl.flock(theirs, fcntl.LOCK_UN)
-        locking.take_file(ours.fileno(), math.inf, RecordingIO(stop).check)
+        locking.take_file(ours.fileno(), math.inf, RecordingIO(cancel).check)
         with pytest.raises(BlockingIOError):
             fcntl.flock(theirs, fcntl.LOCK_EX | fcntl.LOCK_NB)

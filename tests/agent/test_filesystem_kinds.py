@@ -14,9 +14,10 @@ from storage_admin.agent.appliance import appliance
 from storage_admin.agent.appliance.appliance import Appliance
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.qemu.node import Node
-from tests.agent.harness import ask, reclaim_args
+from tests.agent.harness import ask, held_open, rewrite_args
 from tests.agent.recording import RecordingIO
 from tests.agent.test_shrink import MAKERS
+from tests.harness.filesystems import sparse_file
 
 pytestmark = pytest.mark.qemu
 MIB = 1 << 20
@@ -33,19 +34,16 @@ def disk(path: Path, *names: str, group: bool = False) -> Path:
     pieces = {}
     for name in names:
         part = path.with_suffix(f".{name}")
-        with part.open("wb") as file:
-            file.truncate(SIZES[name] * MIB)
+        sparse_file(part, SIZES[name] * MIB)
         maker = KINDS.get(name, ["cryptsetup", "luksFormat", "-q", "--pbkdf-force-iterations=1000", "--type=luks1"])
         subprocess.run([*maker, str(part)], check=True, capture_output=True, input=b"x")
         pieces[part] = SIZES[name]
     if group:
         part = path.with_suffix(".lvm")
-        with part.open("wb") as file:
-            file.truncate(100 * MIB)
+        sparse_file(part, 100 * MIB)
         pieces[part] = 100
     starts = [1 + sum(list(pieces.values())[:number]) for number in range(len(pieces))]
-    with path.open("wb") as file:
-        file.truncate((2 + sum(pieces.values())) * MIB)
+    sparse_file(path, (2 + sum(pieces.values())) * MIB)
     table = "".join(f"{at * 2048} {size * 2048} L\n" for at, size in zip(starts, pieces.values(), strict=True))
     subprocess.run(["sfdisk", "-q", "--label=gpt", path], input=table.encode(), check=True)
     for part, at in zip(pieces, starts, strict=True):
@@ -63,12 +61,8 @@ def disk(path: Path, *names: str, group: bool = False) -> Path:
 
 @contextmanager
 def inside(path: Path) -> Iterator[Appliance]:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        with appliance.on(RecordingIO(), Node(fd, "raw", bytes(path)), lambda: None) as started:
-            yield started
-    finally:
-        os.close(fd)
+    with held_open(path) as fd, appliance.on(RecordingIO(), Node(fd, "raw", bytes(path)), lambda: None) as started:
+        yield started
 
 
 def test_each_is_as_full_as_virt_df_says(pool: Path) -> None:
@@ -87,8 +81,7 @@ def test_each_is_as_full_as_virt_df_says(pool: Path) -> None:
     found = {one["device"]: (one["size"] // 1024, (one["size"] - one["free"]) // 1024) for one in looked}
     assert found == rows
     assert len(found) == len(KINDS) + 1
-    args = reclaim_args(path, format="raw")
-    del args["method"]
+    args = rewrite_args(path, format="raw")
     parts = {part["volume"] or f"/dev/sda{part['number']}": part for part in ask("inside", args)["parts"]}
     free = {one["device"]: one["free"] for one in looked}
     for device, volume in (("/dev/sda1", "/dev/sda1"), ("/dev/sda4", "/dev/sda4"), ("/dev/guest/root", "guest/root")):

@@ -18,6 +18,8 @@ from tests.agent.harness import (
     undo_args,
     write,
 )
+from tests.harness.filesystems import new_folder
+from tests.working import create
 
 pytestmark = pytest.mark.qemu
 
@@ -25,8 +27,7 @@ pytestmark = pytest.mark.qemu
 @pytest.fixture
 def chain(tmp_path: Path) -> list[Path]:
     """base ← one ← two ← top, each with bytes of its own and some of the others' overwritten; top first."""
-    pool = tmp_path / "pool"
-    pool.mkdir()
+    pool = new_folder(tmp_path / "pool")
     names = ["base.qcow2", "one.qcow2", "two.qcow2", "top.qcow2"]
     for number, name in enumerate(names):
         below = ["-b", names[number - 1], "-F", "qcow2"] if number else []
@@ -79,8 +80,7 @@ def test_the_base_is_named_from_where_the_image_is(tmp_path: Path) -> None:
     pool = tmp_path / "pool"
     (pool / "templates").mkdir(parents=True)
     (pool / "guests").mkdir()
-    base, middle, top = pool / "templates/a.qcow2", pool / "templates/b.qcow2", pool / "guests/c.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", base, "4M")
+    base, middle, top = create(pool / "templates/a.qcow2", "4M"), pool / "templates/b.qcow2", pool / "guests/c.qcow2"
     qemu_img("create", "-q", "-f", "qcow2", "-b", "a.qcow2", "-F", "qcow2", middle)
     qemu_img("create", "-q", "-f", "qcow2", "-b", "../templates/b.qcow2", "-F", "qcow2", top, cwd=pool / "guests")
     write(middle, 7, "1M", "1M")

@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent import protocol
-from tests.agent.harness import Agent, ask, image_info, leftovers, make_image, qemu_img, reclaim_args, write
+from tests.agent.harness import (
+    ask,
+    at_ready,
+    image_info,
+    leftovers,
+    make_image,
+    qemu_img,
+    reclaim_args,
+    rewrite_args,
+    write,
+)
 
 pytestmark = pytest.mark.qemu
 
@@ -89,13 +98,10 @@ def test_a_name_that_leads_elsewhere_in_the_moment_of_the_swap_is_not_written(
     way = tmp_path / "big/templ"
     way.symlink_to(tmp_path / "templ")
     inode = top.stat().st_ino
-    with Agent() as agent:
-        agent.request("flatten", reclaim_args(top, middle, base, method="rebase", keep=2))
-        agent.until(protocol.READY)
+    with at_ready("flatten", reclaim_args(top, middle, base, method="rebase", keep=2)) as agent:
         way.unlink()
         decoy(way / "base.qcow2")
-        agent.say(protocol.GO, generation=1)
-        answer = agent.answer()
+        answer = agent.go()
     assert answer.get("code") == "stale_plan", answer
     assert "../templ/base.qcow2" in answer["detail"]
     assert (top.stat().st_ino, leftovers(top.parent)) == (inode, set())
@@ -107,9 +113,7 @@ def copied(top: Path, base: Path) -> dict[str, object]:
 
 
 def repaired(top: Path, base: Path) -> dict[str, object]:
-    args = reclaim_args(top, base, repair="leaks")
-    del args["method"]
-    return args
+    return rewrite_args(top, base, repair="leaks")
 
 
 @pytest.mark.parametrize(("verb", "asked"), [("reclaim", copied), ("check", repaired)])
@@ -120,14 +124,10 @@ def test_no_rewrite_keeps_a_name_that_leads_elsewhere_by_then(
     base, way = tmp_path / "pool/base.qcow2", tmp_path / "way"
     make_image(base)
     way.symlink_to("pool")
-    top = tmp_path / "pool/top.qcow2"
-    make_image(top, base=str(way / "base.qcow2"))
+    top = make_image(tmp_path / "pool/top.qcow2", base=str(way / "base.qcow2"))
     inode = top.stat().st_ino
-    with Agent() as agent:
-        agent.request(verb, asked(top, base))
-        agent.until(protocol.READY)
+    with at_ready(verb, asked(top, base)) as agent:
         way.unlink()
-        agent.say(protocol.GO, generation=1)
-        answer = agent.answer()
+        answer = agent.go()
     assert answer.get("code") == "stale_plan", answer
     assert (top.stat().st_ino, leftovers(top.parent)) == (inode, set())

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.protocol import b64
-from tests.agent.harness import NO_RESERVE, Agent, ask, image_info, leftovers, qemu_img
+from tests.agent.harness import NO_RESERVE, ask, at_ready, image_info, leftovers, qemu_img
+from tests.harness.filesystems import loop_device, new_file
 
 pytestmark = pytest.mark.qemu
 MIB = 1 << 20
@@ -19,17 +20,14 @@ MIB = 1 << 20
 @pytest.fixture
 def behind(tmp_path: Path) -> Path:
     """What is on the device: data, zeros, data."""
-    path = tmp_path / "behind"
-    path.write_bytes(os.urandom(3 * MIB) + bytes(40 * MIB) + os.urandom(2 * MIB + 512))
-    return path
+    return new_file(tmp_path / "behind", os.urandom(3 * MIB) + bytes(40 * MIB) + os.urandom(2 * MIB + 512))
 
 
 @pytest.fixture
 def device(behind: Path) -> Iterator[Path]:
     """A loop device: as any other one to whoever opens it."""
-    name = subprocess.run(["losetup", "--find", "--show", behind], check=True, capture_output=True, text=True).stdout
-    yield Path(name.strip())
-    subprocess.run(["losetup", "--detach", name.strip()], check=True)
+    with loop_device(behind) as found:
+        yield found
 
 
 def args_for(device: Path | bytes, pool: Path, name: str = "new.qcow2", **more: Any) -> dict[str, Any]:
@@ -96,12 +94,8 @@ def test_a_device_that_something_uses_is_refused(
 
 
 def test_one_that_is_opened_before_the_name_is_given_gets_none(pool: Path, device: Path) -> None:
-    with Agent() as agent:
-        agent.request("from_device", args_for(device, pool))
-        agent.until("ready")
-        with device.open("rb"):
-            agent.say("go", generation=1)
-            assert agent.answer(go=False)["code"] == "device_in_use"
+    with at_ready("from_device", args_for(device, pool)) as agent, device.open("rb"):
+        assert agent.go()["code"] == "device_in_use"
     assert list(pool.iterdir()) == []
 
 

@@ -1,44 +1,45 @@
 """An image grows: what it held is read as before, and what is new reads as zeros."""
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.agent.harness import ask, image_info, leftovers, make_image, qemu_img, reclaim_args, undo_args, write
+from tests.agent.harness import (
+    ask,
+    image_info,
+    leftovers,
+    make_image,
+    qemu_img,
+    reads_as,
+    rewrite_args,
+    undo_args,
+    write,
+)
+from tests.harness.filesystems import new_file
+from tests.working import create
 
 pytestmark = pytest.mark.qemu
 MIB = 1 << 20
 
 
 def grow_args(path: Path, *below: Path, size: int = 20 * MIB, form: str = "qcow2") -> dict[str, Any]:
-    args = reclaim_args(path, *below, format=form)
-    del args["method"]
-    return args | {"size": size}
-
-
-def reads(path: Path, form: str, expected: Path) -> bool:
-    """Whether the beginning is what it was, and the rest zeros: what comparing without ``-s`` says."""
-    compare: list[str | Path] = ["qemu-img", "compare", "-f", form, "-F", "qcow2", path, expected]
-    return subprocess.run(compare, capture_output=True).returncode == 0
+    return rewrite_args(path, *below, format=form, size=size)
 
 
 @pytest.mark.parametrize("options", ["", "compat=0.10", "cluster_size=4k", "extended_l2=on", "lazy_refcounts=on"])
 def test_a_qcow2_grows_and_reads_as_before(pool: Path, tmp_path: Path, options: str) -> None:
-    path, before = pool / "vm.qcow2", tmp_path / "before.qcow2"
-    make_image(path, "8M", options)
+    path, before = make_image(pool / "vm.qcow2", "8M", options), tmp_path / "before.qcow2"
     qemu_img("convert", "-O", "qcow2", path, before)
     result = ask("grow", grow_args(path))
     assert (result.get("swapped"), result.get("virtual_size")) == (True, 20 * MIB), result
     assert image_info(path)["virtual-size"] == 20 * MIB
-    assert reads(path, "qcow2", before)
+    assert reads_as(path, before)
 
 
 def test_the_original_waits_and_comes_back(pool: Path) -> None:
-    path = pool / "vm.qcow2"
-    make_image(path, "8M")
+    path = make_image(pool / "vm.qcow2", "8M")
     inode = path.stat().st_ino
     assert ask("grow", grow_args(path))["swapped"]
     undone = ask("undo", undo_args(path), job="u1")
@@ -56,12 +57,11 @@ def test_an_overlay_grows_over_a_longer_base_and_shows_nothing_of_it(pool: Path,
     qemu_img("convert", "-O", "qcow2", path, before)
     assert ask("grow", grow_args(path, base))["swapped"]
     assert image_info(path)["backing-filename"] == "base.qcow2"
-    assert reads(path, "qcow2", before)
+    assert reads_as(path, before)
 
 
 def test_snapshots_and_bitmaps_stay(pool: Path) -> None:
-    path = pool / "vm.qcow2"
-    make_image(path, "8M")
+    path = make_image(pool / "vm.qcow2", "8M")
     qemu_img("snapshot", "-c", "before", path)
     qemu_img("bitmap", "--add", path, "backup-1")
     write(path, 0x22, "0", "1M")
@@ -72,8 +72,7 @@ def test_snapshots_and_bitmaps_stay(pool: Path) -> None:
 
 
 def test_a_raw_image_is_lengthened_where_it_stands(pool: Path) -> None:
-    path = pool / "vm.raw"
-    path.write_bytes(os.urandom(3 * MIB))
+    path = new_file(pool / "vm.raw", os.urandom(3 * MIB))
     before, inode = path.read_bytes(), path.stat().st_ino
     result = ask("grow", grow_args(path, form="raw"))
     assert (result.get("swapped"), result.get("virtual_size")) == (False, 20 * MIB), result
@@ -84,8 +83,7 @@ def test_a_raw_image_is_lengthened_where_it_stands(pool: Path) -> None:
 
 @pytest.mark.parametrize(("form", "size"), [("qcow2", 8 * MIB), ("qcow2", MIB), ("qcow2", 20 * MIB + 1), ("raw", MIB)])
 def test_nothing_shrinks(pool: Path, form: str, size: int) -> None:
-    path = pool / f"vm.{form}"
-    qemu_img("create", "-q", "-f", form, path, "8M")
+    path = create(pool / f"vm.{form}", form=form)
     before = path.read_bytes()
     assert ask("grow", grow_args(path, size=size, form=form))["code"] == "invalid"
     assert path.read_bytes() == before
@@ -93,8 +91,7 @@ def test_nothing_shrinks(pool: Path, form: str, size: int) -> None:
 
 @pytest.mark.parametrize("form", ["qcow2", "raw"])
 def test_what_somebody_has_open_is_left_alone(pool: Path, form: str) -> None:
-    path = pool / f"vm.{form}"
-    qemu_img("create", "-q", "-f", form, path, "8M")
+    path = create(pool / f"vm.{form}", form=form)
     args = grow_args(path, form=form)
     with path.open("r+b"):
         assert ask("grow", args)["code"] == "image_in_use"
@@ -102,6 +99,5 @@ def test_what_somebody_has_open_is_left_alone(pool: Path, form: str) -> None:
 
 
 def test_other_formats_say_what_to_do(pool: Path) -> None:
-    path = pool / "vm.vdi"
-    qemu_img("create", "-q", "-f", "vdi", path, "8M")
+    path = create(pool / "vm.vdi", form="vdi")
     assert ask("grow", grow_args(path, form="vdi"))["code"] == "unsupported_subformat"

@@ -10,6 +10,7 @@ import os
 import random
 import struct
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,19 +22,18 @@ from storage_admin.agent.measure.file_data import DataMap
 from storage_admin.agent.measure.qcow2_snapshots import Held, held_by_each
 from storage_admin.agent.protocol import StoppedError
 from tests.agent.formats.test_against_qemu import create, qemu_img
+from tests.agent.harness import held_open, overwrite
+from tests.agent.recording import cancel
 from tests.agent.test_analyze import MIB, analyzed
 
 pytestmark = pytest.mark.qemu
 
 
-def held_of(path: Path, deadline: float | None = None) -> Held:
-    fd = os.open(path, os.O_RDONLY)
-    try:
+def held_of(path: Path, deadline: float | None = None, check: Callable[[], None] = lambda: None) -> Held:
+    with held_open(path) as fd:
         reader = Reader(fd, path.stat().st_size)
         data = DataMap(fd, reader.file_size, lambda: None)
-        return held_by_each(reader, parse_header(reader), data, lambda: None, deadline)
-    finally:
-        os.close(fd)
+        return held_by_each(reader, parse_header(reader), data, check, deadline)
 
 
 def data_of(path: Path, cluster: int) -> dict[int, int]:
@@ -86,8 +86,7 @@ def test_is_what_deleting_it_gives_back(tmp_path: Path, options: str, seed: int)
 
 
 def test_what_two_snapshots_hold_together_neither_holds_alone(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    create(path, "qcow2", "", "24M")
+    path = create(tmp_path / "disk.qcow2", "qcow2", "", "24M")
     write(path, (1, 0, 4 * MIB))
     qemu_img("snapshot", "-c", "one", path)
     qemu_img("snapshot", "-c", "two", path)
@@ -109,9 +108,7 @@ def test_what_cannot_be_told_is_not_guessed(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.undo()
     image = path.read_bytes()
     (at,) = struct.unpack_from(">Q", image, 64)
-    with path.open("r+b") as file:
-        file.seek(at)
-        file.write(struct.pack(">Q", 1 << 40))
+    overwrite(path, at, struct.pack(">Q", 1 << 40))
     assert held_of(path) == Held(None, held_of(path).reason)
     assert held_of(path).reason
 
@@ -119,15 +116,8 @@ def test_what_cannot_be_told_is_not_guessed(tmp_path: Path, monkeypatch: pytest.
 def test_a_stop_reaches_it(tmp_path: Path) -> None:
     path = tmp_path / "disk.qcow2"
     with_snapshots(path, "", 1)
-
-    def stop() -> None:
-        raise StoppedError("cancelled", "")
-
-    with path.open("rb") as file:
-        reader = Reader(file.fileno(), path.stat().st_size)
-        data = DataMap(file.fileno(), reader.file_size, lambda: None)
-        with pytest.raises(StoppedError):
-            held_by_each(reader, parse_header(reader), data, stop)
+    with pytest.raises(StoppedError):
+        held_of(path, check=cancel)
 
 
 def test_an_analysis_tells_it(tmp_path: Path) -> None:
@@ -136,6 +126,5 @@ def test_an_analysis_tells_it(tmp_path: Path) -> None:
     told = analyzed(path, mode="full")["basis"]["snapshots"]
     assert [one["held_bytes"] for one in told] == list(held_of(path).each or ())
     assert len(told) == len(names)
-    plain = tmp_path / "plain.qcow2"
-    create(plain, "qcow2", "", "24M")
+    plain = create(tmp_path / "plain.qcow2", "qcow2", "", "24M")
     assert "snapshots" not in analyzed(plain, mode="full")["basis"]

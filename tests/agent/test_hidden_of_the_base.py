@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.protocol import RefusedError
 from tests.agent.formats.test_against_qemu import create, info, qemu_img
+from tests.agent.harness import qemu_io
 from tests.agent.recording import encoded
 from tests.agent.test_analyze import MIB, allocated, analyzed
+from tests.working import refused_as
 
 pytestmark = pytest.mark.qemu
 
@@ -42,15 +43,17 @@ def hidden(overlay: Path, base: Path, image_format: str, **more: Any) -> dict[st
     return basis
 
 
-def qemu_io(path: Path, *commands: str, image_format: str = "qcow2") -> None:
-    words = [word for command in commands for word in ("-c", command)]
-    subprocess.run(["qemu-io", "-f", image_format, *words, path], check=True, capture_output=True)
-
-
 def write(path: Path, image_format: str, chance: random.Random, *kinds: str) -> None:
     """Whole clusters of the largest kind, at random, so that what is covered in part is not in question."""
     places = [f"{chance.randrange(16) * 2}M {chance.randint(1, 3) * 2}M" for _ in range(5)]
-    qemu_io(path, *(f"{chance.choice(kinds)} {place}" for place in places), image_format=image_format)
+    qemu_io(path, *(f"{chance.choice(kinds)} {place}" for place in places), form=image_format)
+
+
+def pair(folder: Path, options: str, size: str, *written: str) -> tuple[Path, Path]:
+    """A base in which that is written, and an empty overlay on it."""
+    base = create(folder / "base.qcow2", "qcow2", options, size)
+    qemu_io(base, *written)
+    return base, create(folder / "top.qcow2", "qcow2", "", "", "-b", base, "-F", "qcow2")
 
 
 @pytest.mark.sampled(4)
@@ -83,10 +86,7 @@ def test_zeros_hide_as_data_does_and_compressed_clusters_count_as_they_are_store
 
 
 def test_of_a_base_cluster_that_is_covered_in_part_all_is_still_read(tmp_path: Path) -> None:
-    base, overlay = tmp_path / "base.qcow2", tmp_path / "top.qcow2"
-    create(base, "qcow2", "cluster_size=2M", "8M")
-    qemu_io(base, "write 0 4M")
-    create(overlay, "qcow2", "", "", "-b", base, "-F", "qcow2")
+    base, overlay = pair(tmp_path, "cluster_size=2M", "8M", "write 0 4M")
     qemu_io(overlay, "write 64k 3M")
     assert hidden(overlay, base, "qcow2")["hidden_bytes"] == 0  # of 0 to 2M and of 2M to 4M a rest is read
     qemu_io(overlay, "write 0 64k")
@@ -94,10 +94,7 @@ def test_of_a_base_cluster_that_is_covered_in_part_all_is_still_read(tmp_path: P
 
 
 def test_holes_of_the_base_are_nothing_that_is_hidden(tmp_path: Path) -> None:
-    base, overlay = tmp_path / "base.qcow2", tmp_path / "top.qcow2"
-    create(base, "qcow2", "preallocation=metadata", "64M")
-    qemu_io(base, "write 0 4M")
-    create(overlay, "qcow2", "", "", "-b", base, "-F", "qcow2")
+    base, overlay = pair(tmp_path, "preallocation=metadata", "64M", "write 0 4M")
     qemu_io(overlay, "write 8M 32M")
     assert hidden(overlay, base, "qcow2")["hidden_bytes"] < MIB // 4
     qemu_io(overlay, "write 0 2M")
@@ -105,20 +102,14 @@ def test_holes_of_the_base_are_nothing_that_is_hidden(tmp_path: Path) -> None:
 
 
 def test_the_last_cluster_counts_that_the_virtual_size_cuts(tmp_path: Path) -> None:
-    base, overlay = tmp_path / "base.qcow2", tmp_path / "top.qcow2"
-    create(base, "qcow2", "cluster_size=2M", "5M")
-    qemu_io(base, "write 0 5M")
-    create(overlay, "qcow2", "", "", "-b", base, "-F", "qcow2")
+    base, overlay = pair(tmp_path, "cluster_size=2M", "5M", "write 0 5M")
     qemu_io(overlay, "write 0 5M")
     assert hidden(overlay, base, "qcow2")["hidden_bytes"] >= 5 * MIB
 
 
 @pytest.mark.parametrize("whose", ["base", "top"])
 def test_what_internal_snapshots_hold_on_to_is_not_told(tmp_path: Path, whose: str) -> None:
-    base, overlay = tmp_path / "base.qcow2", tmp_path / "top.qcow2"
-    create(base, "qcow2", "", "8M")
-    qemu_io(base, "write 0 4M")
-    create(overlay, "qcow2", "", "", "-b", base, "-F", "qcow2")
+    base, overlay = pair(tmp_path, "", "8M", "write 0 4M")
     qemu_img("snapshot", "-c", "one", tmp_path / f"{whose}.qcow2")
     qemu_io(overlay, "write 0 4M")
     found = hidden(overlay, base, "qcow2")
@@ -160,8 +151,5 @@ def test_what_cannot_be_told_is_not_guessed_and_the_estimate_stands(tmp_path: Pa
 
 @pytest.mark.parametrize("wrong", [{"format": "vmdk"}, {"inode": True}, {"more": 1}, {"path_b64": None}])
 def test_a_base_that_makes_no_sense_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    overlay = tmp_path / "top.qcow2"
-    create(overlay, "qcow2", "", "8M")
-    with pytest.raises(RefusedError) as refused:
-        analyzed(overlay, base=place(overlay, "qcow2") | wrong)
-    assert refused.value.code == "invalid"
+    overlay = create(tmp_path / "top.qcow2", "qcow2", "", "8M")
+    assert refused_as(analyzed, overlay, base=place(overlay, "qcow2") | wrong) == "invalid"

@@ -17,9 +17,10 @@ import pytest
 
 from storage_admin.agent.host import priority
 from storage_admin.agent.measure import holes
-from storage_admin.agent.protocol import RefusedError
+from tests.agent.harness import held_open
 from tests.chance import seed
-from tests.harness.filesystems import loop_filesystem
+from tests.harness.filesystems import loop_filesystem, mounted, new_file, new_folder
+from tests.working import refused_as
 
 BLOCK = 4096
 #: What a filesystem may need for itself to remember where the pieces of a fragmented file are.
@@ -36,8 +37,7 @@ def disk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def dig(path: Path, piece_bytes: int = holes.PIECE_BYTES, at_once: int = 2, rest: Callable[[], bool] = bool) -> int:
     """Digs through a whole file, with a pause where ``rest`` says so; how many bytes were let go of."""
-    fd = os.open(path, os.O_RDWR)
-    try:
+    with held_open(path, os.O_RDWR) as fd:
         digger = holes.Digger(os.fstat(fd).st_size, holes.block_size(fd), piece_bytes, at_once)
         with contextlib.closing(digger):
             while not digger.done:
@@ -49,8 +49,6 @@ def dig(path: Path, piece_bytes: int = holes.PIECE_BYTES, at_once: int = 2, rest
                     digger.pause()
         os.fsync(fd)
         return digger.dug
-    finally:
-        os.close(fd)
 
 
 def allocated(path: Path) -> int:
@@ -129,20 +127,19 @@ def test_a_filesystem_whose_blocks_are_larger_than_its_holes_is_gone_through(
 
 
 def test_a_long_run_is_let_go_of_in_parts_that_nobody_waits_long_for(disk: Path) -> None:
-    path = disk / "file"
-    path.write_bytes(b"x" * BLOCK + bytes(holes.RUN_BYTES * 5 // 4))
-    fd = os.open(path, os.O_RDWR)
-    with contextlib.closing(holes.Digger(os.fstat(fd).st_size, holes.block_size(fd), at_once=2)) as digger:
+    path = new_file(disk / "file", b"x" * BLOCK + bytes(holes.RUN_BYTES * 5 // 4))
+    with (
+        held_open(path, os.O_RDWR) as fd,
+        contextlib.closing(holes.Digger(os.fstat(fd).st_size, holes.block_size(fd), at_once=2)) as digger,
+    ):
         while not digger.dug:
             digger.step(fd)
         assert digger.dug < holes.RUN_BYTES + holes.PIECE_BYTES
         assert not digger.done
-    os.close(fd)
 
 
 def test_what_was_seen_before_a_pause_does_not_count_after_it(disk: Path) -> None:
-    path = disk / "file"
-    path.write_bytes(b"x" * BLOCK + bytes(30 << 20) + b"x" * BLOCK)
+    path = new_file(disk / "file", b"x" * BLOCK + bytes(30 << 20) + b"x" * BLOCK)
     fd = os.open(path, os.O_RDWR)
     with contextlib.closing(holes.Digger(os.fstat(fd).st_size, holes.block_size(fd), at_once=4)) as digger:
         while not digger.position:
@@ -174,8 +171,7 @@ def test_after_a_pause_nobody_is_at_work_and_what_was_not_begun_never_is(
         return []
 
     monkeypatch.setattr(holes, "zero_runs", slow)
-    path = tmp_path / "file"
-    path.write_bytes(b"x" * (64 * BLOCK))
+    path = new_file(tmp_path / "file", b"x" * (64 * BLOCK))
     before = threading.active_count()
     with path.open("rb+") as file, contextlib.closing(holes.Digger(64 * BLOCK, BLOCK, BLOCK, at_once=3)) as digger:
         assert digger.step(file.fileno()) == 0
@@ -196,8 +192,7 @@ def test_it_is_read_at_the_priority_of_who_digs(tmp_path: Path, monkeypatch: pyt
         return []
 
     monkeypatch.setattr(holes, "zero_runs", looked)
-    path = tmp_path / "file"
-    path.write_bytes(b"x" * (64 * BLOCK))
+    path = new_file(tmp_path / "file", b"x" * (64 * BLOCK))
     with priority.idle(True):
         dig(path, BLOCK)
     assert told == {(19, 3 << 13)}
@@ -230,8 +225,7 @@ def test_what_was_preallocated_and_is_written_in_memory_only_stays(disk: Path) -
 
 
 def test_a_file_without_anything_to_win_is_not_touched(disk: Path) -> None:
-    path = disk / "file"
-    path.write_bytes(b"x" * 100_000)
+    path = new_file(disk / "file", b"x" * 100_000)
     with path.open("r+b") as file:
         file.truncate(50 << 20)
         file.seek(70 << 20)
@@ -245,8 +239,7 @@ def test_a_file_without_anything_to_win_is_not_touched(disk: Path) -> None:
 
 def test_what_is_reserved_behind_the_end_goes_as_well(tmp_path: Path) -> None:
     with loop_filesystem(tmp_path, 320, form="xfs") as place:
-        path = place / "file"
-        path.write_bytes(b"x" * 10_000)
+        path = new_file(place / "file", b"x" * 10_000)
         subprocess.run(["fallocate", "--keep-size", "--length", "64M", path], check=True)
         assert allocated(path) >= 64 << 20
         dig(path)
@@ -256,8 +249,7 @@ def test_what_is_reserved_behind_the_end_goes_as_well(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1])
 def test_a_small_file_keeps_its_size(disk: Path, size: int) -> None:
-    path = disk / "file"
-    path.write_bytes(bytes(size))
+    path = new_file(disk / "file", bytes(size))
     dig(path)
     assert path.read_bytes() == bytes(size)
     assert allocated(path) == 0
@@ -292,12 +284,9 @@ def fill(ballast: Path) -> None:
 
 
 def test_a_filesystem_without_holes_is_named(tmp_path: Path) -> None:
-    with ramfs(tmp_path) as place:
-        path = place / "file"
-        path.write_bytes(bytes(1 << 20))
-        with pytest.raises(RefusedError) as refused:
-            dig(path)
-        assert refused.value.code == "unsupported_pool"
+    with mounted("none", new_folder(tmp_path / "ramfs"), "-t", "ramfs") as place:  # which cannot make holes
+        path = new_file(place / "file", bytes(1 << 20))
+        assert refused_as(dig, path) == "unsupported_pool"
         assert path.read_bytes() == bytes(1 << 20)
 
 
@@ -345,15 +334,3 @@ def in_memory(fd: int, start: int, length: int) -> int:
     finally:
         libc.munmap(address, length)
     return sum(state & 1 for state in states.raw[: length // mmap.PAGESIZE]) * mmap.PAGESIZE
-
-
-@contextlib.contextmanager
-def ramfs(folder: Path) -> Iterator[Path]:
-    """A filesystem that cannot make holes."""
-    place = folder / "ramfs"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "ramfs", "none", place], check=True)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", place], check=True)

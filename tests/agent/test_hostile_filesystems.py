@@ -1,5 +1,6 @@
 """Filesystems that a guest's root has made for whoever looks at them: nothing leads out of the appliance."""
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -11,9 +12,8 @@ import pytest
 from storage_admin.agent import protocol
 from storage_admin.agent.appliance import appliance
 from storage_admin.agent.appliance.appliance import Appliance
-from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.qemu.node import Node
-from tests.agent.harness import Agent, ask, leftovers, qemu_img
+from tests.agent.harness import ask, at_stage, held_open, leftovers, qemu_img
 from tests.agent.hostile_filesystems import DEEP, MANY, MIB, NAMES, NO_UTF_8, NOWHERE, OWN, TIB, TO_ITS_OWN, disk
 from tests.agent.hostile_filesystems import filesystem as hostile
 from tests.agent.recording import RecordingIO
@@ -22,6 +22,7 @@ from tests.agent.test_files import left
 from tests.agent.test_sparsify import args_for
 from tests.faults.swapper import Watch
 from tests.faults.test_kills import tools_of, wait_until_gone
+from tests.working import refused_as
 
 pytestmark = [pytest.mark.qemu, pytest.mark.night]
 
@@ -40,12 +41,11 @@ def inside(tmp_path_factory: pytest.TempPathFactory, outside: Path) -> Iterator[
     folder = tmp_path_factory.mktemp("disk")
     image = folder / "vm.qcow2"
     qemu_img("convert", "-O", "qcow2", disk(folder / "disk.raw", outside / "secret"), image)
-    fd = os.open(image, os.O_RDONLY)
-    try:
-        with appliance.on(RecordingIO(), Node(fd, "qcow2", bytes(image)), lambda: None) as started:
-            yield started, image
-    finally:
-        os.close(fd)
+    with (
+        held_open(image) as fd,
+        appliance.on(RecordingIO(), Node(fd, "qcow2", bytes(image)), lambda: None) as started,
+    ):
+        yield started, image
     assert left(image, os.getpid()) == []
 
 
@@ -55,9 +55,7 @@ def first(inside: tuple[Appliance, Path]) -> Appliance:
 
 
 def refused(inside: Appliance, do: str, device: str, path: str = "/") -> str:
-    with pytest.raises(RefusedError) as caught:
-        inside.ask(do, device=device, path=path)
-    return caught.value.code
+    return refused_as(inside.ask, do, device=device, path=path)
 
 
 def test_what_is_damaged_or_encrypted_is_told_and_hides_nothing_else(first: Appliance) -> None:
@@ -80,8 +78,8 @@ def test_names_come_as_they_are_and_what_is_not_utf_8_is_told(first: Appliance) 
 
 
 def test_a_link_leads_to_the_guests_own_files_or_nowhere(first: Appliance, outside: Path) -> None:
-    before, watch = fingerprints(outside), Watch(outside)
-    try:
+    before = fingerprints(outside)
+    with contextlib.closing(Watch(outside)) as watch:
         for path in TO_ITS_OWN:
             assert b"".join(first.read("/dev/sda1", path)) == OWN, path
         for path in NOWHERE:
@@ -91,8 +89,6 @@ def test_a_link_leads_to_the_guests_own_files_or_nowhere(first: Appliance, outsi
         for path in ("/loop", "/pipe", "/disk", "/to-disk", "/etc/passwd"):
             assert refused(first, "list", "/dev/sda1", path) == "unreadable_inside", path
         assert watch.seen() == []
-    finally:
-        watch.close()
     assert fingerprints(outside) == before
 
 
@@ -130,9 +126,7 @@ def test_work_that_a_file_makes_endless_ends_with_its_agent(pool: Path, tmp_path
     raw, path = hostile(tmp_path / "fs.raw", sparse=True), pool / "vm.qcow2"
     qemu_img("convert", "-O", "qcow2", raw, path)
     before = path.read_bytes()
-    with Agent() as agent:
-        agent.request("sparsify", args_for(path, "qcow2"))
-        agent.until("progress", stage="reading files")
+    with at_stage("reading files", "sparsify", args_for(path, "qcow2")) as agent:
         time.sleep(5)
         tools, began = tools_of(agent), time.monotonic()
         assert {"qemu-storage-daemon"[:15], "python3"} <= {one.name()[:15] for one in tools}

@@ -20,6 +20,7 @@ from tests.agent.hostile_names import KNOWN, RESERVED, is_reserved, names
 from tests.agent.stranger import fingerprints
 from tests.agent.tracing import TOOLS, Trace
 from tests.chance import seed
+from tests.harness.filesystems import new_file, new_folder
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
@@ -97,8 +98,7 @@ def test_a_folder_with_any_name_is_found_and_no_other(tmp_path: Path) -> None:
 
 def test_each_verb_works_on_the_file_with_the_name_and_on_no_other(tmp_path: Path) -> None:
     chance, began = random.Random(seed()), time.monotonic()
-    pool = tmp_path / "pool"
-    pool.mkdir()
+    pool = new_folder(tmp_path / "pool")
     qemu_img("create", "-q", "-f", "qcow2", tmp_path / "expected.qcow2", "1M")
     made, asked, outcomes = names(chance, NAMES), 0, dict[str, int]()
     with Crew(tmp_path / "trace") as crew:
@@ -190,8 +190,7 @@ def test_an_undo_and_giving_it_up_go_by_the_name_alone(tmp_path: Path) -> None:
     chosen = [name for name in [*chance.sample(KNOWN, SHARE), *names(chance, NAMES)[-SHARE:]] if not is_reserved(name)]
     with Crew() as crew:
         for number, name in enumerate(chosen):
-            folder = tmp_path / str(number)
-            folder.mkdir()
+            folder = new_folder(tmp_path / str(number))
             path = os.path.join(bytes(folder), name)
             for place in (path, bytes(folder / "neighbour")):
                 with open(place, "wb") as file:
@@ -215,8 +214,7 @@ def test_a_name_never_becomes_part_of_a_vmdk_descriptor(tmp_path: Path) -> None:
     qemu_img("create", "-q", "-f", "vmdk", tmp_path / "template", "1M")
     with Crew() as crew:
         for number, name in enumerate([injected, b'a"b', *chance.sample(KNOWN, SHARE)]):
-            folder = tmp_path / str(number)
-            folder.mkdir()
+            folder = new_folder(tmp_path / str(number))
             path = os.path.join(bytes(folder), name)
             with open(path, "wb") as file:
                 file.write((tmp_path / "template").read_bytes())
@@ -238,8 +236,7 @@ def test_a_name_never_becomes_part_of_a_vmdk_descriptor(tmp_path: Path) -> None:
 
 def test_a_flattened_image_does_not_name_a_protocol(tmp_path: Path) -> None:
     """The lower base is named from the image's folder: what was a name with a colon must not become a protocol."""
-    folder = tmp_path / "nbd:127.0.0.1:9"
-    folder.mkdir()
+    folder = new_folder(tmp_path / "nbd:127.0.0.1:9")
     middle, base, image = folder / "middle", folder / "base", tmp_path / "vm.qcow2"
     base.write_bytes(_numbered(7))
     middle.write_bytes(qcow2(b"base", b"qcow2"))
@@ -254,8 +251,7 @@ def test_a_flattened_image_does_not_name_a_protocol(tmp_path: Path) -> None:
 
 def test_a_job_never_takes_an_image_for_one_of_its_own_files(tmp_path: Path) -> None:
     """A job makes its new file under such a name, and puts it back by that name."""
-    path = tmp_path / ".sa-j1.new"
-    path.write_bytes(_numbered(1))
+    path = new_file(tmp_path / ".sa-j1.new", _numbered(1))
     args: dict[str, Any] = reclaim_args(path)
     assert ask("reclaim", args, job="j1")["code"] == protocol.INVALID
     assert path.read_bytes() == _numbered(1)

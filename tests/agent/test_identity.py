@@ -7,9 +7,10 @@ import pytest
 
 from storage_admin.agent.formats.vpc import checksum
 from storage_admin.agent.rewrite.vmdk_descriptor import carry_identity
-from tests.agent.harness import ask, image_info, qemu_img, reclaim_args, write
-from tests.agent.test_convert import convert_args, same
+from tests.agent.harness import ask, image_info, overwrite, qemu_img, reads_as, reclaim_args, write
+from tests.agent.test_convert import convert_args
 from tests.agent.test_replace import replace_args
+from tests.harness.filesystems import new_file
 
 pytestmark = pytest.mark.qemu
 
@@ -69,8 +70,7 @@ def identity(footer: bytes) -> tuple[bytes, ...]:
 
 
 def keep_copy(path: Path) -> Path:
-    (path.parent / "was").write_bytes(path.read_bytes())
-    return path.parent / "was"
+    return new_file(path.parent / "was", path.read_bytes())
 
 
 def test_a_copied_vdi_keeps_its_uuids(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_copied_vdi_keeps_its_uuids(tmp_path: Path) -> None:
     result = ask("reclaim", reclaim_args(path, method="copy", format="vdi"))
     assert result.get("swapped"), result
     assert said_by_vdi(path) == (COMMENT, UUIDS)
-    assert same(was, "vdi", path, "vdi")
+    assert reads_as(was, path, "vdi", "vdi")
 
 
 @pytest.mark.parametrize("subformat", ["dynamic", "fixed"])
@@ -92,7 +92,7 @@ def test_a_copied_vhd_keeps_its_unique_id_and_geometry(tmp_path: Path, subformat
     assert [identity(footer) for footer in footers(path)] == said
     assert len(said) == {"dynamic": 2, "fixed": 1}[subformat]
     assert image_info(path, "vpc")["virtual-size"] == size
-    assert same(was, "vpc", path, "vpc")
+    assert reads_as(was, path, "vpc", "vpc")
 
 
 def test_what_is_written_beside_an_image_is_another_disk(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_the_same_for_a_vhd_of_another_subformat(tmp_path: Path, before: str, af
     assert result.get("swapped"), result
     assert {identity(footer) for footer in footers(path)} == {said}
     assert len(footers(path)) == {"dynamic": 2, "fixed": 1}[after]
-    assert same(was, "vpc", path, "vpc")
+    assert reads_as(was, path, "vpc", "vpc")
 
 
 def text_of(path: Path) -> bytes:
@@ -144,7 +144,7 @@ def test_the_same_for_a_vmdk_whose_other_options_are_its_own(tmp_path: Path) -> 
     assert b'ddb.adapterType = "ide"' in lines
     assert not [line for line in lines if b"uuid.parent" in line]
     assert len([line for line in lines if line.startswith(b"CID=")]) == 1
-    assert same(was, "vmdk", path, "vmdk")
+    assert reads_as(was, path, "vmdk", "vmdk")
 
 
 def test_what_qemu_left_behind_a_shorter_descriptor_hides_nothing(tmp_path: Path) -> None:
@@ -152,9 +152,7 @@ def test_what_qemu_left_behind_a_shorter_descriptor_hides_nothing(tmp_path: Path
     source, target = image(tmp_path / "disk.vmdk", "vmdk"), image(tmp_path / "copy.vmdk", "vmdk")
     for path, more in ((source, b'ddb.uuid.image="01234567-89ab"\n'), (target, b"\0\n")):
         said = text_of(path)
-        with path.open("r+b") as file:
-            file.seek(512)
-            file.write(said + more)
+        overwrite(path, 512, said + more)
     with source.open("rb") as old, target.open("r+b") as new:
         carry_identity(old.fileno(), new.fileno())
     assert b'ddb.uuid.image="01234567-89ab"' in text_of(target).splitlines()

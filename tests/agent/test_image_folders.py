@@ -18,6 +18,7 @@ from tests.agent.every_verb import ALL, POOLS, Crew, plant_aside, plant_undo, po
 from tests.agent.harness import AGENT, Agent, ask, qemu_img
 from tests.agent.tracing import Trace
 from tests.faults.figures import trials_of
+from tests.harness.filesystems import new_file, new_folder
 
 CANARY = b"a secret of root's that no answer may hold "
 NOBODY = 65534
@@ -37,8 +38,7 @@ def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def secret(folder: Path) -> Path:
     """A folder that is not listed, with an image whose data is a secret."""
     folder.mkdir(mode=0o700)
-    raw = folder / "disk.raw"
-    raw.write_bytes((CANARY * 50_000)[: 2 << 20])
+    raw = new_file(folder / "disk.raw", (CANARY * 50_000)[: 2 << 20])
     qemu_img("convert", "-f", "raw", "-O", "qcow2", raw, folder / "disk.qcow2")
     (folder / "storage.cfg").write_bytes(b"dir: stolen\n\tpath /" + CANARY.replace(b" ", b"-") + b"\n")
     return folder
@@ -128,8 +128,7 @@ def test_proxmox_is_read_where_it_is_and_nowhere_else(tmp_path: Path, name: str)
 
 
 def test_a_folder_is_added_only_by_an_agent_that_was_started_to_do_so(lists: Path, tmp_path: Path) -> None:
-    new = tmp_path / "new"
-    new.mkdir()
+    new = new_folder(tmp_path / "new")
     args: dict[str, Any] = {"path_b64": b64(bytes(new)), "add": True, "never_b64": [b64(bytes(tmp_path / "data"))]}
     before = lists.read_text()
     assert ask("folder", args)["code"] == "folder_not_listed"
@@ -235,8 +234,7 @@ def swapping(one: Path, other: Path) -> Iterator[None]:
 def test_a_pools_folder_that_becomes_a_link_again_and_again_leads_nowhere_else(tmp_path: Path) -> None:
     hidden = secret(tmp_path / "secret")
     bobs = tmp_path / "bobs"
-    pool = bobs / "pool"
-    pool.mkdir(parents=True)
+    pool = new_folder(bobs / "pool", parents=True)
     os.chown(bobs, NOBODY, NOBODY)
     os.chown(pool, NOBODY, NOBODY)
     (pool / "disk.qcow2").write_bytes((hidden / "disk.qcow2").read_bytes())
@@ -296,8 +294,7 @@ def pool_event(args: dict[str, Any], roots: dict[str, Any] | None = None) -> dic
 
 
 def test_another_folder_in_a_pools_place_is_told_and_not_worked_in(tmp_path: Path) -> None:
-    pool = tmp_path / "pool"
-    pool.mkdir()
+    pool = new_folder(tmp_path / "pool")
     (pool / "disk.raw").write_bytes(bytes(4096))
     args = {"pools": [{"id": 1, "path_b64": b64(bytes(pool)), "kind": "dir"}]}
     event = pool_event(args)

@@ -1,5 +1,6 @@
 """Reclaim in place: what it wins, that nobody reads anything else afterwards, and what it refuses."""
 
+import contextlib
 import json
 import os
 import random
@@ -13,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.protocol import CANCELLED, StoppedError
+from storage_admin.agent.protocol import StoppedError
 from storage_admin.agent.rewrite.chain import Chain, Planned
 from storage_admin.agent.verbs import reclaim as verb
-from tests.agent.harness import Agent, Writer, leftovers, link, make_image, qemu_img, same_content, write
-from tests.agent.recording import RecordingIO
+from tests.agent.harness import Writer, at_stage, leftovers, link, make_image, qemu_img, same_content, write
+from tests.agent.recording import RecordingIO, cancel
 from tests.chance import seed
-from tests.harness.filesystems import loop_filesystem
+from tests.harness.filesystems import loop_filesystem, new_folder
+from tests.working import create
 
 pytestmark = pytest.mark.qemu
 
@@ -39,8 +41,7 @@ def disk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def pool(disk: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    folder = disk / "pool"
-    folder.mkdir()
+    folder = new_folder(disk / "pool")
     yield folder
     assert leftovers(folder) == set()
     shutil.rmtree(folder)
@@ -48,8 +49,7 @@ def pool(disk: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    make_image(tmp_path / "vm.qcow2")
-    return tmp_path / "vm.qcow2"
+    return make_image(tmp_path / "vm.qcow2")
 
 
 def reclaim(
@@ -65,15 +65,12 @@ def reclaim(
     below = [
         Planned.parse(link(ancestor, form="raw" if ancestor.suffix == ".raw" else "qcow2")) for ancestor in ancestors
     ]
-    chain = Chain(Planned.parse(link(path, form=form)), below)
-    try:
+    with contextlib.closing(Chain(Planned.parse(link(path, form=form)), below)) as chain:
         answer = verb.dig(io or RecordingIO(), chain, children_known=children_known, bandwidth=bandwidth, idle_io=True)
         # Whoever called has the chain as it was: read only, without any lock.
         assert os.pread(chain.image.fd, 4, 0) == path.read_bytes()[:4]
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.pwrite(chain.image.fd, b"x", 0)
-    finally:
-        chain.close()
     assert shared or answer["freed_bytes"] == answer["before_bytes"] - answer["after_bytes"]
     assert (answer["held_bytes"], answer["undo"], answer["compression"], answer["swapped"]) == (0, None, None, False)
     assert (answer["dev"], answer["inode"]) == (path.stat().st_dev, path.stat().st_ino)
@@ -115,8 +112,7 @@ def wins_what_was_predicted(answer: dict[str, Any], path: Path) -> None:
     ],
 )
 def test_a_qcow2_image_of_any_kind_reads_as_before(pool: Path, tmp_path: Path, options: str) -> None:
-    path = pool / "vm.qcow2"
-    make_image(path, options=options)
+    path = make_image(pool / "vm.qcow2", options=options)
     before = copy_of(path, tmp_path)
     answer = reclaim(path)
     wins_what_was_predicted(answer, path)
@@ -140,8 +136,7 @@ def test_compressed_clusters_read_as_before(pool: Path, tmp_path: Path, image: P
 
 @pytest.mark.parametrize("size", ["8M", "8388096"])
 def test_a_raw_image_reads_as_before(pool: Path, tmp_path: Path, size: str) -> None:
-    path = pool / "vm.raw"
-    qemu_img("create", "-q", "-f", "raw", path, size)
+    path = create(pool / "vm.raw", size, form="raw")
     write(path, 0x61, "1M", "1M", "raw")
     write(path, 0, "3M", "4M", "raw")
     before = copy_of(path, tmp_path)
@@ -153,8 +148,7 @@ def test_a_raw_image_reads_as_before(pool: Path, tmp_path: Path, size: str) -> N
 
 
 def test_internal_snapshots_stay_and_read_as_before(pool: Path, tmp_path: Path) -> None:
-    path = pool / "vm.qcow2"
-    make_image(path)
+    path = make_image(pool / "vm.qcow2")
     qemu_img("snapshot", "-c", "first", path)
     write(path, 0x33, "3M", "1M")
     before = copy_of(path, tmp_path)
@@ -188,8 +182,7 @@ def test_a_base_is_dug_and_its_overlays_read_as_before(pool: Path, tmp_path: Pat
 
 
 def test_every_attribute_and_the_time_of_modification_stay(pool: Path) -> None:
-    path = pool / "vm.qcow2"
-    make_image(path)
+    path = make_image(pool / "vm.qcow2")
     os.link(path, pool / "second name.qcow2")
     path.chmod(0o640)
     os.chown(path, 1234, 2345)
@@ -229,7 +222,7 @@ def test_a_cancel_ends_it_at_once_and_the_image_is_free(image: Path, tmp_path: P
 
     def cancel_while_digging() -> None:
         if any(event["stage"] == "digging" for event in io.all("progress")):
-            raise StoppedError(CANCELLED, "cancelled")
+            cancel()
 
     io._on_check = cancel_while_digging
     with pytest.raises(StoppedError):
@@ -245,9 +238,7 @@ def test_a_cancel_ends_it_at_once_and_the_image_is_free(image: Path, tmp_path: P
 
 def test_who_only_passes_by_is_let_in_and_the_work_goes_on(image: Path, tmp_path: Path) -> None:
     before = copy_of(image, tmp_path)
-    with Agent(AGENT) as agent:
-        agent.request("in_place", {"image": link(image), "chain": [], "bandwidth": 6 * MIB})
-        agent.until("progress", stage="digging")
+    with at_stage("digging", "in_place", {"image": link(image), "chain": [], "bandwidth": 6 * MIB}, AGENT) as agent:
         for _ in range(5):
             asked = time.monotonic()
             # As libvirt opens it: without waiting for anybody.
@@ -263,9 +254,7 @@ def test_who_only_passes_by_is_let_in_and_the_work_goes_on(image: Path, tmp_path
 
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_guest_that_starts_wins_at_once(image: Path, read_only: bool) -> None:
-    with Agent(AGENT) as agent:
-        agent.request("in_place", {"image": link(image), "chain": [], "bandwidth": MIB})
-        agent.until("progress", stage="digging")
+    with at_stage("digging", "in_place", {"image": link(image), "chain": [], "bandwidth": MIB}, AGENT) as agent:
         asked = time.monotonic()
         with Writer(image, read_only=read_only) as guest:
             assert not guest.refused
@@ -291,9 +280,8 @@ def test_nothing_is_lost_of_what_somebody_writes_while_many_pieces_are_read_ahea
             file.write(pattern * (MIB // len(pattern)))
         file.write(bytes(size // 2))
     copy = copy_of(path, tmp_path)
-    with Agent(AGENT) as agent:
-        agent.request("in_place", {"image": link(path, form="raw"), "chain": [], "bandwidth": None})
-        agent.until("progress", stage="digging")
+    args: dict[str, Any] = {"image": link(path, form="raw"), "chain": [], "bandwidth": None}
+    with at_stage("digging", "in_place", args, AGENT) as agent:
         for _ in range(6):
             time.sleep(rng.uniform(0, 0.03))
             places = [str(rng.randrange(size - 3000)) for _ in range(100)]

@@ -13,20 +13,15 @@ from storage_admin.agent.host.mounts import Mount, Mounts
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite.chain import Chain
-from tests.agent.harness import Agent, Writer, link, make_image, qemu_img, same_content, write
+from tests.agent.harness import Writer, ask, link, make_image, overwrite, qemu_img, same_content, write
 from tests.agent.test_in_place import AGENT, copy_of, reclaim
-from tests.harness.filesystems import loop_filesystem
+from tests.harness.filesystems import immutable, loop_device, loop_filesystem, mounted, new_folder
+from tests.working import create, refused_as
 
 pytestmark = pytest.mark.qemu
 
 #: cap_net_raw+ep, revision 2 (linux/capability.h).
 CAPABILITIES = struct.pack("<5I", 0x02000001, 1 << 13, 0, 0, 0)
-
-
-@pytest.fixture
-def image(tmp_path: Path) -> Path:
-    make_image(tmp_path / "vm.qcow2")
-    return tmp_path / "vm.qcow2"
 
 
 def refused(code: str, reclaim_it: Callable[[], Any], path: Path) -> str:
@@ -48,26 +43,19 @@ def test_an_image_that_a_guest_has_open(image: Path) -> None:
 
 
 def test_the_base_of_a_running_overlay(image: Path) -> None:
-    overlay = image.with_name("overlay.qcow2")
-    qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", overlay)
+    overlay = create(image.with_name("overlay.qcow2"), base=image)
     with Writer(overlay):
         refused("image_in_use", lambda: reclaim(image), image)
 
 
 def test_an_image_behind_a_loop_device(image: Path) -> None:
-    loop = subprocess.run(["losetup", "-f", "--show", image], capture_output=True, text=True, check=True).stdout.strip()
-    try:
+    with loop_device(image):
         refused("image_in_use", lambda: reclaim(image), image)
-    finally:
-        subprocess.run(["losetup", "-d", loop], check=True)
 
 
 def test_a_protected_image(image: Path) -> None:
-    subprocess.run(["chattr", "+i", image], check=True)
-    try:
+    with immutable(image):
         refused("immutable", lambda: reclaim(image), image)
-    finally:
-        subprocess.run(["chattr", "-i", image], check=True)
 
 
 def test_an_image_with_file_capabilities(image: Path) -> None:
@@ -89,16 +77,13 @@ def test_an_encrypted_image(tmp_path: Path) -> None:
 
 
 def test_an_external_data_file(tmp_path: Path) -> None:
-    path = tmp_path / "split.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", "-o", f"data_file={tmp_path}/data.raw", path, "1M")
+    path = create(tmp_path / "split.qcow2", "1M", "-o", f"data_file={tmp_path}/data.raw")
     refused("external_data_file", lambda: reclaim(path), path)
 
 
 @pytest.mark.parametrize("bit", [1, 2], ids=["dirty", "corrupt"])
 def test_an_image_that_is_marked_dirty_or_corrupt(image: Path, bit: int) -> None:
-    with image.open("r+b") as raw:
-        raw.seek(79)
-        raw.write(bytes([bit]))
+    overwrite(image, 79, bytes([bit]))
     refused("dirty_or_corrupt", lambda: reclaim(image), image)
 
 
@@ -112,24 +97,17 @@ def test_an_image_whose_tables_lie(image: Path) -> None:
 
 @pytest.mark.parametrize("form", ["vmdk", "vdi", "vpc"])
 def test_a_format_that_keeps_its_own_accounts(tmp_path: Path, form: str) -> None:
-    path = tmp_path / f"vm.{form}"
-    qemu_img("create", "-q", "-f", form, path, "8M")
+    path = create(tmp_path / f"vm.{form}", form=form)
     write(path, 0, "1M", "4M", form)
     assert "Convert it" in refused("unsupported_subformat", lambda: reclaim(path, form=form), path)
 
 
 def test_a_filesystem_without_holes(tmp_path: Path) -> None:
-    place = tmp_path / "ramfs"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "ramfs", "none", place], check=True)
-    try:
-        path = place / "vm.qcow2"
-        make_image(path)
+    with mounted("none", new_folder(tmp_path / "ramfs"), "-t", "ramfs") as place:
+        path = make_image(place / "vm.qcow2")
         before = copy_of(path, tmp_path)
         assert "copy" in refused("unsupported_pool", lambda: reclaim(path), path)
         assert same_content(path, before)
-    finally:
-        subprocess.run(["umount", place], check=True)
 
 
 @pytest.mark.parametrize("filesystem", ["nfs4", "ceph", "cifs", "ocfs2", "gfs2", "fuse.glusterfs", None])
@@ -145,9 +123,8 @@ def test_a_filesystem_that_other_machines_may_have_mounted(
 def test_an_agent_that_may_keep_no_door(image: Path) -> None:
     """As in a container: root, and without the right to watch who opens a file."""
     before = image.stat()
-    with Agent(["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", *AGENT]) as agent:
-        agent.request("in_place", {"image": link(image), "chain": [], "bandwidth": None})
-        answer = agent.answer()
+    command = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", *AGENT]
+    answer = ask("in_place", {"image": link(image), "chain": [], "bandwidth": None}, command=command)
     assert answer.get("code") == "guests_unknown", answer
     assert "root on the host itself" in answer["detail"]
     assert image.stat().st_ctime_ns == before.st_ctime_ns
@@ -157,8 +134,7 @@ def test_an_agent_that_may_keep_no_door(image: Path) -> None:
 
 def test_a_filesystem_that_is_mounted_only_for_reading(tmp_path: Path) -> None:
     with loop_filesystem(tmp_path, 64) as place:
-        path = place / "vm.qcow2"
-        make_image(path)
+        path = make_image(place / "vm.qcow2")
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
         refused("immutable", lambda: reclaim(path), path)
 
@@ -168,8 +144,7 @@ def test_an_image_that_changes_after_it_was_looked_at(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody wrote to it and has gone before the door was shut."""
-    image, looked = tmp_path / f"vm.{form}", links.Chain.refuse_stale
-    qemu_img("create", "-q", "-f", form, image, "8M")
+    image, looked = create(tmp_path / f"vm.{form}", form=form), links.Chain.refuse_stale
     write(image, 0, "2M", "4M", form)
 
     def look_then_write(chain: Chain, **how: Any) -> None:
@@ -177,8 +152,6 @@ def test_an_image_that_changes_after_it_was_looked_at(
         write(image, 0x71, "3M", "64k", form)
 
     monkeypatch.setattr(links.Chain, "refuse_stale", look_then_write)
-    with pytest.raises(RefusedError) as caught:
-        reclaim(image, form=form)
-    assert caught.value.code == "stale_plan"
+    assert refused_as(reclaim, image, form=form) == "stale_plan"
     command = ["qemu-io", "-r", "-f", form, "-c", "read -P 0x71 3M 64k", str(image)]
     assert b"Pattern verification failed" not in subprocess.run(command, capture_output=True, check=True).stdout

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.measure import lvm, partitions
-from tests.agent.harness import ask, qemu_img, reclaim_args
+from tests.agent.harness import ask, overwrite, qemu_img, rewrite_args
 from tests.agent.test_shrink import GPT, LOGICAL, MAKERS, MBR, as_format, disk
 from tests.chance import seed
+from tests.harness.filesystems import new_file
 
 pytestmark = pytest.mark.qemu
 MIB = 1 << 20
@@ -23,9 +24,7 @@ VOLUME = Path(__file__).parents[1] / "data" / "lvm" / "physical_volume.json"
 
 
 def look(path: Path, form: str, *below: Path) -> dict[str, Any]:
-    args = reclaim_args(path, *below, format=form)
-    del args["method"]
-    return ask("inside", args)
+    return ask("inside", rewrite_args(path, *below, format=form))
 
 
 @pytest.mark.parametrize("form", ["qcow2", "raw"])
@@ -72,17 +71,13 @@ def physical_volume() -> bytes:
 
 
 def test_logical_volumes_are_listed_and_looked_into_where_they_are_one_piece(pool: Path) -> None:
-    raw = pool / "vm.raw"
-    raw.write_bytes(physical_volume())
+    raw = new_file(pool / "vm.raw", physical_volume())
     group = lvm.group(lambda at, size: physical_volume()[at : at + size], 0)
     assert group is not None
     (root,) = (volume for volume in group.volumes if volume.name == "root")
-    filesystem = pool / "fs"
-    filesystem.write_bytes(bytes(root.size))
+    filesystem = new_file(pool / "fs", bytes(root.size))
     subprocess.run(["mkfs.ext4", "-q", "-F", filesystem], check=True)
-    with raw.open("r+b") as file:
-        file.seek(root.start or 0)
-        file.write(filesystem.read_bytes())
+    overwrite(raw, root.start or 0, filesystem.read_bytes())
     filesystem.unlink()
     found = {part["volume"]: part for part in look(raw, "raw")["parts"]}
     assert {name: part["size"] // MIB for name, part in found.items()} == {
@@ -101,10 +96,8 @@ def test_an_overlay_shows_what_its_guest_would_read(pool: Path) -> None:
 
 def test_what_somebody_uses_is_not_looked_into(pool: Path) -> None:
     raw = disk(pool / "vm.raw", GPT, 64 * MIB)
-    args = reclaim_args(raw, format="raw")
-    del args["method"]
     with raw.open("r+b"):
-        assert ask("inside", args)["code"] == "image_in_use"
+        assert look(raw, "raw")["code"] == "image_in_use"
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.swap import journal
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
+from tests.agent.harness import held_open
+from tests.working import refused_as
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[int]:
-    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    yield fd
-    os.close(fd)
+    with held_open(tmp_path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        yield fd
 
 
 def test_records_come_back_in_order(folder: int) -> None:
@@ -44,9 +44,7 @@ def test_none_is_begun_where_what_root_makes_is_somebody_elses(
     folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    with pytest.raises(RefusedError) as refused:
-        Journal.create(folder, "j1")
-    assert (refused.value.code, list(tmp_path.iterdir())) == ("immutable", [])
+    assert (refused_as(Journal.create, folder, "j1"), list(tmp_path.iterdir())) == ("immutable", [])
 
 
 def test_a_job_has_one_journal(folder: int, tmp_path: Path) -> None:
@@ -59,9 +57,7 @@ def test_a_job_has_one_journal(folder: int, tmp_path: Path) -> None:
 
 def test_nobody_opens_a_journal_that_somebody_works_on(folder: int) -> None:
     one = Journal.create(folder, "j1")
-    with pytest.raises(RefusedError) as error:
-        Journal.open(folder, "j1")
-    assert error.value.code == "busy"
+    assert refused_as(Journal.open, folder, "j1") == "busy"
     one.close()
     Journal.open(folder, "j1").close()
 

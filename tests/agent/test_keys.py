@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from storage_admin.agent.protocol import b64
-from tests.agent.harness import Agent, ask, image_info, leftovers, reclaim_args, undo_args
+from tests.agent.harness import Agent, ask, image_info, leftovers, rewrite_args, undo_args
 from tests.agent.test_create import create_args
+from tests.harness.filesystems import new_file
 
 pytestmark = pytest.mark.qemu
 MIB = 1 << 20
@@ -42,44 +43,34 @@ def _made(form: str) -> bytes:
 
 
 def made(pool: Path, form: str) -> Path:
-    path = pool / ("vm.raw" if form == "luks" else "vm.qcow2")
-    path.write_bytes(_made(form))
-    return path
+    return new_file(pool / ("vm.raw" if form == "luks" else "vm.qcow2"), _made(form))
 
 
 def args_for(path: Path, form: str, **more: Any) -> dict[str, Any]:
-    args = reclaim_args(path, format=form) | {"undo_hours": 24, "iter_time": 20}
-    del args["method"]
-    return args | more
+    return rewrite_args(path, format=form, **{"undo_hours": 24, "iter_time": 20, **more})
+
+
+def by_hand(path: Path, form: str, passphrase: str, program: str, *words: str, out: tuple[Path, ...] = ()) -> int:
+    """The exit code of qemu's own program, with the passphrase in a file."""
+    key = new_file(path.parent.parent / "key", passphrase)
+    driver = "driver=luks,key-secret=s" if form == "luks" else "driver=qcow2,encrypt.key-secret=s"
+    command = [*program.split(), "--object", f"secret,id=s,file={key}", *words, "--image-opts"]
+    done = subprocess.run([*command, f"{driver},file.filename={path}", *out], capture_output=True)
+    key.unlink()
+    return done.returncode
 
 
 def opens(path: Path, form: str, passphrase: str) -> bool:
-    """By qemu-io by hand, with the passphrase in a file."""
-    key = path.parent.parent / "key"
-    key.write_text(passphrase)
-    driver = "driver=luks,key-secret=s" if form == "luks" else "driver=qcow2,encrypt.key-secret=s"
-    command = ["qemu-io", "--object", f"secret,id=s,file={key}", "-c", "read 0 4k"]
-    done = subprocess.run([*command, "--image-opts", f"{driver},file.filename={path}"], capture_output=True)
-    key.unlink()
-    return done.returncode == 0
+    return by_hand(path, form, passphrase, "qemu-io", "-c", "read 0 4k") == 0
 
 
 def fill(path: Path, form: str, passphrase: str) -> None:
-    key = path.parent.parent / "key"
-    key.write_text(passphrase)
-    driver = "driver=luks,key-secret=s" if form == "luks" else "driver=qcow2,encrypt.key-secret=s"
-    command = ["qemu-io", "--object", f"secret,id=s,file={key}", "-c", "write -P 7 1M 3M"]
-    subprocess.run([*command, "--image-opts", f"{driver},file.filename={path}"], check=True, capture_output=True)
-    key.unlink()
+    assert by_hand(path, form, passphrase, "qemu-io", "-c", "write -P 7 1M 3M") == 0
 
 
 def content(path: Path, form: str, passphrase: str) -> bytes:
-    key, out = path.parent.parent / "key", path.parent.parent / "content"
-    key.write_text(passphrase)
-    driver = "driver=luks,key-secret=s" if form == "luks" else "driver=qcow2,encrypt.key-secret=s"
-    command = ["qemu-img", "convert", "--object", f"secret,id=s,file={key}", "--image-opts", "-O", "raw"]
-    subprocess.run([*command, f"{driver},file.filename={path}", out], check=True, capture_output=True)
-    key.unlink()
+    out = path.parent.parent / "content"
+    assert by_hand(path, form, passphrase, "qemu-img convert", "-O", "raw", out=(out,)) == 0
     return out.read_bytes()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.measure.likeness import likeness
-from storage_admin.agent.protocol import Moment, RefusedError
+from storage_admin.agent.protocol import Moment
 from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.swap import moment
 from storage_admin.agent.verbs import undo
@@ -22,9 +22,10 @@ from tests.agent.harness import (
     write,
     written_with_its_times_set_back,
 )
-from tests.agent.recording import RecordingIO, request
-from tests.agent.test_remembered_stamps import GoIO
+from tests.agent.recording import GoIO, RecordingIO, request
 from tests.agent.test_replace import replace_args
+from tests.harness.filesystems import new_file
+from tests.working import refused_as
 
 pytestmark = pytest.mark.qemu
 
@@ -35,8 +36,7 @@ NOW = [[3600, 0]]
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
     """An image that was reclaimed by job j1, which keeps the original for a day."""
-    path = tmp_path / "vm.qcow2"
-    make_image(path)
+    path = make_image(tmp_path / "vm.qcow2")
     assert ask("reclaim", reclaim_args(path))["swapped"]
     return path
 
@@ -91,8 +91,7 @@ def test_what_nobody_changed_needs_no_clock(image: Path) -> None:
 
 
 def test_what_a_conversion_made_and_nobody_changed_needs_no_guests_times_either(tmp_path: Path) -> None:
-    path = tmp_path / "vm.qcow2"
-    make_image(path)
+    path = make_image(tmp_path / "vm.qcow2")
     new = tmp_path / "vm.raw"
     asked = replace_args(path, form="raw")
     assert ask("convert", asked)["swapped"]
@@ -101,8 +100,7 @@ def test_what_a_conversion_made_and_nobody_changed_needs_no_guests_times_either(
 
 
 def test_the_copy_of_a_conversion_is_compared_with_the_other_format(tmp_path: Path) -> None:
-    path = tmp_path / "vm.qcow2"
-    make_image(path)
+    path = make_image(tmp_path / "vm.qcow2")
     new = tmp_path / "vm.raw"
     assert ask("convert", replace_args(path, form="raw"))["swapped"]
     passes(new, boottime=DAY, wall=DAY)
@@ -139,9 +137,7 @@ def test_a_copy_that_only_an_undo_moved_which_was_taken_back_goes(image: Path, m
     copy = image.parent / ".sa-j1.orig"
     before = copy.stat()
     monkeypatch.setattr(moment, "late", lambda *_: "somebody")
-    with pytest.raises(RefusedError) as refused:
-        undo.run(request("undo", **undo_args(image)), GoIO())
-    assert refused.value.code == "image_in_use"
+    assert refused_as(undo.run, request("undo", **undo_args(image)), GoIO()) == "image_in_use"
     after = copy.stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert after.st_ctime_ns > before.st_ctime_ns
@@ -170,8 +166,7 @@ def test_blocks_of_every_format_are_compared_as_a_guest_reads_them(tmp_path: Pat
     content = bytearray(draw.randbytes(size // 2) + bytes(size // 2))
     paths = []
     for name in ("copy", "image"):
-        raw = tmp_path / name
-        raw.write_bytes(content)
+        raw = new_file(tmp_path / name, content)
         paths.append(tmp_path / f"{name}.{form}")
         qemu_img("convert", "-f", "raw", "-O", form, *(["-c"] if form == "qcow2" else []), raw, paths[-1])
         changed = int(size // 2 * share)

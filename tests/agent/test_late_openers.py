@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.protocol import b64
-from tests.agent.harness import ROOT, Agent, ask, leftovers, reclaim_args, undo_args
+from tests.agent.harness import ROOT, Agent, ask, leftovers, reclaim_args, rewrite_args, undo_args
+from tests.harness.filesystems import new_file
 
 pytestmark = pytest.mark.qemu
 
@@ -39,17 +40,9 @@ time.sleep(stay)
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Path:
-    (tmp_path / "pool").mkdir()
-    return tmp_path / "pool"
-
-
-@pytest.fixture
 def image(pool: Path) -> Path:
     """Raw, half of it zeros that occupy the disk: what writes to it asks nobody for a lock."""
-    path = pool / "vm.raw"
-    path.write_bytes((b"x" * 65536 + bytes(65536)) * 32)
-    return path
+    return new_file(pool / "vm.raw", (b"x" * 65536 + bytes(65536)) * 32)
 
 
 @pytest.fixture
@@ -78,9 +71,7 @@ fd = os.open(folder + "/vm.raw", os.O_RDWR)""",
 
 
 def answered(verb: str, args: dict[str, Any], *without: str) -> dict[str, Any]:
-    with Agent([sys.executable, DRIVER, NEVER, "/dev/null", *without]) as agent:
-        agent.request(verb, args)
-        return agent.answer()
+    return ask(verb, args, command=[sys.executable, DRIVER, NEVER, "/dev/null", *without])
 
 
 WITHOUT = [(), ("no-door",), ("no-exchange",), ("no-door", "no-exchange")]
@@ -123,11 +114,10 @@ def test_on_a_node_of_proxmox_nothing_is_swapped_without_a_door(image: Path) -> 
 @pytest.mark.parametrize("without", WITHOUT, ids=" ".join)
 def test_the_same_for_a_conversion_that_takes_the_name(image: Path, opener: Any, without: tuple[str, ...]) -> None:
     process = opener(0)
-    args = reclaim_args(image, format="raw", undo_hours=0)
-    del args["method"]
     new = {"pool_path_b64": b64(bytes(image.parent)), "path_b64": b64(bytes(image.with_suffix(".qcow2")))}
     target = {**new, "format": "qcow2", "options": {}, "replaces": True}
-    answer = answered("convert", args | {"target": target}, *without)
+    args = rewrite_args(image, format="raw", undo_hours=0, target=target)
+    answer = answered("convert", args, *without)
     assert answer.get("code") == "image_in_use", answer
     assert int(process.stdout.readline()) == image.stat().st_ino
     assert image.read_bytes()[1 << 16 :][:8] == b"PRECIOUS"

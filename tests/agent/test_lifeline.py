@@ -11,6 +11,7 @@ from storage_admin.agent import protocol
 from storage_admin.agent.lifeline import Lifeline
 from storage_admin.agent.protocol import StoppedError
 from tests.agent.harness import Agent, ask
+from tests.working import code_of
 
 
 class Line:
@@ -137,14 +138,10 @@ def test_go_is_taken_only_after_ready_and_only_for_this_generation() -> None:
     line.lifeline.read_request()
     line.say("go", generation=3)
     time.sleep(0.2)
-    with pytest.raises(StoppedError) as early:
-        line.lifeline.wait_for_go(3)
-    assert early.value.code == "no_go"
+    assert code_of(StoppedError, line.lifeline.wait_for_go, 3) == "no_go"
 
     threading.Timer(0.2, line.say, ["go"], {"generation": 2}).start()
-    with pytest.raises(StoppedError) as stale:
-        line.lifeline.wait_for_go(3)
-    assert stale.value.code == "no_go"
+    assert code_of(StoppedError, line.lifeline.wait_for_go, 3) == "no_go"
 
     threading.Timer(0.2, line.say, ["go"], {"generation": 3}).start()
     line.lifeline.wait_for_go(3)
@@ -154,16 +151,12 @@ def test_a_cancel_instead_of_go_is_a_cancel() -> None:
     line = Line()
     line.say("request", verb="x", job="j", generation=1, args={})
     threading.Timer(0.2, line.say, ["cancel"]).start()
-    with pytest.raises(StoppedError) as error:
-        line.lifeline.wait_for_go(1)
-    assert error.value.code == "cancelled"
+    assert code_of(StoppedError, line.lifeline.wait_for_go, 1) == "cancelled"
 
 
 def test_a_controller_that_does_not_listen_does_not_hold_the_agent_for_ever() -> None:
     line = Line(silence_limit=0.5)
-    with pytest.raises(StoppedError) as error:
-        line.lifeline.emit("log", text="x" * 1_000_000)
-    assert error.value.code == "interrupted"
+    assert code_of(StoppedError, line.lifeline.emit, "log", text="x" * 1_000_000) == "interrupted"
 
 
 def test_a_broken_line_out_stops_the_work() -> None:

@@ -1,6 +1,5 @@
 """Whether an image is in use, asked of real programs that use it."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,23 +8,22 @@ from pathlib import Path
 import pytest
 
 from storage_admin.agent.host import in_use, locking
-from tests.agent.harness import Writer, make_image, qemu_img
+from tests.agent.harness import Writer, held_open, make_image
+from tests.harness.filesystems import loop_device, new_file
+from tests.working import create
 
 pytestmark = pytest.mark.qemu
 
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    path = tmp_path / "image.qcow2"
-    make_image(path)
-    return path
+    return make_image(tmp_path / "image.qcow2")
 
 
 @pytest.fixture
 def fd(image: Path) -> Iterator[int]:
-    descriptor = os.open(image, os.O_RDONLY)
-    yield descriptor
-    os.close(descriptor)
+    with held_open(image) as descriptor:
+        yield descriptor
 
 
 def test_nobody_uses_an_image_that_nobody_opened(fd: int) -> None:
@@ -51,8 +49,7 @@ def test_a_reader_is_no_writer(image: Path, fd: int) -> None:
 
 
 def test_sees_the_base_of_an_overlay_in_use(image: Path, fd: int) -> None:
-    overlay = image.parent / "overlay.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", overlay)
+    overlay = create(image.parent / "overlay.qcow2", base=image)
     with Writer(overlay):
         assert locking.locked_bytes(fd)
         assert "qemu-io" in str(locking.user(fd))
@@ -87,31 +84,23 @@ def test_sees_a_program_that_locks_nothing(image: Path, fd: int) -> None:
 
 
 def test_sees_a_loop_device(tmp_path: Path) -> None:
-    raw = tmp_path / "disk.raw"
-    raw.write_bytes(bytes(1 << 20))
-    fd = os.open(raw, os.O_RDONLY)
-    loop = subprocess.run(["losetup", "-f", "--show", raw], capture_output=True, text=True, check=True).stdout.strip()
-    try:
+    raw = new_file(tmp_path / "disk.raw", bytes(1 << 20))
+    with held_open(raw) as fd, loop_device(raw) as loop:
         assert locking.locked_bytes(fd) == []
         assert locking.user(fd) == f"loop device {loop}"
         assert locking.open_for_writing(fd) is True
-    finally:
-        subprocess.run(["losetup", "-d", loop], check=True)
-    os.close(fd)
 
 
 def test_sees_swap(tmp_path: Path) -> None:
-    area = tmp_path / "swap area"
-    area.write_bytes(bytes(8 << 20))
+    area = new_file(tmp_path / "swap area", bytes(8 << 20))
     area.chmod(0o600)
-    fd = os.open(area, os.O_RDONLY)
-    subprocess.run(["mkswap", "-q", area], check=True)
-    subprocess.run(["swapon", area], check=True)
-    try:
-        assert locking.user(fd) == "the swap area of this host"
-    finally:
-        subprocess.run(["swapoff", area], check=True)
-    os.close(fd)
+    with held_open(area) as fd:
+        subprocess.run(["mkswap", "-q", area], check=True)
+        subprocess.run(["swapon", area], check=True)
+        try:
+            assert locking.user(fd) == "the swap area of this host"
+        finally:
+            subprocess.run(["swapoff", area], check=True)
 
 
 @pytest.mark.parametrize(("mode", "uses"), [("rb", False), ("r+b", True)])

@@ -13,8 +13,9 @@ import pytest
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.rewrite.backing_name import leads_to
 from storage_admin.agent.verbs import scan
-from tests.agent.harness import ask, make_image, qemu_img, reclaim_args, write
+from tests.agent.harness import ask, held_open, make_image, qemu_img, reclaim_args, write
 from tests.agent.recording import RecordingIO, request
+from tests.harness.filesystems import new_folder
 
 pytestmark = pytest.mark.qemu
 
@@ -43,12 +44,11 @@ Asked = Callable[[], list[bytes]]
 def asking(point: Path, log: Path) -> Iterator[Asked]:
     """Another process serves a filesystem there; tells on each call which names were looked for since the last one."""
     log.touch()
-    device = os.open("/dev/fuse", os.O_RDWR)
-    libc = ctypes.CDLL(None, use_errno=True)
-    options = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % device
-    assert libc.mount(b"there", bytes(point), b"fuse", 0, options) == 0, os.strerror(ctypes.get_errno())
-    server = subprocess.Popen([sys.executable, "-c", _SERVER, str(device), log], pass_fds=[device])
-    os.close(device)
+    with held_open("/dev/fuse", os.O_RDWR) as device:
+        libc = ctypes.CDLL(None, use_errno=True)
+        options = b"fd=%d,rootmode=40000,user_id=0,group_id=0" % device
+        assert libc.mount(b"there", bytes(point), b"fuse", 0, options) == 0, os.strerror(ctypes.get_errno())
+        server = subprocess.Popen([sys.executable, "-c", _SERVER, str(device), log], pass_fds=[device])
     try:
         with log.open("rb") as names:
             yield lambda: names.read().splitlines()
@@ -61,8 +61,7 @@ def asking(point: Path, log: Path) -> Iterator[Asked]:
 @pytest.fixture(params=["there", "link", "beyond"])
 def named(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, Asked]]:
     """A path that leads there, in three ways; and who looked for something there."""
-    there = tmp_path / "there"
-    there.mkdir()
+    there = new_folder(tmp_path / "there")
     (tmp_path / "pool" / "below").mkdir(parents=True)
     (tmp_path / "link").symlink_to("there")
     (tmp_path / "pool" / "beyond").symlink_to("below/../../link")

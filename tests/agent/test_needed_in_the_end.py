@@ -7,17 +7,12 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.protocol import b64
-from tests.agent.harness import Agent, ask, leftovers, make_image, qemu_img, reclaim_args, stamp, undo_args, write
+from tests.agent.harness import Agent, ask, at_ready, leftovers, qemu_img, reclaim_args, stamp, undo_args, write
 from tests.agent.test_replace import KEPT, replace_args
 from tests.agent.test_shrink import GPT, args_for, disk
+from tests.harness.filesystems import new_folder
 
 pytestmark = pytest.mark.qemu
-
-
-@pytest.fixture
-def image(tmp_path: Path) -> Path:
-    make_image(tmp_path / "vm.qcow2")
-    return tmp_path / "vm.qcow2"
 
 
 def pools(*folders: Path) -> list[dict[str, str]]:
@@ -26,26 +21,22 @@ def pools(*folders: Path) -> list[dict[str, str]]:
 
 def ask_late(verb: str, args: dict[str, Any], job: str, base: Path, form: str = "qcow2") -> dict[str, Any]:
     """Does a request, and makes an overlay in the moment before the last word."""
-    with Agent() as agent:
-        agent.request(verb, args, job=job)
-        agent.until("ready")
+    with at_ready(verb, args, job=job) as agent:
         qemu_img("create", "-q", "-f", "qcow2", "-b", base.name, "-F", form, base.with_name("top.qcow2"))
-        agent.say("go", generation=1)
-        return agent.answer()
+        return agent.go()
 
 
-def test_a_conversion_leaves_an_overlay_its_base(tmp_path: Path, image: Path) -> None:
+def test_a_conversion_leaves_an_overlay_its_base(pool: Path, image: Path) -> None:
     was = stamp(image)
-    answer = ask_late("convert", replace_args(image, form="raw", pools=pools(tmp_path)), "j1", image)
+    answer = ask_late("convert", replace_args(image, form="raw", pools=pools(pool)), "j1", image)
     assert answer.get("code") == "has_overlays", answer
-    assert (stamp(image), leftovers(tmp_path)) == (was, set())
-    assert not (tmp_path / "vm.raw").exists()
+    assert (stamp(image), leftovers(pool)) == (was, set())
+    assert not (pool / "vm.raw").exists()
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_an_overlay_keeps_the_end_of_its_base_and_reads_as_before(tmp_path: Path, late: bool) -> None:
-    folder = tmp_path / "pool"
-    folder.mkdir()
+def test_an_overlay_keeps_the_end_of_its_base_and_reads_as_before(pool: Path, late: bool) -> None:
+    folder = new_folder(pool / "pool")
     image = disk(folder / "vm.raw", GPT, 64 << 20)
     asked = args_for(image, None, "raw") | {"pools": pools(folder)}
     was = stamp(image)
@@ -56,9 +47,9 @@ def test_an_overlay_keeps_the_end_of_its_base_and_reads_as_before(tmp_path: Path
     assert (stamp(image), leftovers(folder)) == (was, set())
 
 
-def test_an_overlay_keeps_a_base_whose_filesystems_nobody_trims(tmp_path: Path, image: Path) -> None:
-    qemu_img("create", "-q", "-f", "qcow2", "-b", image.name, "-F", "qcow2", tmp_path / "top.qcow2")
-    asked = args_for(image, None, "qcow2") | {"pools": pools(tmp_path)}
+def test_an_overlay_keeps_a_base_whose_filesystems_nobody_trims(pool: Path, image: Path) -> None:
+    qemu_img("create", "-q", "-f", "qcow2", "-b", image.name, "-F", "qcow2", pool / "top.qcow2")
+    asked = args_for(image, None, "qcow2") | {"pools": pools(pool)}
     assert ask("sparsify", asked)["code"] == "has_overlays"
 
 
@@ -70,60 +61,60 @@ def split_vmdk(folder: Path) -> list[Path]:
     return sorted(folder.glob("split-s*.vmdk"))
 
 
-def test_the_extents_of_a_split_vmdk_stand_on_nothing(tmp_path: Path, image: Path) -> None:
-    assert len(split_vmdk(tmp_path)) == 3
-    extent, *_ = split_vmdk(tmp_path / "other")
+def test_the_extents_of_a_split_vmdk_stand_on_nothing(pool: Path, image: Path) -> None:
+    assert len(split_vmdk(pool)) == 3
+    extent, *_ = split_vmdk(pool / "other")
     extent.write_bytes(b"QFI\xfb" + bytes(100))  # a guest may write anything into its disk
-    args = replace_args(image, form="raw", pools=pools(tmp_path, tmp_path / "other"))
+    args = replace_args(image, form="raw", pools=pools(pool, pool / "other"))
     answer = ask("convert", args)
     assert answer.get("swapped"), answer
 
 
-def test_an_extent_that_no_descriptor_names_may_stand_on_the_image(tmp_path: Path, image: Path) -> None:
-    split_vmdk(tmp_path)
-    (tmp_path / "split.vmdk").unlink()
-    assert ask("convert", replace_args(image, form="raw", pools=pools(tmp_path)))["code"] == "guests_unknown"
+def test_an_extent_that_no_descriptor_names_may_stand_on_the_image(pool: Path, image: Path) -> None:
+    split_vmdk(pool)
+    (pool / "split.vmdk").unlink()
+    assert ask("convert", replace_args(image, form="raw", pools=pools(pool)))["code"] == "guests_unknown"
 
 
-def test_an_extent_is_needed_by_its_descriptor(tmp_path: Path, image: Path) -> None:
-    (tmp_path / "flat.vmdk").write_text(
+def test_an_extent_is_needed_by_its_descriptor(pool: Path, image: Path) -> None:
+    (pool / "flat.vmdk").write_text(
         '# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType="monolithicFlat"\n'
         f'RW 16384 FLAT "{image.name}" 0\n'
     )
-    assert ask("convert", replace_args(image, form="raw", pools=pools(tmp_path)))["code"] == "has_overlays"
+    assert ask("convert", replace_args(image, form="raw", pools=pools(pool)))["code"] == "has_overlays"
 
 
-def test_a_conversion_that_is_refused_has_written_nothing(tmp_path: Path, image: Path) -> None:
-    (tmp_path / "other").mkdir()
-    qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", tmp_path / "other/top.qcow2")
+def test_a_conversion_that_is_refused_has_written_nothing(pool: Path, image: Path) -> None:
+    (pool / "other").mkdir()
+    qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", pool / "other/top.qcow2")
     with Agent() as agent:
-        agent.request("convert", replace_args(image, form="raw", pools=pools(tmp_path, tmp_path / "other")), job="j1")
+        agent.request("convert", replace_args(image, form="raw", pools=pools(pool, pool / "other")), job="j1")
         assert agent.answer()["code"] == "has_overlays"
         assert not [event for event in agent.events if event.get("stage") == "copying"]
 
 
-def test_where_name_and_format_stay_nobody_is_asked_for(tmp_path: Path, image: Path) -> None:
-    args = replace_args(image, form="qcow2", options={"cluster_size": "2M"}, pools=pools(tmp_path))
+def test_where_name_and_format_stay_nobody_is_asked_for(pool: Path, image: Path) -> None:
+    args = replace_args(image, form="qcow2", options={"cluster_size": "2M"}, pools=pools(pool))
     assert ask_late("convert", args, "j1", image).get("swapped")
 
 
-def test_a_forced_undo_leaves_an_overlay_what_it_reads(tmp_path: Path, image: Path) -> None:
+def test_a_forced_undo_leaves_an_overlay_what_it_reads(pool: Path, image: Path) -> None:
     assert ask("reclaim", reclaim_args(image))["swapped"]
     write(image, 0x77, "0", "1M")
     was = stamp(image)
-    args = undo_args(image, force=True, pools=pools(tmp_path))
+    args = undo_args(image, force=True, pools=pools(pool))
     answer = ask_late("undo", args, "u1", image)
     assert answer.get("code") == "has_overlays", answer
-    assert (stamp(image), leftovers(tmp_path)) == (was, KEPT)
+    assert (stamp(image), leftovers(pool)) == (was, KEPT)
     assert ask("undo", args, job="u2")["code"] == "has_overlays"
-    (tmp_path / "top.qcow2").unlink()
+    (pool / "top.qcow2").unlink()
     assert ask("undo", args, job="u3").get("inode")
 
 
-def test_the_undo_of_a_conversion_leaves_an_overlay_its_base(tmp_path: Path, image: Path) -> None:
+def test_the_undo_of_a_conversion_leaves_an_overlay_its_base(pool: Path, image: Path) -> None:
     assert ask("convert", replace_args(image, form="raw")).get("swapped")
-    new = tmp_path / "vm.raw"
-    answer = ask_late("undo", undo_args(new, pools=pools(tmp_path)), "u1", new, "raw")
+    new = pool / "vm.raw"
+    answer = ask_late("undo", undo_args(new, pools=pools(pool)), "u1", new, "raw")
     assert answer.get("code") == "has_overlays", answer
     assert new.exists()
     assert not image.exists()

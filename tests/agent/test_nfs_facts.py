@@ -10,6 +10,7 @@ import pytest
 
 from storage_admin.agent.host import mounts, nfs
 from storage_admin.agent.host.mounts import Mount, Mounts, parse
+from tests.agent.harness import held_open
 
 DATA = Path(__file__).parents[1] / "data" / "nfs"
 
@@ -28,11 +29,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def facts(point: str, folder: Path) -> dict[str, object]:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
+    with held_open(folder) as fd:
         return nfs.facts(mount(point), fd) or {}
-    finally:
-        os.close(fd)
 
 
 @pytest.mark.parametrize(
@@ -65,11 +63,8 @@ def test_what_nobody_has_tried_on_a_mount_is_not_known() -> None:
 def test_the_server_itself_is_known_by_its_own_addresses(recorded: None, tmp_path: Path) -> None:
     loopback = mount("/mnt/l", "server_mountinfo")
     assert b"addr=127.0.0.1" in loopback.options
-    fd = os.open(tmp_path, os.O_RDONLY)
-    try:
+    with held_open(tmp_path) as fd:
         told = nfs.facts(loopback, fd)
-    finally:
-        os.close(fd)
     assert told is not None
     assert told["addresses"] == ["10.0.2.15", "10.9.0.1", "10.9.0.11", "fd00::1"]
 
@@ -101,11 +96,8 @@ def test_a_folder_that_is_exported_is_on_a_network_however_it_is_reached(
     monkeypatch.setattr(mounts, "exported", lambda: folders)
     parsed = mounts.parse
     monkeypatch.setattr(mounts, "parse", lambda told: [*parsed(told), shown])
-    fd = os.open(tmp_path / path, os.O_RDONLY)
-    try:
+    with held_open(tmp_path / path) as fd:
         found = Mounts.of_this_machine().of_descriptor(fd)
-    finally:
-        os.close(fd)
     assert found is not None
     assert (found.exported, found.is_network) == (is_exported, is_exported)
     whole = os.fsencode(tmp_path / path)

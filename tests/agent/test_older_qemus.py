@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from storage_admin.agent.host import facts
+from tests.harness.filesystems import new_program
 
 #: As libvirt 9.0 of Debian 12 and 10.10 of CentOS Stream 9 write it.
 DEBIAN = (
@@ -30,9 +31,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[tuple[Path, int]]:
     """A program that runs, and its process."""
-    path = tmp_path / "qemu"
-    path.write_bytes(Path("/bin/sleep").read_bytes())
-    path.chmod(0o755)
+    path = new_program(tmp_path / "qemu", Path("/bin/sleep").read_bytes())
     process = subprocess.Popen([path, "60"])
     yield path, process.pid
     process.kill()

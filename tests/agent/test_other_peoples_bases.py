@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.bench import boot
-from storage_admin.agent.protocol import GO, READY, RefusedError, b64
+from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.agent.rewrite import volume_chains
 from storage_admin.agent.rewrite.chain import Chain, Planned
-from tests.agent.harness import Agent, ask, leftovers, link, make_image, qemu_img, reclaim_args, write
+from tests.agent.harness import ask, at_ready, leftovers, link, make_image, qemu_img, reclaim_args, rewrite_args, write
 from tests.agent.test_boot_steps import STEP, bench_in
+from tests.harness.filesystems import new_folder
+from tests.working import refused_as
 
 pytestmark = pytest.mark.qemu
 
@@ -31,8 +33,7 @@ def overlay() -> Iterator[Path]:
         for owner in ("alice", "bob"):
             (site / owner).mkdir()
             (site / owner).chmod(0o755)
-        base, top = site / "bob" / "private.qcow2", site / "alice" / "mine.qcow2"
-        make_image(base)
+        base, top = make_image(site / "bob" / "private.qcow2"), site / "alice" / "mine.qcow2"
         qemu_img("create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", top, "8M")
         write(top, 0x42, "1M", "1M")
         own(base, BOB, 0o600)
@@ -65,9 +66,7 @@ def test_a_base_of_somebody_else_is_not_flattened_into_an_overlay(overlay: Path,
 def test_a_base_of_somebody_else_is_not_converted_into_a_copy(overlay: Path, replaces: bool) -> None:
     target = {"path_b64": b64(os.fsencode(overlay.with_suffix(".raw"))), "format": "raw", "replaces": replaces}
     target["pool_path_b64"] = b64(os.fsencode(overlay.parent))
-    args = reclaim_args(overlay, base_of(overlay), target=target)
-    del args["method"]
-    assert ask("convert", args).get("code") == "foreign_base"
+    assert ask("convert", rewrite_args(overlay, base_of(overlay), target=target)).get("code") == "foreign_base"
     assert leftovers(overlay.parent) == set()
 
 
@@ -165,15 +164,12 @@ def test_a_middle_image_of_somebody_else_is_refused_too(overlay: Path) -> None:
 def convert_into(folder: Path, overlay: Path) -> dict[str, Any]:
     """The arguments of a conversion beside the image, into another pool."""
     target = {"path_b64": b64(os.fsencode(folder / "new.raw")), "pool_path_b64": b64(os.fsencode(folder))}
-    args = reclaim_args(overlay, base_of(overlay), target={**target, "format": "raw", "replaces": False})
-    del args["method"]
-    return args
+    return rewrite_args(overlay, base_of(overlay), target={**target, "format": "raw", "replaces": False})
 
 
 def test_roots_overlay_is_not_converted_into_the_folder_of_somebody_who_may_not_read_its_base(overlay: Path) -> None:
     own(overlay, 0, 0o644)
-    target = overlay.parent.parent / "carol"
-    target.mkdir(mode=0o755)
+    target = new_folder(overlay.parent.parent / "carol", mode=0o755)
     assert ask("convert", convert_into(target, overlay)).get("code") is None
     (target / "new.raw").unlink()
     os.chown(target, GROUP, GROUP)
@@ -185,12 +181,9 @@ def test_roots_overlay_is_not_converted_into_the_folder_of_somebody_who_may_not_
 
 def test_who_takes_a_folder_over_while_a_copy_is_made_gets_nothing(overlay: Path) -> None:
     own(overlay, 0, 0o644)
-    with Agent() as agent:
-        agent.request("flatten", reclaim_args(overlay, base_of(overlay), method="rebase"))
-        agent.until(READY)
+    with at_ready("flatten", reclaim_args(overlay, base_of(overlay), method="rebase")) as agent:
         os.chown(overlay.parent, ALICE, ALICE)
-        agent.say(GO, generation=1)
-        assert agent.answer().get("code") == "foreign_base"
+        assert agent.go().get("code") == "foreign_base"
     assert leftovers(overlay.parent) == set()
 
 
@@ -213,9 +206,7 @@ def test_guests_are_not_booted_from_what_the_images_owner_may_not_read(overlay: 
     with bench_in(overlay.parent.parent) as bench:
         (step,) = boot.parse([STEP | {"kernel": "", "initrd": "", "append": ""} | fields])
         assert isinstance(step, boot.BootStep)
-        with pytest.raises(RefusedError) as refused:
-            boot.make_source(bench, step.boots)
-        assert (refused.value.code, bench.scratch.names()) == ("foreign_base", [])
+        assert (refused_as(boot.make_source, bench, step.boots), bench.scratch.names()) == ("foreign_base", [])
         own(base_of(overlay), BOB, 0o644)
         args["chain"] = [link(base_of(overlay))]
         (step,) = boot.parse([STEP | {"kernel": "", "initrd": "", "append": ""} | fields | {"chain": args["chain"]}])

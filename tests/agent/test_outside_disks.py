@@ -12,15 +12,14 @@ from storage_admin.agent.verbs import scan
 from tests.agent.harness import qemu_img
 from tests.agent.test_image_folders import swapping
 from tests.faults.swapper import Watch
+from tests.harness.filesystems import new_folder
 
 pytestmark = pytest.mark.qemu
 
 
 @pytest.fixture
 def hidden(tmp_path: Path) -> Path:
-    folder = tmp_path / "hidden"
-    folder.mkdir(mode=0o700)
-    return folder
+    return new_folder(tmp_path / "hidden", mode=0o700)
 
 
 @pytest.fixture

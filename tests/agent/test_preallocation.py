@@ -10,9 +10,10 @@ import pytest
 
 from storage_admin.agent.host import space
 from tests.agent.formats.test_against_qemu import create, qemu_img
+from tests.agent.harness import qemu_io
 from tests.agent.test_analyze import MIB, allocated, analyzed
-from tests.agent.test_estimate_by_method import dug, qemu_io
-from tests.harness.filesystems import loop_filesystem
+from tests.agent.test_estimate_by_method import dug
+from tests.harness.filesystems import loop_filesystem, new_file
 
 pytestmark = pytest.mark.qemu
 
@@ -34,8 +35,7 @@ def told(path: Path, form: str = "qcow2") -> str:
 def test_each_preallocation_of_qemu_is_told_when_it_is_new_and_when_a_guest_wrote_to_half_of_it(
     tmp_path: Path, options: str, mode: str, expected: str
 ) -> None:
-    path = tmp_path / "disk.qcow2"
-    create(path, "qcow2", f"preallocation={mode}{options}", str(SIZE))
+    path = create(tmp_path / "disk.qcow2", "qcow2", f"preallocation={mode}{options}", str(SIZE))
     assert told(path) == expected
     qemu_io(path, *(f"write -P 7 {at}M 1M" for at in range(1, 32)))
     assert told(path) == expected
@@ -43,8 +43,7 @@ def test_each_preallocation_of_qemu_is_told_when_it_is_new_and_when_a_guest_wrot
 
 @pytest.mark.parametrize(("mode", "expected"), [("off", "off"), ("falloc", "falloc"), ("full", "filled")])
 def test_so_is_that_of_a_raw_image(tmp_path: Path, mode: str, expected: str) -> None:
-    path = tmp_path / "disk.raw"
-    create(path, "raw", f"preallocation={mode}", str(SIZE))
+    path = create(tmp_path / "disk.raw", "raw", f"preallocation={mode}", str(SIZE))
     assert told(path, "raw") == expected
 
 
@@ -59,8 +58,7 @@ def test_an_image_that_is_written_full_of_zeros_for_a_reclaim_is_no_preallocatio
 
 
 def test_a_metadata_preallocation_that_was_written_full_and_dug_in_place_is_one_again(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    create(path, "qcow2", "preallocation=metadata", str(SIZE))
+    path = create(tmp_path / "disk.qcow2", "qcow2", "preallocation=metadata", str(SIZE))
     qemu_io(path, f"write -P 0 0 {SIZE}")
     assert told(path) == "filled"
     dug(path)
@@ -68,8 +66,7 @@ def test_a_metadata_preallocation_that_was_written_full_and_dug_in_place_is_one_
 
 
 def test_clusters_in_the_order_of_a_guest_are_no_preallocation_once_they_are_holes(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    create(path, "qcow2", "", str(SIZE))
+    path = create(tmp_path / "disk.qcow2", "qcow2", "", str(SIZE))
     order = [(at * 37) % 64 for at in range(64)]
     qemu_io(path, *(f"write -P 0 {at}M 1M" for at in order))
     dug(path)
@@ -78,8 +75,7 @@ def test_clusters_in_the_order_of_a_guest_are_no_preallocation_once_they_are_hol
 
 def test_what_a_guest_zeroed_at_once_is_no_preallocation(tmp_path: Path) -> None:
     """A file system's log: the host only marks such blocks as unwritten."""
-    path = tmp_path / "disk.raw"
-    path.write_bytes(os.urandom(SIZE))
+    path = new_file(tmp_path / "disk.raw", os.urandom(SIZE))
     allocated(path)
     subprocess.run(["fallocate", "--zero-range", "-o", "1M", "-l", "1M", path], check=True)
     assert told(path, "raw") == "filled"
@@ -87,8 +83,7 @@ def test_what_a_guest_zeroed_at_once_is_no_preallocation(tmp_path: Path) -> None
 
 def test_what_xfs_reserves_around_a_write_is_no_preallocation(tmp_path: Path) -> None:
     with loop_filesystem(tmp_path, 512, form="xfs") as place:
-        written, reserved = place / "off.raw", place / "falloc.raw"
-        create(written, "raw", "", str(SIZE))
+        written, reserved = create(place / "off.raw", "raw", "", str(SIZE)), place / "falloc.raw"
         create(reserved, "raw", "preallocation=falloc", str(SIZE))
         words = [word for at in range(64) for word in ("-c", f"write -P 7 {at}M 4k")]
         subprocess.run(["qemu-io", "-f", "raw", *words, written], check=True, capture_output=True)
@@ -99,8 +94,7 @@ def test_what_xfs_reserves_around_a_write_is_no_preallocation(tmp_path: Path) ->
 def test_the_sums_of_a_file_are_those_of_filefrag(tmp_path: Path) -> None:
     """Shared, reserved and written blocks of a file with a clone, beside what filefrag lists."""
     with loop_filesystem(tmp_path, 512, form="xfs") as place:
-        path = place / "disk.raw"
-        path.write_bytes(os.urandom(20 * MIB))
+        path = new_file(place / "disk.raw", os.urandom(20 * MIB))
         subprocess.run(["cp", "--reflink=always", path, place / "clone"], check=True)
         with path.open("r+b") as file:
             file.seek(4 * MIB)
@@ -122,8 +116,7 @@ def test_without_the_filesystem_s_list_the_blocks_and_the_data_tell(
 ) -> None:
     monkeypatch.setattr(space, "_ask", lambda *_arguments: None)
     for mode, expected in (("off", "off"), ("metadata", "metadata"), ("falloc", "falloc"), ("full", "filled")):
-        path = tmp_path / f"{mode}.qcow2"
-        create(path, "qcow2", f"preallocation={mode}", str(SIZE))
+        path = create(tmp_path / f"{mode}.qcow2", "qcow2", f"preallocation={mode}", str(SIZE))
         assert told(path) == expected
     qemu_img("convert", "-O", "raw", tmp_path / "off.qcow2", tmp_path / "off.raw")
     assert told(tmp_path / "off.raw", "raw") == "off"

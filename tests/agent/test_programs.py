@@ -14,6 +14,8 @@ import pytest
 from storage_admin.agent.host import facts
 from storage_admin.agent.host.facts import Programs
 from storage_admin.agent.protocol import HostError
+from tests.harness.filesystems import new_program
+from tests.working import code_of
 
 pytestmark = pytest.mark.qemu
 
@@ -74,9 +76,7 @@ def test_one_that_was_written_to_is_asked(program: Path, starts: list[str]) -> N
 
 
 def test_a_script_is_asked_each_time_as_it_may_start_anything(tmp_path: Path, starts: list[str]) -> None:
-    script = tmp_path / "qemu-img"
-    script.write_text("#!/bin/sh\necho qemu-img version 6.2.0\n")
-    script.chmod(0o755)
+    script = new_program(tmp_path / "qemu-img", "#!/bin/sh\necho qemu-img version 6.2.0\n")
     programs = Programs([str(script)])
     assert (programs.qemu_img(str(script)), programs.told) == ("6.2.0", {})
     assert Programs([str(script)], programs.told).qemu_img(str(script)) == "6.2.0"
@@ -85,9 +85,7 @@ def test_a_script_is_asked_each_time_as_it_may_start_anything(tmp_path: Path, st
 
 def test_one_whose_child_keeps_its_output_open_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "ANSWER_LIMIT", 0.5)
-    script = tmp_path / "qemu-img"
-    script.write_text("#!/bin/sh\nsleep 20 &\nsleep 20\n")
-    script.chmod(0o755)
+    script = new_program(tmp_path / "qemu-img", "#!/bin/sh\nsleep 20 &\nsleep 20\n")
     began = time.monotonic()
     with pytest.raises(HostError):
         Programs([str(script)]).qemu_img(str(script))
@@ -104,9 +102,5 @@ def test_what_is_no_earlier_answer_counts_for_nothing(program: Path, known: obje
 
 @pytest.mark.parametrize("words", ["echo no idea", "echo version 7.2.0; exit 3", "echo version 7.2.0 >&2"])
 def test_a_qemu_img_that_does_not_say_its_version_is_an_error(tmp_path: Path, words: str) -> None:
-    script = tmp_path / "qemu-img"
-    script.write_text(f"#!/bin/sh\n{words}\n")
-    script.chmod(0o755)
-    with pytest.raises(HostError) as raised:
-        Programs([str(script)]).qemu_img(str(script))
-    assert raised.value.code == "tool_failed"
+    script = new_program(tmp_path / "qemu-img", f"#!/bin/sh\n{words}\n")
+    assert code_of(HostError, Programs([str(script)]).qemu_img, str(script)) == "tool_failed"

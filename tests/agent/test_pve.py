@@ -11,6 +11,7 @@ from storage_admin.agent.verbs import pve
 from storage_admin.hosts.proxmox import conffiles
 from tests.agent.harness import ask
 from tests.agent.recording import RecordingIO
+from tests.harness.filesystems import new_file, new_folder
 from tests.harness.proxmox.schema import DATA
 from tests.harness.proxmox.world import files
 
@@ -88,8 +89,7 @@ def test_what_cannot_be_seen_of_the_kernel_is_not_known(root: Path) -> None:
 
 
 def test_guests_of_other_nodes_are_read_and_nothing_said_of_their_state(root: Path) -> None:
-    other = root / "etc/pve/nodes/pve2/qemu-server"
-    other.mkdir(parents=True)
+    other = new_folder(root / "etc/pve/nodes/pve2/qemu-server", parents=True)
     (other / "500.conf").write_text("name: far\nscsi0: store:500/x.raw\n")
     answer = asked(root)
     assert "nodes/pve2/qemu-server/500.conf" in [one["name"] for one in answer["files"]]
@@ -99,8 +99,7 @@ def test_guests_of_other_nodes_are_read_and_nothing_said_of_their_state(root: Pa
 
 
 def test_no_link_is_followed_and_nothing_else_is_read(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    secret = tmp_path_factory.mktemp("elsewhere") / "secret"
-    secret.write_text("canary")
+    secret = new_file(tmp_path_factory.mktemp("elsewhere") / "secret", "canary")
     guests = root / "etc/pve/nodes/pve1/qemu-server"
     (guests / "900.conf").symlink_to(secret)
     (guests / "901.conf").mkdir()

@@ -8,6 +8,7 @@ import pytest
 from storage_admin.agent.protocol import HostError
 from storage_admin.agent.qemu import node
 from tests.agent.recording import RecordingIO
+from tests.harness.filesystems import new_program
 
 
 @pytest.fixture
@@ -18,9 +19,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def install(tool: Path, says: str) -> None:
-    new = tool.with_name("new")
-    new.write_text(f"#!/bin/sh\necho '{says}'\n")
-    new.chmod(0o755)
+    new = new_program(tool.with_name("new"), f"#!/bin/sh\necho '{says}'\n")
     new.replace(tool)
 
 

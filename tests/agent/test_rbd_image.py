@@ -8,7 +8,7 @@ import pytest
 
 from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.agent.verbs import rbd_image
-from tests.agent.recording import RecordingIO, request
+from tests.agent.recording import GoIO, request
 from tests.agent.test_rbd import MIB, Says, ceph
 
 __all__ = ["ceph"]
@@ -23,16 +23,9 @@ esac
 """
 
 
-class Going(RecordingIO):
-    """A controller that says go."""
-
-    def wait_for_go(self, generation: int, **made: int | str) -> None:
-        self.emit("go")
-
-
 def work(etc: Path, verb: str, name: str = IMAGE, **more: Any) -> dict[str, Any]:
     args = {"pool": "vms", "name_b64": b64(name.encode()), "size": 64 * MIB, "etc_pve": str(etc)} | more
-    return getattr(rbd_image, verb)(request(verb, **args), Going())  # type: ignore[no-any-return]
+    return getattr(rbd_image, verb)(request(verb, **args), GoIO())  # type: ignore[no-any-return]
 
 
 def code(etc: Path, verb: str, name: str = IMAGE, **more: Any) -> str:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.programs import tools
-from storage_admin.agent.protocol import Arguments, HostError, RefusedError, Request, b64
+from storage_admin.agent.protocol import Arguments, HostError, Request, b64
 from storage_admin.agent.swap import rbd_volumes
 from storage_admin.agent.verbs import aside_volume
 from tests.agent import rbd_pool
 from tests.agent.rbd_pool import FSID
 from tests.agent.recording import RecordingIO
+from tests.working import code_of, refused_as
 
 NAME, ASIDE = "vm-900-disk-0", ".sa-j1.aside"
 WHERE = {"backend": "rbd", "group": "vms", "group_id": FSID, "name": NAME, "id": "1a"}
@@ -54,9 +55,7 @@ class Pool(RecordingIO):
         return does[verb](Request(verb, job, 1, WHERE if verb == "aside" else WAITS, {}), self)
 
     def code(self, verb: str, job: str = "j1") -> str:
-        with pytest.raises(RefusedError) as refused:
-            self.ask(verb, job)
-        return refused.value.code
+        return refused_as(self.ask, verb, job)
 
     def recover(self, *, is_aside: bool) -> list[tuple[str, str]]:
         row = WAITS | {"inode": "7", "path_b64": b64(b"rbd:vms/vm-900-disk-0")}
@@ -175,9 +174,7 @@ def test_what_a_deletion_has_begun_to_take_away_is_never_called_whole_again(pool
 def test_a_deletion_that_fails_half_way_is_owed_a_recovery_which_finishes_it(pool: Pool) -> None:
     pool.ask("aside")
     pool.state["broken"] = {"rm": True}
-    with pytest.raises(HostError) as failed:
-        pool.ask("delete", "j2")
-    assert failed.value.code == "interrupted"
+    assert code_of(HostError, pool.ask, "delete", "j2") == "interrupted"
     assert pool.recover(is_aside=True) == [("j1", "busy")]
     del pool.state["broken"]
     assert pool.recover(is_aside=True) == [("j1", "lost")]

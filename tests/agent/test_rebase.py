@@ -1,13 +1,24 @@
 """An image gets another base, and reads as before: by name and content, whatever the two bases have in common."""
 
 import random
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.agent.harness import ask, image_info, leftovers, make_image, qemu_img, reclaim_args, undo_args, write
+from tests.agent.harness import (
+    ask,
+    image_info,
+    leftovers,
+    link,
+    make_image,
+    qemu_img,
+    qemu_io,
+    reads_as,
+    rewrite_args,
+    undo_args,
+    write,
+)
 from tests.chance import seed
 
 pytestmark = pytest.mark.qemu
@@ -21,15 +32,8 @@ def overlay(path: Path, base: Path | None, size: str, form: str = "qcow2", optio
 
 
 def onto_args(path: Path, below: list[Path], *onto: Path, form: str = "qcow2") -> dict[str, Any]:
-    args = reclaim_args(path, *below)
-    other = reclaim_args(onto[0], *onto[1:], format=form)
-    fields = ("path_b64", "pool_path_b64", "format", "dev", "inode", "file_size", "mtime_ns", "ctime_ns")
-    return args | {"method": "rebase", "onto": [{name: other[name] for name in fields}, *other["chain"]]}
-
-
-def same(path: Path, expected: Path) -> bool:
-    compare: list[str | Path] = ["qemu-img", "compare", "-f", "qcow2", "-F", "qcow2", path, expected]
-    return subprocess.run(compare, capture_output=True).returncode == 0
+    new = [link(onto[0], form=form), *(link(path) for path in onto[1:])]
+    return rewrite_args(path, *below, method="rebase", onto=new)
 
 
 def kept(path: Path, folder: Path) -> Path:
@@ -49,7 +53,7 @@ def test_the_image_reads_as_before_on_another_base(pool: Path, tmp_path: Path, i
     qemu_img(
         "create", "-q", "-f", form, new, {"larger than the base": "4M", "smaller than the base": "16M"}.get(image, "8M")
     )
-    subprocess.run(["qemu-io", "-f", form, "-c", "write -q -P 9 1M 2M", new], check=True)
+    qemu_io(new, "write -q -P 9 1M 2M", form=form)
     overlay(path, None if image == "on nothing" else old, "8M", options=image if "=" in image else "")
     for _ in range(12):
         write(path, chance.randrange(256), str(chance.randrange(16) * (MIB // 2)), "64k")
@@ -59,7 +63,7 @@ def test_the_image_reads_as_before_on_another_base(pool: Path, tmp_path: Path, i
     assert result.get("swapped"), result
     info = image_info(path)
     assert (info["backing-filename"], info["backing-filename-format"]) == (new.name, form)
-    assert same(path, before)
+    assert reads_as(path, before)
 
 
 def test_only_what_differs_is_written_and_an_undo_brings_the_old_base_back(pool: Path, tmp_path: Path) -> None:
@@ -75,27 +79,25 @@ def test_only_what_differs_is_written_and_an_undo_brings_the_old_base_back(pool:
     result = ask("flatten", onto_args(path, [old, root], new, root))
     assert result.get("swapped"), result
     assert path.stat().st_blocks * 512 < 2 * MIB
-    assert same(path, before)
+    assert reads_as(path, before)
     assert ask("undo", undo_args(path), job="u1")["inode"] == inode
     assert image_info(path)["backing-filename"] == "old.qcow2"
     assert leftovers(pool) == set()
 
 
 def test_a_name_with_a_colon_and_another_folder_are_named_so_that_they_are_found(pool: Path, tmp_path: Path) -> None:
-    new, path = pool / "a:b.qcow2", pool / "vm.qcow2"
-    make_image(new, "8M")
+    new, path = make_image(pool / "a:b.qcow2", "8M"), pool / "vm.qcow2"
     make_image(path, "8M")
     before = kept(path, tmp_path)
     assert ask("flatten", onto_args(path, [], new))["swapped"]
     assert image_info(path)["backing-filename"] == "./a:b.qcow2"
-    assert same(path, before)
+    assert reads_as(path, before)
     (pool / "deep").mkdir()
-    deep = pool / "deep" / "base.qcow2"
-    make_image(deep, "8M")
+    deep = make_image(pool / "deep" / "base.qcow2", "8M")
     ask("discard_undo", undo_args(path), job="d1")
     assert ask("flatten", onto_args(path, [new], deep), job="j2")["swapped"]
     assert image_info(path)["backing-filename"] == str(deep)
-    assert same(path, before)
+    assert reads_as(path, before)
 
 
 def test_what_would_not_be_right_is_refused_and_nothing_changes(pool: Path) -> None:

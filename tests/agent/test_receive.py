@@ -11,7 +11,7 @@ import pytest
 
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import b64
-from tests.agent.harness import NO_RESERVE, Agent, ask, leftovers, make_image, qemu_img
+from tests.agent.harness import NO_RESERVE, Agent, ask, at_ready, leftovers, make_image, qemu_img
 
 MIB = 1 << 20
 PART = ".sa-j1.part"
@@ -162,21 +162,17 @@ def test_what_the_owner_of_the_folder_puts_in_its_place_is_not_written_to(
 def test_one_that_was_replaced_while_it_was_read_back_gets_no_name(pool: Path) -> None:
     data = content()
     send(pool, pieces(data))
-    with Agent() as agent:
-        agent.request("upload", {"target": place(pool), "size": len(data)})
-        agent.until(protocol.READY)
+    with at_ready("upload", {"target": place(pool), "size": len(data)}) as agent:
         (pool / PART).rename(pool / "kept")
         (pool / PART).write_bytes(data[:-1] + b"!")
         (pool / PART).chmod(0o600)
-        agent.say(protocol.GO, generation=1)
-        assert agent.answer()["code"] == "stale_plan"
+        assert agent.go()["code"] == "stale_plan"
     assert not (pool / "new.raw").exists()
 
 
 @pytest.mark.qemu
 def test_an_image_whose_header_names_another_file_gets_no_name(pool: Path, tmp_path: Path) -> None:
-    base = pool / "base.qcow2"
-    make_image(base, "8M")
+    base = make_image(pool / "base.qcow2", "8M")
     overlay = tmp_path / "overlay.qcow2"
     qemu_img("create", "-f", "qcow2", "-b", str(base), "-F", "qcow2", str(overlay))
     data = overlay.read_bytes()

@@ -12,14 +12,18 @@ from storage_admin.agent.formats.facts import Facts
 from tests.agent.harness import (
     Agent,
     ask,
+    at_ready,
     image_info,
     leftovers,
     make_image,
     qemu_img,
+    qemu_io,
     reclaim_args,
     same_content,
     write,
 )
+from tests.harness.filesystems import new_file
+from tests.working import create
 
 pytestmark = pytest.mark.qemu
 
@@ -34,18 +38,6 @@ def keep_copy(path: Path) -> Path:
     copy = path.parent.parent / (path.name + ".before")
     subprocess.run(["cp", "--sparse=always", path, copy], check=True)
     return copy
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> Path:
-    (tmp_path / "pool").mkdir()
-    return tmp_path / "pool"
-
-
-@pytest.fixture
-def image(pool: Path) -> Path:
-    make_image(pool / "vm.qcow2")
-    return pool / "vm.qcow2"
 
 
 def test_the_image_shrinks_and_a_guest_reads_the_same(image: Path) -> None:
@@ -104,8 +96,7 @@ def test_an_image_that_cannot_shrink_is_left_as_it_is(image: Path) -> None:
     ],
 )
 def test_creation_options_stay(pool: Path, options: str) -> None:
-    image = pool / "vm.qcow2"
-    make_image(image, options=options)
+    image = make_image(pool / "vm.qcow2", options=options)
     before, copy = facts(image), keep_copy(image)
     result = ask("reclaim", reclaim_args(image))
     after = facts(image)
@@ -165,8 +156,7 @@ def test_an_overlay_on_a_raw_base(pool: Path) -> None:
 
 
 def test_a_base_shrinks_under_overlays_that_are_switched_off(image: Path) -> None:
-    overlay = image.parent / "overlay.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", overlay)
+    overlay = create(image.parent / "overlay.qcow2", base=image)
     write(overlay, 0x55, "1M", "1M")
     flat = image.parent.parent / "flat.qcow2"
     qemu_img("convert", "-O", "qcow2", overlay, flat)
@@ -212,8 +202,7 @@ NAMES: list[Any] = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_name_is_only_a_name(pool: Path, name: bytes) -> None:
-    path = os.fsencode(pool) + b"/" + name
-    make_image(path)
+    path = make_image(os.fsencode(pool) + b"/" + name)
     copy = os.fsencode(pool.parent) + b"/before"
     subprocess.run([b"cp", path, copy], check=True)
     result = ask("reclaim", reclaim_args(path))
@@ -260,9 +249,8 @@ def test_tells_stages_and_commands_as_they_come(image: Path) -> None:
 
 def test_bandwidth_is_limited(image: Path) -> None:
     qemu_img("create", "-q", "-f", "qcow2", image, "8M")
-    noise = image.parent.parent / "noise"
-    noise.write_bytes(os.urandom(4 << 20))
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", f"write -s {noise} 0 4M", image], check=True, capture_output=True)
+    noise = new_file(image.parent.parent / "noise", os.urandom(4 << 20))
+    qemu_io(image, f"write -s {noise} 0 4M")
     write(image, 0, "4M", "4M")
     result = ask("reclaim", reclaim_args(image, bandwidth_bytes_sec=2 << 20))
     assert result["swapped"]
@@ -271,16 +259,12 @@ def test_bandwidth_is_limited(image: Path) -> None:
 
 def test_a_copy_is_roots_alone_until_it_takes_the_images_place(pool: Path) -> None:
     """Whatever got into it in spite of all, nobody else reads it before everything was checked."""
-    path = pool / "vm.qcow2"
-    make_image(path)
+    path = make_image(pool / "vm.qcow2")
     os.chown(path, 12345, 12345)
     path.chmod(0o666)
-    with Agent() as agent:
-        agent.request("reclaim", reclaim_args(path))
-        agent.until("ready")
+    with at_ready("reclaim", reclaim_args(path)) as agent:
         waiting = (pool / ".sa-j1.new").stat()
         assert (waiting.st_uid, waiting.st_gid, waiting.st_mode & 0o777) == (0, 0, 0o600)
-        agent.say("go", generation=1)
-        assert agent.answer()["swapped"]
+        assert agent.go()["swapped"]
     now = path.stat()
     assert (now.st_uid, now.st_gid, now.st_mode & 0o777) == (12345, 12345, 0o666)

@@ -11,15 +11,22 @@ import pytest
 
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import b64
-from tests.agent.harness import Agent, Writer, ask, leftovers, make_image, qemu_img, reclaim_args, write
+from tests.agent.harness import (
+    Agent,
+    Writer,
+    ask,
+    at_ready,
+    leftovers,
+    make_image,
+    overwrite,
+    qemu_img,
+    reclaim_args,
+    write,
+)
+from tests.harness.filesystems import immutable, loop_device, new_file, new_folder
+from tests.working import create
 
 pytestmark = pytest.mark.qemu
-
-
-@pytest.fixture
-def image(tmp_path: Path) -> Path:
-    make_image(tmp_path / "vm.qcow2")
-    return tmp_path / "vm.qcow2"
 
 
 def refused(args: dict[str, Any], code: str, job: str = "j1", generation: int = 1) -> dict[str, Any]:
@@ -50,8 +57,7 @@ def test_an_image_that_a_guest_reads(image: Path) -> None:
 
 
 def test_the_base_of_a_running_overlay(image: Path) -> None:
-    overlay = image.parent / "overlay.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", overlay)
+    overlay = create(image.parent / "overlay.qcow2", base=image)
     with Writer(overlay):
         refused(reclaim_args(image), "image_in_use")
 
@@ -69,11 +75,8 @@ def test_a_program_that_locks_nothing(image: Path) -> None:
 
 
 def test_an_image_behind_a_loop_device(image: Path) -> None:
-    loop = subprocess.run(["losetup", "-f", "--show", image], capture_output=True, text=True, check=True).stdout.strip()
-    try:
+    with loop_device(image):
         refused(reclaim_args(image), "image_in_use")
-    finally:
-        subprocess.run(["losetup", "-d", loop], check=True)
 
 
 def test_a_base_that_another_overlay_only_reads_is_no_hindrance(image: Path) -> None:
@@ -86,8 +89,7 @@ def test_a_base_that_another_overlay_only_reads_is_no_hindrance(image: Path) -> 
 
 
 def test_a_base_that_is_written_to(image: Path) -> None:
-    overlay = image.parent / "overlay.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", overlay)
+    overlay = create(image.parent / "overlay.qcow2", base=image)
     args = reclaim_args(overlay, image)
     with Writer(image):
         refused(args, "image_in_use")
@@ -107,17 +109,14 @@ def test_an_encrypted_image(tmp_path: Path) -> None:
 
 
 def test_an_external_data_file(tmp_path: Path) -> None:
-    path = tmp_path / "split.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", "-o", f"data_file={tmp_path}/data.raw", path, "1M")
+    path = create(tmp_path / "split.qcow2", "1M", "-o", f"data_file={tmp_path}/data.raw")
     refused(reclaim_args(path), "external_data_file")
 
 
 @pytest.mark.parametrize("bit", [1, 2], ids=["dirty", "corrupt"])
 def test_an_image_that_is_marked_dirty_or_corrupt(image: Path, bit: int) -> None:
     args = reclaim_args(image)
-    with image.open("r+b") as raw:
-        raw.seek(79)
-        raw.write(bytes([bit]))
+    overwrite(image, 79, bytes([bit]))
     refused({**args, **now(image)}, "dirty_or_corrupt")
 
 
@@ -146,16 +145,14 @@ def test_a_raw_disk_into_which_a_guest_wrote_a_header(tmp_path: Path) -> None:
 
 
 def test_an_image_declared_as_qcow2_that_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "vm.qcow2"
-    path.write_bytes(os.urandom(1 << 20))
+    path = new_file(tmp_path / "vm.qcow2", os.urandom(1 << 20))
     args = {**reclaim_args(path, format="raw"), "format": "qcow2"}
     refused(args, "format_mismatch")
 
 
 @pytest.mark.parametrize("form", ["raw", "vdi", "vpc", "vmdk"])
 def test_a_format_that_cannot_hold_compressed_data(tmp_path: Path, form: str) -> None:
-    path = tmp_path / f"disk.{form}"
-    qemu_img("create", "-q", "-f", form, path, "8M")
+    path = create(tmp_path / f"disk.{form}", form=form)
     answer = refused(reclaim_args(path, format=form), "unsupported_subformat")
     assert "convert" in answer["detail"]
 
@@ -173,27 +170,23 @@ def test_an_image_that_is_gone(image: Path) -> None:
 
 
 def test_a_base_that_is_not_what_the_plan_saw(image: Path) -> None:
-    overlay = image.parent / "overlay.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", overlay)
+    overlay = create(image.parent / "overlay.qcow2", base=image)
     args = reclaim_args(overlay, image)
     args["chain"][0]["mtime_ns"] -= 1
     refused(args, "stale_plan")
 
 
 def test_a_base_that_is_gone(image: Path) -> None:
-    overlay = image.parent / "overlay.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", overlay)
+    overlay = create(image.parent / "overlay.qcow2", base=image)
     args = reclaim_args(overlay, image)
     image.rename(image.parent / "moved.qcow2")
     refused(args, "chain_broken")
 
 
 def test_a_base_that_the_plan_does_not_know(image: Path) -> None:
-    overlay = image.parent / "overlay.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", overlay)
+    overlay = create(image.parent / "overlay.qcow2", base=image)
     refused(reclaim_args(overlay), "stale_plan")
-    other = image.parent / "other.qcow2"
-    make_image(other)
+    other = make_image(image.parent / "other.qcow2")
     refused(reclaim_args(overlay, other), "stale_plan")
 
 
@@ -217,28 +210,25 @@ def reclaim_args_without_opening(overlay: Path, *ancestors: Path) -> dict[str, A
     return {**args, "path_b64": b64(os.fsencode(overlay)), "dev": status.st_dev, "inode": status.st_ino, **now(overlay)}
 
 
-def test_a_symbolic_link_to_an_image_elsewhere(image: Path, tmp_path: Path) -> None:
-    pool = tmp_path / "pool"
-    pool.mkdir()
+def test_a_symbolic_link_to_an_image_elsewhere(image: Path) -> None:
+    pool = new_folder(image.parent / "other")
     (pool / "link.qcow2").symlink_to(image)
-    (pool / "folder").symlink_to(tmp_path)
+    (pool / "folder").symlink_to(image.parent)
     for path in (pool / "link.qcow2", pool / "folder/vm.qcow2", pool / "../vm.qcow2", image):
         args = {**reclaim_args(image, pool=pool), "path_b64": b64(os.fsencode(path))}
         assert ask("reclaim", args)["code"] == "outside_pool"
 
 
-def test_something_that_is_no_regular_file(tmp_path: Path, image: Path) -> None:
-    os.mkfifo(tmp_path / "fifo.qcow2")
-    args = {**reclaim_args(image), "path_b64": b64(os.fsencode(tmp_path / "fifo.qcow2"))}
+def test_something_that_is_no_regular_file(image: Path) -> None:
+    pipe = image.with_name("fifo.qcow2")
+    os.mkfifo(pipe)
+    args = {**reclaim_args(image), "path_b64": b64(bytes(pipe))}
     assert ask("reclaim", args)["code"] == "outside_pool"
 
 
 def test_a_protected_template(image: Path) -> None:
-    subprocess.run(["chattr", "+i", image], check=True)
-    try:
+    with immutable(image):
         refused(reclaim_args(image), "immutable")
-    finally:
-        subprocess.run(["chattr", "-i", image], check=True)
 
 
 def test_a_file_with_two_names(image: Path) -> None:
@@ -258,17 +248,15 @@ def test_not_enough_space(image: Path) -> None:
     refused(reclaim_args(image, others_bytes={"elsewhere": {"other": free * 2}}), "not_enough_space")
 
 
-def test_a_missing_tool(image: Path, tmp_path: Path) -> None:
+def test_a_missing_tool(image: Path) -> None:
     program = (
         "import sys; from storage_admin.agent import main; from storage_admin.agent.programs import tools\n"
         "tools._SEARCH_PATH = '/nowhere'\nsys.exit(main.main())"
     )
-    with Agent([*Agent.python(), "-c", program], env={"PATH": "/nowhere"}) as agent:
-        agent.request("reclaim", reclaim_args(image))
-        answer = agent.answer()
+    answer = ask("reclaim", reclaim_args(image), command=[*Agent.python(), "-c", program], env={"PATH": "/nowhere"})
     assert answer["code"] == "tool_missing"
     assert "setpriv" in answer["detail"]
-    assert leftovers(tmp_path) == set()
+    assert leftovers(image.parent) == set()
 
 
 @pytest.mark.parametrize(
@@ -303,19 +291,15 @@ def test_options_that_are_unknown_or_of_the_wrong_type(image: Path, change: dict
 
 
 def test_zstd_for_an_image_that_old_programs_must_read(tmp_path: Path) -> None:
-    path = tmp_path / "old.qcow2"
-    make_image(path, options="compat=0.10")
+    path = make_image(tmp_path / "old.qcow2", options="compat=0.10")
     refused(reclaim_args(path, compression="zstd"), "invalid")
 
 
 def on_ready(image: Path, change: Callable[[], object]) -> dict[str, Any]:
     """What the agent answers where something changes in the moment before it may swap."""
-    with Agent() as agent:
-        agent.request("reclaim", reclaim_args(image))
-        agent.until("ready")
+    with at_ready("reclaim", reclaim_args(image)) as agent:
         change()
-        agent.say("go", generation=1)
-        return agent.answer()
+        return agent.go()
 
 
 def test_what_changes_in_the_last_moment_is_seen(image: Path) -> None:
@@ -349,9 +333,7 @@ def test_a_guest_that_runs_when_the_swap_should_happen_wins(image: Path) -> None
 
 def test_a_controller_that_does_not_say_go_gets_no_swap(image: Path) -> None:
     inode = image.stat().st_ino
-    with Agent() as agent:
-        agent.request("reclaim", reclaim_args(image), generation=7)
-        agent.until("ready")
+    with at_ready("reclaim", reclaim_args(image), generation=7) as agent:
         agent.say("go", generation=6)
         assert agent.answer()["code"] == "no_go"
     assert image.stat().st_ino == inode
@@ -359,9 +341,7 @@ def test_a_controller_that_does_not_say_go_gets_no_swap(image: Path) -> None:
 
 
 def test_two_agents_with_the_same_job_do_not_work_at_once(image: Path) -> None:
-    with Agent() as first:
-        first.request("reclaim", reclaim_args(image), generation=2)
-        first.until("ready")
+    with at_ready("reclaim", reclaim_args(image), generation=2) as first:
         for generation in (1, 2, 3):
             assert ask("reclaim", reclaim_args(image), generation=generation)["code"] == "busy"
         first.say("go", generation=2)
@@ -370,10 +350,7 @@ def test_two_agents_with_the_same_job_do_not_work_at_once(image: Path) -> None:
 
 @pytest.mark.parametrize("generation", [1, 2])
 def test_an_older_run_of_a_job_that_was_claimed_again(image: Path, generation: int) -> None:
-    first = Agent()
-    first.request("reclaim", reclaim_args(image), generation=2)
-    first.until("ready")
-    first.process.kill()
-    first.close()
+    with at_ready("reclaim", reclaim_args(image), generation=2) as first:
+        first.process.kill()
     assert ask("reclaim", reclaim_args(image), generation=generation)["code"] == "stale_plan"
     assert ask("reclaim", reclaim_args(image), generation=3)["swapped"]

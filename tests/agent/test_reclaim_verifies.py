@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.harness import UNCONFINED, Agent, leftovers, make_image, qemu_img, reclaim_args, write
+from tests.agent.harness import UNCONFINED, ask, leftovers, reclaim_args, write
+from tests.harness.filesystems import new_program
+from tests.working import create
 
 pytestmark = pytest.mark.qemu
 
@@ -17,27 +19,18 @@ def with_broken_convert(folder: Path, image: Path, script: str, *ancestors: Path
     """What the agent answers where ``convert`` does something else; ``$source`` is the image, ``$target`` the copy."""
     fake = folder / "bin" / "qemu-img"
     fake.parent.mkdir()
-    fake.write_text(
+    new_program(
+        fake,
         f'#!/bin/bash\nif [ "$1" != convert ]; then exec {REAL} "$@"; fi\n'
         "source=${@: -2:1}\ntarget=$(grep -o '/proc/self/fd/[0-9]*' <<< \"${@: -1}\" | head -1)\n"
-        f'convert() {{ {REAL} "$@"; }}\n{script}\n'
+        f'convert() {{ {REAL} "$@"; }}\n{script}\n',
     )
-    fake.chmod(0o755)
     inode = image.stat().st_ino
-    with Agent(UNCONFINED, env={"PATH": f"{fake.parent}:{os.environ['PATH']}"}) as agent:
-        agent.request("reclaim", reclaim_args(image, *ancestors))
-        answer = agent.answer()
+    path = f"{fake.parent}:{os.environ['PATH']}"
+    answer = ask("reclaim", reclaim_args(image, *ancestors), command=UNCONFINED, env={"PATH": path})
     assert image.stat().st_ino == inode
     assert leftovers(image.parent) == set()
     return answer
-
-
-@pytest.fixture
-def image(tmp_path: Path) -> Path:
-    path = tmp_path / "pool" / "vm.qcow2"
-    path.parent.mkdir()
-    make_image(path)
-    return path
 
 
 ZERO_REFCOUNTS = """convert "$@"
@@ -77,8 +70,7 @@ def test_a_convert_that_goes_wrong_is_noticed(tmp_path: Path, image: Path, how: 
 
 
 def test_a_convert_that_pulls_the_base_in_is_noticed(tmp_path: Path, image: Path) -> None:
-    overlay = image.parent / "overlay.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", "-b", "vm.qcow2", "-F", "qcow2", overlay)
+    overlay = create(image.parent / "overlay.qcow2", base="vm.qcow2")
     write(overlay, 0x44, "2M", "3M")
     script = 'convert convert -U -c -o compression_type=zstd -O qcow2 "$source" "$target"'
     answer = with_broken_convert(tmp_path, overlay, script, image)

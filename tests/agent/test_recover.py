@@ -15,6 +15,8 @@ from storage_admin.agent.verbs import recover as verb
 from tests.agent.harness import (
     Agent,
     ask,
+    at_ready,
+    at_stage,
     leftovers,
     make_image,
     reclaim_args,
@@ -24,6 +26,7 @@ from tests.agent.harness import (
     write,
 )
 from tests.agent.recording import RecordingIO
+from tests.harness.filesystems import new_file, new_folder
 
 pytestmark = pytest.mark.qemu
 
@@ -32,8 +35,7 @@ pytestmark = pytest.mark.qemu
 def image(tmp_path: Path) -> Path:
     path = tmp_path / "pool" / "images" / "vm.qcow2"
     path.parent.mkdir(parents=True)
-    make_image(path)
-    return path
+    return make_image(path)
 
 
 def recover(image: Path, **changes: Any) -> list[dict[str, Any]]:
@@ -142,12 +144,9 @@ def test_a_journal_that_cannot_be_taken_keeps_no_other_job_from_its_recovery(
     image: Path, monkeypatch: pytest.MonkeyPatch, error: int, outcome: str
 ) -> None:
     """ESTALE is what NFS says of a file that another machine has removed: somebody else is recovering the job."""
-    other = image.with_name("other.qcow2")
-    make_image(other)
+    other = make_image(image.with_name("other.qcow2"))
     for job, path in (("j1", image), ("j2", other)):
-        with Agent() as agent:
-            agent.request("reclaim", reclaim_args(path), job=job)
-            agent.until("progress", stage="syncing")
+        with at_stage("syncing", "reclaim", reclaim_args(path), job=job) as agent:
             agent.process.kill()
     before, flock = leftovers(image.parent), fcntl.flock
 
@@ -164,11 +163,8 @@ def test_a_journal_that_cannot_be_taken_keeps_no_other_job_from_its_recovery(
 
 def test_a_copy_whose_undo_was_finished_by_recovery_is_not_called_lost(image: Path) -> None:
     ask("reclaim", reclaim_args(image))
-    agent = Agent()
-    agent.request("undo", undo_args(image), job="u1")
-    agent.until("ready")
-    agent.process.kill()
-    agent.close()
+    with at_ready("undo", undo_args(image), job="u1") as agent:
+        agent.process.kill()
     (image.parent / ".sa-j1.orig").rename(image)
     assert [(row["job"], row["outcome"]) for row in recover(image, **copy_of(image))] == [("u1", "finished")]
 
@@ -225,13 +221,10 @@ def test_the_last_name_of_an_original_is_never_removed(image: Path) -> None:
 
 
 def test_an_agent_that_is_at_work_is_left_alone(image: Path) -> None:
-    with Agent() as agent:
-        agent.request("reclaim", reclaim_args(image))
-        agent.until("ready")
+    with at_ready("reclaim", reclaim_args(image)) as agent:
         (row,) = recover(image)
         assert row["outcome"] == "busy"
-        agent.say("go", generation=1)
-        assert agent.answer()["swapped"]
+        assert agent.go()["swapped"]
 
 
 def test_a_job_that_is_active_elsewhere_is_left_alone(image: Path) -> None:
@@ -243,11 +236,8 @@ def test_a_job_that_is_active_elsewhere_is_left_alone(image: Path) -> None:
 
 def test_an_interrupted_undo_is_put_back_and_can_be_asked_again(image: Path) -> None:
     ask("reclaim", reclaim_args(image))
-    agent = Agent()
-    agent.request("undo", undo_args(image), job="u1")
-    agent.until("ready")
-    agent.process.kill()
-    agent.close()
+    with at_ready("undo", undo_args(image), job="u1") as agent:
+        agent.process.kill()
     rows = recover(image)
     assert [(row["job"], row["outcome"], row["undo_of"]) for row in rows] == [
         ("u1", "reverted", "j1"),
@@ -260,11 +250,8 @@ def test_an_interrupted_undo_is_put_back_and_can_be_asked_again(image: Path) -> 
 def test_an_undo_that_died_right_after_the_rename_is_finished(image: Path) -> None:
     original = image.stat().st_ino
     ask("reclaim", reclaim_args(image))
-    agent = Agent()
-    agent.request("undo", undo_args(image), job="u1")
-    agent.until("ready")
-    agent.process.kill()
-    agent.close()
+    with at_ready("undo", undo_args(image), job="u1") as agent:
+        agent.process.kill()
     (image.parent / ".sa-j1.orig").rename(image)
     (row,) = recover(image)
     assert (row["job"], row["outcome"], row["inode"], row["undo_of"]) == ("u1", "finished", original, "j1")
@@ -335,8 +322,7 @@ def test_an_empty_journal_is_cleared(image: Path) -> None:
 
 
 def test_a_folder_that_is_a_link_is_not_entered(image: Path, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
+    outside = new_folder(tmp_path / "outside")
     (outside / ".sa-lost.new").write_bytes(b"x")
     (image.parent / "link").symlink_to(outside)
     assert recover(image) == []
@@ -355,8 +341,7 @@ def test_a_pool_that_is_not_there_is_said_and_the_others_are_recovered(image: Pa
 
 
 def test_after_a_recovery_the_image_can_be_reclaimed_again(image: Path, tmp_path: Path) -> None:
-    before = tmp_path / "before.qcow2"
-    before.write_bytes(image.read_bytes())
+    before = new_file(tmp_path / "before.qcow2", image.read_bytes())
     killed(image, "progress", stage="copying")
     recover(image)
     assert ask("reclaim", reclaim_args(image))["swapped"]

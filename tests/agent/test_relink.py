@@ -6,17 +6,26 @@ from typing import Any
 
 import pytest
 
-from tests.agent.harness import ask, image_info, leftovers, make_image, qemu_img, undo_args, write
-from tests.agent.test_rebase import kept, onto_args, overlay, same
+from tests.agent.harness import (
+    ask,
+    image_info,
+    leftovers,
+    link,
+    make_image,
+    qemu_img,
+    reads_as,
+    rewrite_args,
+    undo_args,
+    write,
+)
+from tests.agent.test_rebase import kept, overlay
 from tests.chance import seed
 
 pytestmark = pytest.mark.qemu
 
 
 def args_for(path: Path, *onto: Path) -> dict[str, Any]:
-    args = onto_args(path, [], *onto)
-    del args["method"]
-    return args
+    return rewrite_args(path, onto=[link(one) for one in onto])
 
 
 def pair(pool: Path) -> tuple[Path, Path]:
@@ -39,7 +48,7 @@ def test_the_overlay_reads_as_before_from_the_base_that_was_moved(pool: Path, tm
     moved = base.rename(pool / "new place" / "renamed.qcow2")
     result = ask("relink", args_for(path, moved))
     assert result.get("swapped"), result
-    assert same(path, before)
+    assert reads_as(path, before)
     assert image_info(path)["backing-filename"] == str(moved)
     assert result["compared"] > 60
     assert result["alike"] > 0.8 * result["compared"]
@@ -51,8 +60,7 @@ def test_the_overlay_reads_as_before_from_the_base_that_was_moved(pool: Path, tm
 def test_another_image_has_nothing_alike(pool: Path) -> None:
     base, path = pair(pool)
     base.unlink()
-    other = pool / "other.qcow2"
-    make_image(other, "32M")
+    other = make_image(pool / "other.qcow2", "32M")
     for at in range(32):
         write(other, 0x80 + at, f"{at}M", "1M")
     before = path.read_bytes()

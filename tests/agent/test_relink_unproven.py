@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.harness import Agent, ask, image_info, leftovers, undo_args
+from tests.agent.harness import Agent, ask, image_info, leftovers, reads_as, undo_args
 from tests.agent.lost_base import LATER, MADE, USED, args_for, as_qcow2, damaged, disk, overlay, partitioned, used
-from tests.agent.test_rebase import same
 from tests.agent.test_relink import pair
 
 pytestmark = pytest.mark.qemu
@@ -52,7 +51,7 @@ def test_the_base_that_was_moved_and_touched_is_proven_by_its_filesystem(
     assert (result["filesystems"], told) == (SOUND, [SOUND])
     assert 0 < result["alike"] <= result["compared"]
     assert image_info(path)["backing-filename"] == "moved.qcow2"
-    assert same(path, as_qcow2(states["left"], tmp_path / "left.qcow2"))
+    assert reads_as(path, as_qcow2(states["left"], tmp_path / "left.qcow2"))
     assert "code" not in ask("undo", undo_args(path), job="u1")
     assert image_info(path)["backing-filename"] == "base.qcow2"
     assert leftovers(pool) == set()
@@ -101,7 +100,7 @@ def test_a_root_on_a_logical_volume_beside_swap_and_a_boot_partition(
     assert result.get("swapped") is True, result
     found = [(one["device"], one["type"], one["state"]) for one in result["filesystems"]]
     assert found == [("/dev/guest/root", "ext4", "sound"), ("/dev/sda2", "vfat", "sound")]
-    assert same(path, as_qcow2(left, tmp_path / "left.qcow2"))
+    assert reads_as(path, as_qcow2(left, tmp_path / "left.qcow2"))
 
 
 def test_a_disk_without_a_filesystem_is_refused(pool: Path) -> None:

@@ -1,5 +1,6 @@
 """A client of NFS goes on telling old sizes and times of files that it has open: the last look at them asks anew."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,10 @@ from storage_admin.agent.swap import moment
 from storage_admin.agent.verbs import aside, undo
 from tests.agent.aside import ASIDE, aside_args, delete_args
 from tests.agent.harness import ask, leftovers, link, make_image, reclaim_args, undo_args
-from tests.agent.recording import RecordingIO, request
+from tests.agent.recording import GoIO, request
+from tests.working import refused_as
 
 pytestmark = pytest.mark.qemu
-
-
-@pytest.fixture
-def image(tmp_path: Path) -> Path:
-    make_image(tmp_path / "vm.qcow2")
-    return tmp_path / "vm.qcow2"
 
 
 @pytest.fixture
@@ -42,13 +38,6 @@ def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "open", anew)
     monkeypatch.setattr(os, "fstat", remembered)
     monkeypatch.setattr(Mounts, "of_descriptor", lambda *_: Mount(1, 1, b"/", b"/", "nfs", b"server:/images"))
-
-
-class GoIO(RecordingIO):
-    """A controller that says ``go``."""
-
-    def wait_for_go(self, generation: int, **made: int | str) -> None:
-        """At once."""
 
 
 def written_before_the_last_look(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,23 +63,18 @@ def test_a_link_of_a_chain(image: Path, which: int) -> None:
     files = [image.with_name("over.qcow2"), image]
     make_image(files[0], base=str(image))
     planned = [Planned.parse(link(file)) for file in files]
-    chain = Chain(planned[0], planned[1:])
-    try:
+    with contextlib.closing(Chain(planned[0], planned[1:])) as chain:
         chain.refuse_stale()
         overwrite(files[which])
         with pytest.raises(RefusedError) as refused:
             chain.refuse_stale()
-    finally:
-        chain.close()
     assert refused.value.code == "stale_plan"
 
 
 @pytest.mark.usefixtures("remembering")
 def test_an_image_that_is_about_to_be_set_aside(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written_before_the_last_look(image, monkeypatch)
-    with pytest.raises(RefusedError) as refused:
-        aside.set_aside(request("set_aside", **aside_args(image)), GoIO())
-    assert refused.value.code == "stale_plan"
+    assert refused_as(aside.set_aside, request("set_aside", **aside_args(image)), GoIO()) == "stale_plan"
     assert leftovers(image.parent) == set()
 
 
@@ -99,9 +83,7 @@ def test_an_image_that_is_about_to_be_deleted(image: Path, monkeypatch: pytest.M
     inode = image.stat().st_ino
     assert ask("set_aside", aside_args(image))["held_bytes"]
     written_before_the_last_look(image.parent / ASIDE, monkeypatch)
-    with pytest.raises(RefusedError) as refused:
-        aside.delete(request("delete_aside", **delete_args(image, inode)), GoIO())
-    assert refused.value.code == "stale_plan"
+    assert refused_as(aside.delete, request("delete_aside", **delete_args(image, inode)), GoIO()) == "stale_plan"
     assert (image.parent / ASIDE).read_bytes().endswith(b"somebody's")
 
 
@@ -111,7 +93,6 @@ def test_an_undo_copy_that_is_about_to_be_removed(image: Path, monkeypatch: pyte
     copy = image.parent / ".sa-j1.orig"
     assert ask("reclaim", reclaim_args(image, undo_hours=24))["swapped"]
     written_before_the_last_look(copy, monkeypatch)
-    with pytest.raises(RefusedError) as refused:
-        undo.discard(request("discard_undo", **undo_args(image, force=force)), GoIO())
-    assert refused.value.code == "undo_written_to"
+    asked = request("discard_undo", **undo_args(image, force=force))
+    assert refused_as(undo.discard, asked, GoIO()) == "undo_written_to"
     assert copy.read_bytes().endswith(b"somebody's")

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.protocol import RefusedError, StoppedError, unb64
+from storage_admin.agent.protocol import StoppedError, unb64
 from storage_admin.agent.verbs import scan
 from tests.agent.formats.test_against_qemu import create, qemu_img
-from tests.agent.recording import RecordingIO, encoded, request
+from tests.agent.recording import RecordingIO, cancel, encoded, request
+from tests.working import refused_as
 
 pytestmark = pytest.mark.qemu
 
@@ -298,11 +299,7 @@ def test_fifty_bombs_neither_slow_a_scan_nor_fill_the_memory(tmp_path: Path) -> 
 def test_stops_when_the_controller_says_so(tmp_path: Path) -> None:
     for number in range(450):
         (tmp_path / f"{number}.raw").touch()
-
-    def stop() -> None:
-        raise StoppedError("cancelled", "cancelled")
-
-    io = RecordingIO(stop)
+    io = RecordingIO(cancel)
     with pytest.raises(StoppedError):
         scan.run(request("scan", pools=[pool_of(tmp_path)]), io)
     assert len(io.images()) == 199
@@ -324,7 +321,5 @@ def test_stops_when_the_controller_says_so(tmp_path: Path) -> None:
 )
 def test_refuses_arguments_that_are_not_as_they_should_be(args: dict[str, Any]) -> None:
     io = RecordingIO()
-    with pytest.raises(RefusedError) as refusal:
-        scan.run(request("scan", **args), io)
-    assert refusal.value.code == "invalid"
+    assert refused_as(scan.run, request("scan", **args), io) == "invalid"
     assert io.events == []

@@ -13,8 +13,10 @@ from storage_admin.agent.host import facts
 from storage_admin.agent.host.facts import Storage
 from storage_admin.agent.host.mounts import Mounts, parse
 from tests.agent.formats.test_against_qemu import qemu_img
+from tests.agent.harness import held_open
 from tests.agent.recording import RecordingIO
 from tests.agent.test_scan import scanned
+from tests.harness.filesystems import new_folder
 
 STORAGE_CFG = """\
 dir: local
@@ -80,8 +82,7 @@ def test_a_folder_where_a_storage_was_never_mounted_is_not_the_storage(
     tmp_path: Path, kind: str, line: str, state: str
 ) -> None:
     (tmp_path / "pve").mkdir()
-    pool = tmp_path / "pool"
-    pool.mkdir()
+    pool = new_folder(tmp_path / "pool")
     qemu_img("create", "-f", "qcow2", pool / "under-the-mount.qcow2", "1M")
     (tmp_path / "pve/storage.cfg").write_text(f"{kind}: far\n\tpath {pool}\n{line.format(path=pool)}\n")
     io = scanned(pool, etc_pve=str(tmp_path / "pve"))
@@ -197,11 +198,8 @@ def test_what_the_system_mounts_in_proc_is_no_storage_to_wait_for() -> None:
 def test_this_machines_folders_have_their_mounts(tmp_path: Path) -> None:
     mounts = Mounts.of_this_machine()
     for folder in ("/proc", str(tmp_path)):
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with held_open(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
             by_descriptor = mounts.of_descriptor(fd)
-        finally:
-            os.close(fd)
         assert by_descriptor is not None
         assert by_descriptor == mounts.of_path(os.fsencode(folder))
 

@@ -16,8 +16,10 @@ import pytest
 
 from storage_admin.agent.host import in_use, locking
 from tests.agent.formats.test_against_qemu import create
+from tests.agent.harness import held_open
 from tests.agent.recording import RecordingIO, encoded
 from tests.agent.test_scan import scanned
+from tests.harness.filesystems import loop_device, new_file
 
 pytestmark = pytest.mark.qemu
 
@@ -90,8 +92,7 @@ def test_a_process_that_ends_before_it_is_known_whose_it_is_uses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a tool of an agent that samples the image, beside a scan."""
-    image = tmp_path / "sampled.raw"
-    image.write_bytes(bytes(4096))
+    image = new_file(tmp_path / "sampled.raw", bytes(4096))
     status, ask = image.stat(), in_use._own_processes
     tool = subprocess.Popen(["tail", "-f", image], stdout=subprocess.DEVNULL)
     asked: list[int] = []
@@ -123,47 +124,32 @@ def test_scan_and_rewrite_agree_on_a_file_in_shared_memory() -> None:
 
 
 def test_a_file_behind_a_loop_device_is_in_use(tmp_path: Path) -> None:
-    image = tmp_path / "container.raw"
-    image.write_bytes(bytes(1 << 20))
-    device = subprocess.run(
-        ["losetup", "--find", "--show", image], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    try:
-        assert f"behind the loop device {Path(device).name}" in reasons(scanned(tmp_path), image)
-    finally:
-        subprocess.run(["losetup", "--detach", device], check=True)
+    image = new_file(tmp_path / "container.raw", bytes(1 << 20))
+    with loop_device(image) as device:
+        assert f"behind the loop device {device.name}" in reasons(scanned(tmp_path), image)
 
 
 @pytest.mark.parametrize(("first", "length", "held"), [(100, 1, True), (203, 1, True), (0, 0, True), (104, 96, False)])
 def test_only_the_bytes_that_qemu_locks_count(tmp_path: Path, first: int, length: int, held: bool) -> None:
-    path = tmp_path / "disk.raw"
-    path.write_bytes(bytes(4096))
-    fd = os.open(path, os.O_RDWR)
-    try:
+    path = new_file(tmp_path / "disk.raw", bytes(4096))
+    with held_open(path, os.O_RDWR) as fd:
         fcntl.fcntl(fd, 37, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, first, length, 0))  # F_OFD_SETLK
         assert bool(reasons(scanned(tmp_path), path)) is held
-    finally:
-        os.close(fd)
 
 
 def test_a_file_on_a_filesystem_with_two_device_numbers_is_found_by_both(tmp_path: Path) -> None:
-    path = tmp_path / "disk.raw"
-    path.write_bytes(bytes(4096))
+    path = new_file(tmp_path / "disk.raw", bytes(4096))
     status = path.stat()
     shown = os.makedev(0, 77)  # what stat would say on btrfs, where /proc/locks has the superblock's device
-    fd = os.open(path, os.O_RDWR)
-    try:
+    with held_open(path, os.O_RDWR) as fd:
         fcntl.fcntl(fd, 37, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 100, 1, 0))
         assert in_use.holds({shown: {status.st_ino}}).holds == ()
         (hold,) = in_use.holds({shown: {status.st_ino}}, {status.st_dev: shown}).holds
         assert (hold.device, hold.inode) == (shown, status.st_ino)
-    finally:
-        os.close(fd)
 
 
 def test_a_swap_file_is_in_use(tmp_path: Path) -> None:
-    swap = tmp_path / "with space"
-    swap.touch()
+    swap = new_file(tmp_path / "with space")
     table = tmp_path / "swaps"
     name = str(swap).replace(" ", "\\040")
     table.write_text(f"Filename Type Size Used Priority\n{name} file 1 0 -2\n/dev/vdb partition 1 0 -3\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from storage_admin.agent.protocol import b64, unb64
 from storage_admin.agent.verbs import scan
 from tests.agent.recording import RecordingIO, request
+from tests.harness.filesystems import mounted, new_folder
 
 
 def image(path: Path) -> Path:
@@ -92,12 +92,8 @@ def test_nothing_vanishes_from_a_pool_inside_another_and_nothing_is_told_twice(t
 @pytest.mark.services
 def test_a_folder_that_is_mounted_twice_is_walked_once(tmp_path: Path) -> None:
     image(tmp_path / "a/one.raw")
-    (tmp_path / "b").mkdir()
-    subprocess.run(["mount", "--bind", tmp_path / "a", tmp_path / "b"], check=True)
-    try:
+    with mounted(tmp_path / "a", new_folder(tmp_path / "b")):
         assert told(scanned((tmp_path, "dir"))) == {"one.raw": [0]}
-    finally:
-        subprocess.run(["umount", tmp_path / "b"], check=True)
 
 
 @pytest.mark.parametrize("seconds", [-(2**33), 2**33 + 6_000_000_000])

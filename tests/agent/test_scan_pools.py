@@ -13,6 +13,7 @@ import pytest
 from storage_admin.agent.folders import image_folders
 from storage_admin.agent.folders.pools import open_beneath, open_parent
 from storage_admin.agent.protocol import RefusedError, display
+from tests.working import refused_as
 
 
 def content(pool: Path, path: Path | str) -> bytes:
@@ -50,9 +51,7 @@ def test_the_pools_own_path_may_hold_a_link(pool: Path) -> None:
     "path", ["{0}", "{0}/", "{0}/../secret", "{0}/sub/../../secret", "{0}2/disk", "/etc/passwd", "disk", "", "{0}/a\0b"]
 )
 def test_refuses_what_is_not_beneath_the_pool(pool: Path, path: str) -> None:
-    with pytest.raises(RefusedError) as refusal:
-        content(pool, path.format(pool))
-    assert refusal.value.code == "outside_pool"
+    assert refused_as(content, pool, path.format(pool)) == "outside_pool"
 
 
 @pytest.mark.parametrize("place", ["file", "folder/secret"])

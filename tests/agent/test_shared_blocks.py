@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.protocol import b64
-from tests.agent.harness import ask, qemu_img, reclaim_args, recover_args, undo_args, write
+from tests.agent.harness import ask, overwrite, qemu_img, reclaim_args, recover_args, undo_args, write
 from tests.agent.test_analyze import analyzed
 from tests.agent.test_in_place import MIB, reclaim
 from tests.agent.test_scan import scanned
-from tests.harness.filesystems import loop_filesystem
+from tests.harness.filesystems import loop_filesystem, new_file, new_folder
 
 pytestmark = pytest.mark.qemu
 
@@ -35,12 +35,9 @@ def used(place: Path) -> int:
 def image_with_clone(folder: Path, own: int) -> Path:
     """Zeros and data that a clone shares, and zeros of its own, in bytes."""
     folder.mkdir()
-    path = folder / "vm.raw"
-    path.write_bytes(os.urandom(4 * MIB) + bytes(ZEROS))
+    path = new_file(folder / "vm.raw", os.urandom(4 * MIB) + bytes(ZEROS))
     subprocess.run(["cp", "--reflink=always", path, folder / "clone.raw"], check=True)
-    with path.open("r+b") as file:
-        file.seek(4 * MIB)
-        file.write(bytes(own))
+    overwrite(path, 4 * MIB, bytes(own))
     subprocess.run(["sync", "-f", folder], check=True)
     return path
 
@@ -89,8 +86,7 @@ def chain(folder: Path) -> list[Path]:
 
 def test_a_file_that_is_dropped_frees_what_nobody_shares(disk: Path) -> None:
     (disk / "drop").mkdir()
-    path = disk / "drop/copy.raw"
-    path.write_bytes(os.urandom(24 * MIB))
+    path = new_file(disk / "drop/copy.raw", os.urandom(24 * MIB))
     reflink(path, "clone.raw")
     with path.open("r+b") as file:
         file.write(os.urandom(8 * MIB))
@@ -119,10 +115,8 @@ def test_what_a_sibling_shares_with_its_original_is_counted_once(disk: Path, end
 
 
 def test_an_undo_frees_nothing_that_a_copy_of_the_new_image_has(disk: Path) -> None:
-    folder = disk / "cloned-new"
-    folder.mkdir()
-    path = folder / "vm.raw"
-    path.write_bytes(os.urandom(8 * MIB) + bytes(8 * MIB))
+    folder = new_folder(disk / "cloned-new")
+    path = new_file(folder / "vm.raw", os.urandom(8 * MIB) + bytes(8 * MIB))
     done = ask("reclaim", reclaim_args(path, format="raw", method="copy"))
     assert done["made_bytes"] == done["after_bytes"] >= 8 * MIB
     reflink(path, "clone.raw")

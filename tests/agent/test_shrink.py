@@ -12,9 +12,10 @@ import pytest
 
 from storage_admin.agent.measure import partitions
 from storage_admin.agent.measure.partitions import UnprovenError
-from tests.agent.harness import ask, image_info, leftovers, make_image, qemu_img, reclaim_args, undo_args
+from tests.agent.harness import ask, image_info, leftovers, make_image, overwrite, qemu_img, rewrite_args, undo_args
 from tests.agent.test_rebase import overlay
 from tests.chance import night, seed
+from tests.harness.filesystems import formatted, sparse_file
 
 pytestmark = pytest.mark.qemu
 MIB = 1 << 20
@@ -38,14 +39,10 @@ MAKERS = {
 
 def disk(path: Path, layout: str, size: int) -> Path:
     """A raw disk with that partition table and noise in all of it."""
-    with path.open("wb") as file:
-        file.truncate(size)
+    sparse_file(path, size)
     if layout:
         subprocess.run(["sfdisk", "-q", path], input=layout.encode(), check=True)
-        filesystem = path.with_name("fs")
-        with filesystem.open("wb") as file:
-            file.truncate(4 * MIB)
-        subprocess.run(["mkfs.ext4", "-q", "-F", filesystem], check=True)
+        filesystem = formatted(path.with_name("fs"), 4 * MIB, make=["-F"])
         with path.open("r+b") as file:
             file.seek(MIB)
             file.write(filesystem.read_bytes())
@@ -64,9 +61,7 @@ def as_format(raw: Path, form: str) -> Path:
 
 
 def args_for(path: Path, size: int | None, form: str) -> dict[str, Any]:
-    args = reclaim_args(path, format=form)
-    del args["method"]
-    return args | ({"size": size} if size is not None else {})
+    return rewrite_args(path, format=form) | ({"size": size} if size is not None else {})
 
 
 def content(path: Path, form: str) -> bytes:
@@ -130,26 +125,18 @@ def test_a_size_that_would_cut_a_partition_is_refused_to_the_sector(pool: Path, 
 
 
 def _half_a_gpt(raw: Path) -> None:
-    with raw.open("r+b") as file:
-        file.seek(1024)
-        file.write(b"\xff" * 16)
+    overwrite(raw, 1024, b"\xff" * 16)
 
 
 def _larger_inside(raw: Path) -> None:
     whole = raw.with_name("fs")
-    with whole.open("wb") as file:
-        file.truncate(40 * MIB)
-    subprocess.run(["mkfs.ext4", "-q", "-F", whole], check=True)
-    with raw.open("r+b") as file:
-        file.seek(MIB)
-        file.write(whole.read_bytes()[: 2 * MIB])
+    formatted(whole, 40 * MIB, make=["-F"])
+    overwrite(raw, MIB, whole.read_bytes()[: 2 * MIB])
     whole.unlink()
 
 
 def _array(raw: Path) -> None:
-    with raw.open("r+b") as file:
-        file.seek(64 * MIB - 64 * 1024)
-        file.write(struct.pack("<I", 0xA92B4EFC))
+    overwrite(raw, 64 * MIB - 64 * 1024, struct.pack("<I", 0xA92B4EFC))
 
 
 def _stale_gpt(raw: Path) -> None:
@@ -159,9 +146,7 @@ def _stale_gpt(raw: Path) -> None:
 
 
 def _hybrid(raw: Path) -> None:
-    with raw.open("r+b") as file:
-        file.seek(446 + 16)
-        file.write(struct.pack("<B3sB3sII", 0, bytes(3), 0x83, bytes(3), 65536, 60000))
+    overwrite(raw, 446 + 16, struct.pack("<B3sB3sII", 0, bytes(3), 0x83, bytes(3), 65536, 60000))
 
 
 def _whole_once(raw: Path) -> None:
@@ -189,15 +174,11 @@ def _large_sectors(raw: Path) -> None:
     with raw.open("r+b") as file:
         file.write(bytes(6 * MIB))
     subprocess.run(["sfdisk", "-q", raw], input=b"label: dos\nstart=2048, size=4096, type=83\n", check=True)
-    with raw.open("r+b") as file:
-        file.seek(8 * MIB)
-        file.write(filesystem)
+    overwrite(raw, 8 * MIB, filesystem)
 
 
 def _something_at_the_end(raw: Path) -> None:
-    with raw.open("r+b") as file:
-        file.seek(64 * MIB - 512 * 1024)
-        file.write(b"DRBD")
+    overwrite(raw, 64 * MIB - 512 * 1024, b"DRBD")
 
 
 @pytest.mark.parametrize(
@@ -223,9 +204,7 @@ def test_without_a_proof_or_with_a_base_nothing_is_cut(pool: Path) -> None:
     make_image(blank, "8M")
     assert ask("shrink", args_for(blank, MIB, "qcow2"))["code"] == "end_in_use"
     overlay(path, blank, "8M")
-    args = reclaim_args(path, blank)
-    del args["method"]
-    assert ask("shrink", args | {"size": MIB})["code"] == "unsupported_subformat"
+    assert ask("shrink", rewrite_args(path, blank, size=MIB))["code"] == "unsupported_subformat"
 
 
 def test_no_table_that_was_tampered_with_is_an_error_or_cuts_a_partition(tmp_path: Path) -> None:

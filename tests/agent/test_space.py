@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from storage_admin.agent.host.space import Reserve, require, space, watch
-from storage_admin.agent.protocol import RefusedError
+from tests.agent.harness import held_open
+from tests.working import refused_as
 
 
 @pytest.fixture
 def fd(tmp_path: Path) -> Iterator[int]:
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    yield descriptor
-    os.close(descriptor)
+    with held_open(tmp_path) as descriptor:
+        yield descriptor
 
 
 def test_says_what_an_ordinary_user_may_still_write(fd: int, tmp_path: Path) -> None:
@@ -35,13 +35,10 @@ def test_counts_the_work_the_reserve_and_other_jobs(fd: int) -> None:
     third, slack = free // 3, 1 << 30
     require(fd, third - slack, Reserve(0, third - slack), third - slack)
     for needed, kept, elsewhere in ((2, 1, 1), (1, 2, 1), (1, 1, 2)):
-        with pytest.raises(RefusedError) as error:
-            require(fd, needed * third, Reserve(0, kept * third), elsewhere * third)
-        assert error.value.code == "not_enough_space"
+        reserve = Reserve(0, kept * third)
+        assert refused_as(require, fd, needed * third, reserve, elsewhere * third) == "not_enough_space"
 
 
 def test_stops_work_that_reaches_the_reserve(fd: int) -> None:
     watch(fd, Reserve(0, 0))
-    with pytest.raises(RefusedError) as error:
-        watch(fd, Reserve(0, space(fd).available_bytes + (1 << 30)))
-    assert error.value.code == "not_enough_space"
+    assert refused_as(watch, fd, Reserve(0, space(fd).available_bytes + (1 << 30))) == "not_enough_space"

@@ -15,8 +15,8 @@ import pytest
 from storage_admin.agent.host import locking, space
 from storage_admin.agent.host.space import Others, Reserve, SpaceClaim
 from storage_admin.agent.protocol import RefusedError
-from tests.agent.harness import Agent, ask, make_image, reclaim_args
-from tests.harness.filesystems import loop_filesystem
+from tests.agent.harness import Agent, ask, held_open, make_image, reclaim_args
+from tests.harness.filesystems import loop_filesystem, new_file
 
 #: Another agent: it claims, says so, and does what it reads.
 OTHER = """
@@ -46,9 +46,8 @@ with SpaceClaim(job, os.open(place, os.O_RDONLY), folder) as claim:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[int]:
-    fd = os.open(tmp_path, os.O_RDONLY)
-    yield fd
-    os.close(fd)
+    with held_open(tmp_path) as fd:
+        yield fd
 
 
 @pytest.fixture
@@ -167,8 +166,7 @@ def test_a_folder_that_others_write_to_is_not_asked(tmp_path: Path, place: int, 
     locking.take_file(held, 0.0)
     given: Any = folder
     if how == "a file":
-        given = tmp_path / "file"
-        given.write_text("")
+        given = new_file(tmp_path / "file", "")
     elif how == "a link":
         given = tmp_path / "link"
         given.symlink_to(folder)
@@ -193,11 +191,10 @@ def test_a_file_that_says_nothing_is_passed_over(tmp_path: Path, place: int, tex
     (folder / "a.1").write_text(text)
     (folder / "pipe.1").mkdir()
     os.mkfifo(folder / "fifo.1")
-    held = os.open(folder / "a.1", os.O_RDONLY)
-    locking.take_file(held, 0.0)
-    with SpaceClaim("b", place, str(folder)) as claim:
-        claim.take(2 * GIB, all_but(place, 4 * GIB), Others())
-    os.close(held)
+    with held_open(folder / "a.1") as held:
+        locking.take_file(held, 0.0)
+        with SpaceClaim("b", place, str(folder)) as claim:
+            claim.take(2 * GIB, all_but(place, 4 * GIB), Others())
 
 
 def test_an_agent_that_stands_still_while_it_looks_is_not_waited_for_for_ever(
@@ -206,14 +203,12 @@ def test_an_agent_that_stands_still_while_it_looks_is_not_waited_for_for_ever(
     monkeypatch.setattr(space, "PATIENCE", 0.2)
     folder = tmp_path / "claims"
     folder.mkdir(0o700)
-    lock = folder / f".{space._filesystem(place)}.lock"
-    lock.touch()
-    stopped = os.open(lock, os.O_RDONLY)
-    assert locking.take_file(stopped, 0.0)
-    with SpaceClaim("b", place, str(folder)) as claim:
-        claim.take(2 * GIB, all_but(place, 4 * GIB), Others())
-        assert len(names(folder)) == 1
-    os.close(stopped)
+    lock = new_file(folder / f".{space._filesystem(place)}.lock")
+    with held_open(lock) as stopped:
+        assert locking.take_file(stopped, 0.0)
+        with SpaceClaim("b", place, str(folder)) as claim:
+            claim.take(2 * GIB, all_but(place, 4 * GIB), Others())
+            assert len(names(folder)) == 1
 
 
 @pytest.mark.qemu

@@ -13,7 +13,8 @@ from storage_admin.agent.appliance import appliance, sparsify
 from storage_admin.agent.protocol import HostError, unb64
 from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite.file_copies import FileCopy
-from tests.agent.harness import Agent, ask, image_info, leftovers, qemu_img, reclaim_args, undo_args
+from tests.agent.harness import Agent, ask, image_info, leftovers, overwrite, qemu_img, rewrite_args, undo_args
+from tests.harness.filesystems import formatted, new_file
 
 pytestmark = pytest.mark.qemu
 MIB = 1 << 20
@@ -32,9 +33,7 @@ def made(folder: Path, size: int, deleted: int) -> Path:
     (root / "etc").mkdir(parents=True)
     (root / "etc/kept").write_bytes(KEPT)
     large.write_bytes(os.urandom(deleted * MIB))
-    with disk.open("wb") as file:
-        file.truncate(size * MIB)
-    subprocess.run(["mkfs.ext4", "-q", "-d", root, disk], check=True)
+    formatted(disk, size * MIB, make=("-d", str(root)))
     for command in (f"write {large} gone", "rm gone"):
         subprocess.run(["debugfs", "-w", "-R", command, disk], check=True, capture_output=True)
     subprocess.run(["e2fsck", "-fy", disk], check=False, capture_output=True)
@@ -48,9 +47,7 @@ def disk_of(pool: Path, filesystem: Path, form: str) -> Path:
 
 
 def args_for(path: Path, form: str, **more: Any) -> dict[str, Any]:
-    args = reclaim_args(path, format=form) | {"undo_hours": 24, **more}
-    del args["method"]
-    return args
+    return rewrite_args(path, format=form, **{"undo_hours": 24, **more})
 
 
 def allocated(path: Path) -> int:
@@ -109,9 +106,7 @@ def spoilt(path: Path, how: str) -> None:
             file.write(header)
     elif how == "hibernated":
         subprocess.run(["mkswap", "-q", path], check=True, capture_output=True)
-        with path.open("r+b") as file:
-            file.seek(4096 - 10)
-            file.write(b"S1SUSPEND\0")
+        overwrite(path, 4096 - 10, b"S1SUSPEND\0")
     else:
         subprocess.run(["mkfs.btrfs", "-q", "-f", path], check=True, capture_output=True)
         with path.open("r+b") as file:  # of its superblock, the tree of the log, and the checksum
@@ -142,8 +137,7 @@ def test_a_disk_that_was_not_left_properly_is_not_written_to(pool: Path, filesys
 
 
 def test_a_disk_without_a_filesystem_and_other_formats_are_refused(pool: Path, filesystem: Path) -> None:
-    path = pool / "vm.raw"
-    path.write_bytes(os.urandom(MIB) + bytes(7 * MIB))
+    path = new_file(pool / "vm.raw", os.urandom(MIB) + bytes(7 * MIB))
     assert ask("sparsify", args_for(path, "raw"))["code"] == "nothing_to_free"
     vdi = disk_of(pool, filesystem, "vdi")
     assert ask("sparsify", args_for(vdi, "vdi"))["code"] == "unsupported_subformat"

@@ -12,6 +12,8 @@ from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import RefusedError
 from tests.agent.recording import RecordingIO
 from tests.agent.test_lvm import VOLUMES
+from tests.harness.filesystems import new_program
+from tests.working import refused_as
 
 STATUS = "vg0-pool0-tpool: 0 131072 thin-pool 1 {used}/1024 80/1024 - {mode} discard_passdown queue_if_no_space - 1024"
 #: Volumes of pool0 by the pool's own numbers of them, and the lines of a thin_ls of it.
@@ -47,8 +49,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
             esac""",
         }
         for name, script in scripts.items():
-            (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
-            (tmp_path / "bin" / name).chmod(0o755)
+            new_program(tmp_path / "bin" / name, f"#!/bin/sh\n{script}\n")
 
     return is_now
 
@@ -133,9 +134,7 @@ def test_a_host_without_lvm_has_nothing_to_release_and_nothing_to_measure(
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "uuid-pool0").write_text("81")
     thin.release_left(RecordingIO())
-    with pytest.raises(RefusedError) as refused:
-        list(thin.measure(RecordingIO()))
-    assert refused.value.code == "tool_missing"
+    assert refused_as(list, thin.measure(RecordingIO())) == "tool_missing"
 
 
 def test_only_a_device_that_a_job_has_made_is_one_that_it_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.harness import ask, reclaim_args
+from tests.agent.harness import ask, rewrite_args
+from tests.harness.filesystems import new_file
 from tests.harness.lvm import GROUP, VOLUME, Lvm
 
 pytestmark = pytest.mark.qemu
@@ -34,10 +35,8 @@ def is_enough(lvm: Lvm, image: Path, chunk: int) -> bool:
     told = lvm.read()
     told["lv"][0]["chunk_size"] = str(chunk)
     lvm.write(told)
-    args = reclaim_args(image, format="raw")
-    del args["method"]
     volume = {"backend": "lvm", "group": GROUP_NAME, "group_id": "g1", "name": "new", "pool": "data"}
-    told = ask("file_to_volume", args | {"volume": volume})
+    told = ask("file_to_volume", rewrite_args(image, format="raw", volume=volume))
     assert told.get("code") in {None, "not_enough_space"}, told
     lvm.let_go()
     lvm.write(lvm.read() | {"lv": [one for one in lvm.read()["lv"] if one["lv_name"] == "data"]})
@@ -60,6 +59,5 @@ def test_a_disk_with_a_little_in_many_places_takes_whole_chunks(lvm: Lvm, pool: 
 
 @pytest.mark.parametrize("chunk", [64 * KIB, 2 * MIB, 64 * MIB, 256 * MIB])
 def test_no_disk_takes_more_than_all_chunks_that_it_lies_in(lvm: Lvm, pool: Path, chunk: int) -> None:
-    image = pool / "disk.raw"
-    image.write_bytes(b"x" * 10 * MIB)
+    image = new_file(pool / "disk.raw", b"x" * 10 * MIB)
     assert is_enough(lvm, image, chunk)

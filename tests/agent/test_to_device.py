@@ -13,9 +13,10 @@ from storage_admin.agent import protocol
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import DeviceNode, Node
-from tests.agent.harness import Agent, Writer, ask, leftovers, make_image, qemu_img, reclaim_args, write
+from tests.agent.harness import Writer, ask, at_ready, leftovers, make_image, qemu_img, rewrite_args, write
 from tests.agent.recording import RecordingIO
 from tests.agent.test_from_device import MIB, behind, device
+from tests.working import create
 
 __all__ = ["behind", "device"]
 
@@ -23,15 +24,12 @@ pytestmark = pytest.mark.qemu
 
 
 def args_for(image: Path, device: Path, *ancestors: Path, **more: Any) -> dict[str, Any]:
-    args = reclaim_args(image, *ancestors, device_b64=b64(os.fsencode(device)), **more)
-    del args["method"]
-    return args
+    return rewrite_args(image, *ancestors, device_b64=b64(os.fsencode(device)), **more)
 
 
 @pytest.fixture
 def image(pool: Path) -> Path:
-    path = pool / "disk.qcow2"
-    make_image(path, "40M")
+    path = make_image(pool / "disk.qcow2", "40M")
     write(path, 0x42, "1M", "3M")
     write(path, 0x43, "39M", "1M")
     return path
@@ -56,8 +54,7 @@ def test_the_device_reads_as_the_image_and_keeps_what_lies_behind_it(
 def test_zeros_are_written_over_what_was_there_and_a_chain_is_one_disk(
     pool: Path, image: Path, behind: Path, device: Path
 ) -> None:
-    top = pool / "top.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", top)
+    top = create(pool / "top.qcow2", base=image)
     write(top, 0x77, "20M", "1M")
     assert "code" not in ask("to_device", args_for(top, device, image))
     written = behind.read_bytes()
@@ -167,9 +164,7 @@ def test_what_stands_against_it_leaves_the_device_alone(
 
 def test_nothing_is_written_before_the_controller_says_go(image: Path, behind: Path, device: Path) -> None:
     before = behind.read_bytes()
-    with Agent() as agent:
-        agent.request("to_device", args_for(image, device))
-        agent.until(protocol.READY)
+    with at_ready("to_device", args_for(image, device)) as agent:
         assert behind.read_bytes() == before
         agent.say(protocol.GO, generation=2)
         assert agent.answer()["code"] == protocol.NO_GO
@@ -195,8 +190,7 @@ def test_who_has_a_part_of_it_open_has_all_of_it(image: Path, behind: Path, devi
     before = behind.read_bytes()
     with partition.open("rb"):
         assert ask("to_device", args_for(image, device, overwrite=True))["code"] == "device_in_use"
-    small = image.with_name("small.qcow2")
-    qemu_img("create", "-q", "-f", "qcow2", small, "1M")
+    small = create(image.with_name("small.qcow2"), "1M")
     with device.open("rb"):
         assert ask("to_device", args_for(small, partition, overwrite=True))["code"] == "device_in_use"
     assert behind.read_bytes() == before
@@ -217,9 +211,7 @@ def test_a_device_that_is_somebodys_under_another_name_is_refused(image: Path, b
 
 
 def test_who_opens_the_device_meanwhile_stops_it(image: Path, device: Path) -> None:
-    with Agent() as agent:
-        agent.request("to_device", args_for(image, device, overwrite=True, bandwidth_bytes_sec=2 * MIB))
-        agent.until(protocol.READY)
+    with at_ready("to_device", args_for(image, device, overwrite=True, bandwidth_bytes_sec=2 * MIB)) as agent:
         agent.say(protocol.GO, generation=1)
         agent.until("progress", stage="copying")
         with device.open("rb"):

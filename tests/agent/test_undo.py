@@ -1,7 +1,6 @@
 """Taking a reclaim back, and giving its undo copy up."""
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from tests.agent.harness import (
     Agent,
     Writer,
     ask,
+    at_ready,
     image_info,
     leftovers,
     make_image,
@@ -21,6 +21,7 @@ from tests.agent.harness import (
     write,
     written_with_its_times_set_back,
 )
+from tests.harness.filesystems import immutable
 
 pytestmark = pytest.mark.qemu
 
@@ -28,8 +29,7 @@ pytestmark = pytest.mark.qemu
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
     """An image that was reclaimed by job j1; its original's inode is in ``original``."""
-    path = tmp_path / "vm.qcow2"
-    make_image(path)
+    path = make_image(tmp_path / "vm.qcow2")
     (tmp_path / "original").write_text(str(path.stat().st_ino))
     assert ask("reclaim", reclaim_args(path))["swapped"]
     return path
@@ -102,14 +102,10 @@ def test_undo_is_refused_while_somebody_uses_the_undo_copy(image: Path) -> None:
 
 
 def test_a_guest_that_starts_right_before_the_undo_wins(image: Path) -> None:
-    with Agent() as agent:
-        agent.request("undo", undo_args(image), job="u1")
-        agent.until("ready")
-        with Writer(image) as guest:
-            agent.say("go", generation=1)
-            # Opening for writing alone may already have changed the file.
-            assert agent.answer()["code"] in {"image_in_use", "undo_written_to"}
-            guest.write(0x12, "0", "64k")
+    with at_ready("undo", undo_args(image), job="u1") as agent, Writer(image) as guest:
+        # Opening for writing alone may already have changed the file.
+        assert agent.go()["code"] in {"image_in_use", "undo_written_to"}
+        guest.write(0x12, "0", "64k")
     assert image.stat().st_ino != original_inode(image)
     assert leftovers(image.parent) == {".sa-j1.journal", ".sa-j1.orig"}
 
@@ -162,12 +158,9 @@ def test_undo_of_an_image_that_was_moved(image: Path) -> None:
 
 
 def test_undo_of_a_protected_image(image: Path) -> None:
-    subprocess.run(["chattr", "+i", image], check=True)
-    try:
+    with immutable(image):
         refused("undo", image, "undo_written_to")
         refused("undo", image, "immutable", force=True)
-    finally:
-        subprocess.run(["chattr", "-i", image], check=True)
 
 
 def test_undo_of_an_overlay_stands_on_its_base_again(tmp_path: Path) -> None:

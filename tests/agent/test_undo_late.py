@@ -15,8 +15,7 @@ pytestmark = pytest.mark.qemu
 
 def reclaimed(folder: Path, *, late: bool) -> Path:
     """An image as a job leaves it there; both files get another time of change afterwards, as by a name that goes."""
-    path = folder / "vm.qcow2"
-    make_image(path)
+    path = make_image(folder / "vm.qcow2")
     assert ask("reclaim", reclaim_args(path))["swapped"]
     journal = folder / ".sa-j1.journal"
     records = [json.loads(line) for line in journal.read_text().splitlines()]

@@ -15,14 +15,14 @@ import pytest
 
 from storage_admin.agent.protocol import b64
 from tests.agent.harness import NO_RESERVE, ask, image_info, leftovers, make_image, qemu_img, write
+from tests.harness.filesystems import new_file
 
 pytestmark = pytest.mark.qemu
 MIB = 1 << 20
 
 
 def image(pool: Path) -> Path:
-    path = pool / "disk.qcow2"
-    make_image(path, "16M")
+    path = make_image(pool / "disk.qcow2", "16M")
     for at in range(1, 12, 2):
         write(path, 0x20 + at, f"{at}M", "1M")
     return path
@@ -78,8 +78,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("how", PACKERS)
 def test_a_compressed_image_comes_out_as_it_was(pool: Path, how: str) -> None:
     before = image(pool)
-    packed = pool / "packed"
-    packed.write_bytes(PACKERS[how](before.read_bytes()))
+    packed = new_file(pool / "packed", PACKERS[how](before.read_bytes()))
     digest = hashlib.sha256(packed.read_bytes()).hexdigest()
     result = ask("unpack", args_for(packed, sha256=digest))
     assert result.get("virtual_size") == 16 * MIB, result
@@ -126,8 +125,7 @@ def test_a_part_that_is_missing_or_a_number_that_is_none_is_no_shorter_image(poo
 def test_what_follows_a_packed_file_is_not_taken_for_a_part_of_it(pool: Path) -> None:
     before = image(pool).read_bytes()
     for how in ("gz", "xz", "zst"):
-        packed = pool / f"disk.{how}"
-        packed.write_bytes(PACKERS[how](before) + b"GARBAGE" * 1000)
+        packed = new_file(pool / f"disk.{how}", PACKERS[how](before) + b"GARBAGE" * 1000)
         assert ask("unpack", args_for(packed))["code"] == "dirty_or_corrupt", how
     assert leftovers(pool) == set()
 
@@ -157,8 +155,7 @@ def test_an_archive_that_is_made_to_eat_memory_is_refused(pool: Path, name: str)
 
 
 def test_zeros_become_holes(pool: Path) -> None:
-    packed = pool / "disk.gz"
-    packed.write_bytes(gzip.compress(bytes(64 * MIB) + b"\x01" * MIB))
+    packed = new_file(pool / "disk.gz", gzip.compress(bytes(64 * MIB) + b"\x01" * MIB))
     result = ask("unpack", args_for(packed, "new.raw"))
     assert (result.get("virtual_size"), result.get("after_bytes")) == (65 * MIB, MIB), result
 
@@ -220,8 +217,7 @@ def test_a_manifest_a_digest_and_the_choice_of_a_disk_are_minded(pool: Path) -> 
 
 
 def test_what_is_still_written_to_is_not_taken(pool: Path) -> None:
-    packed = pool / "disk.gz"
-    packed.write_bytes(gzip.compress(image(pool).read_bytes()))
+    packed = new_file(pool / "disk.gz", gzip.compress(image(pool).read_bytes()))
     with packed.open("r+b"):
         assert ask("unpack", args_for(packed))["code"] == "image_in_use"
     assert ask("unpack", args_for(pool / "nothing.gz"))["code"] == "stale_plan"

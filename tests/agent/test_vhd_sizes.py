@@ -12,6 +12,7 @@ from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.formats.vpc import FOOTER_SIZE, checksum
 from tests.agent.harness import ask, image_info, leftovers, qemu_img, reclaim_args, stamp, write
 from tests.agent.test_convert import convert_args
+from tests.working import create
 
 pytestmark = pytest.mark.qemu
 
@@ -44,8 +45,7 @@ def facts_of(path: Path) -> Facts:
 @pytest.fixture(params=["dynamic", "fixed"])
 def disputed(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """As VirtualBox makes them: data up to the end that the footer says, and a geometry that ends before it."""
-    path = tmp_path / "disk.vhd"
-    qemu_img("create", "-q", "-f", "vpc", "-o", f"subformat={request.param},force_size=on", path, str(SIZE))
+    path = create(tmp_path / "disk.vhd", str(SIZE), "-o", f"subformat={request.param},force_size=on", form="vpc")
     write(path, 0x61, "0", "2M", "vpc")
     write(path, 0x62, str(SIZE - 4096), "4096", "vpc")
     footer_with(path, creator=b"vbox", geometry=(1003, 12, 17))
@@ -82,16 +82,14 @@ def assert_refused(answer: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", ["force_size=on", "force_size=off", "force_size=off,subformat=fixed"])
 @pytest.mark.parametrize("size", ["1M", "8M", "100M", "10000001", "200G"])
 def test_about_images_of_qemu_nobody_disagrees(tmp_path: Path, options: str, size: str) -> None:
-    path = tmp_path / "disk.vhd"
-    qemu_img("create", "-q", "-f", "vpc", "-o", options, path, size)
+    path = create(tmp_path / "disk.vhd", size, "-o", options, form="vpc")
     facts = facts_of(path)
     assert (facts.other_size, facts.virtual_size) == (None, image_info(path, "vpc")["virtual-size"])
 
 
 @pytest.mark.parametrize("creator", [b"win ", b"qem2", b"d2v ", b"tap\0", b"CTXS"])
 def test_where_qemu_goes_by_the_footer_an_image_is_copied_to_its_end(tmp_path: Path, creator: bytes) -> None:
-    path = tmp_path / "disk.vhd"
-    qemu_img("create", "-q", "-f", "vpc", "-o", "force_size=on", path, str(SIZE))
+    path = create(tmp_path / "disk.vhd", str(SIZE), "-o", "force_size=on", form="vpc")
     write(path, 0, "0", "8M", "vpc")
     write(path, 0x62, str(SIZE - 4096), "4096", "vpc")
     footer_with(path, creator=creator, geometry=(1003, 12, 17))

@@ -3,6 +3,7 @@
 import json
 import secrets
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from storage_admin.agent.swap.volumes import Journal, Place, Wanted
 from storage_admin.agent.verbs import aside_volume
 from tests.agent.harness import ask
 from tests.agent.recording import RecordingIO, request
+from tests.harness.filesystems import new_folder, new_program
 from tests.harness.lvm import GROUP, TOOLS, VOLUME, Lvm
+from tests.working import refused_as
 
 OWN = {
     "vg_name": "vg0", "vg_uuid": "u1", "vg_shared": "", "vg_clustered": "", "vg_lock_type": "", "vg_systemid": "",
@@ -25,6 +28,9 @@ OWN = {
 }  # fmt: skip
 
 PLACE = Place("lvm", "vg0", "u1", "vm-900-disk-0", "id")
+#: The volume that LVM has in most of these tests.
+DISK = {"backend": "lvm", "group": "vg0", "group_id": "g1", "name": "disk", "id": "id"}
+LvmWith = Callable[..., Lvm]
 
 
 @pytest.fixture
@@ -38,8 +44,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def say(folder: Path, group: dict[str, str], disk: str = "/dev/sda3") -> None:
     (folder / "vgs.json").write_text(json.dumps({"report": [{"vg": [group | {"pv_name": disk}]}]}))
-    (folder / "bin/vgs").write_text(f"#!/bin/sh\ncat {folder}/vgs.json\n")
-    (folder / "bin/vgs").chmod(0o755)
+    new_program(folder / "bin/vgs", f"#!/bin/sh\ncat {folder}/vgs.json\n")
 
 
 def placed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str) -> None:
@@ -117,8 +122,7 @@ def test_a_disk_counts_by_what_lies_below_it(
         assert code() == "shared_pool"
     else:
         assert code() == ""
-        slaves = tmp_path / "sys/devices/virtual/block/dm-0/slaves"
-        slaves.mkdir()
+        slaves = new_folder(tmp_path / "sys/devices/virtual/block/dm-0/slaves")
         (slaves / "rbd0").symlink_to(tmp_path)
         (tmp_path / "sys/devices/virtual/block/rbd0").mkdir()
         (tmp_path / "sys/class/block/rbd0").symlink_to(tmp_path / "sys/devices/virtual/block/rbd0")
@@ -126,29 +130,30 @@ def test_a_disk_counts_by_what_lies_below_it(
 
 
 def test_a_recovery_goes_on_with_files_where_lvm_does_not_answer(disk: str, tmp_path: Path) -> None:
-    (tmp_path / "bin/lvs").write_text("#!/bin/sh\nexit 5\n")
-    (tmp_path / "bin/lvs").chmod(0o755)
+    new_program(tmp_path / "bin/lvs", "#!/bin/sh\nexit 5\n")
     told = {"recovered": [], "images": [], "unread": [], "silent": ["lvm"], "away": []}
     assert ask("recover", {"pools": [], "volumes": []}) == told
 
 
-def lvm_with(folder: Path, monkeypatch: pytest.MonkeyPatch, *volumes: dict[str, str], **more: Any) -> Lvm:
-    """This machine's LVM, with these volumes in one group of its own."""
-    monkeypatch.setenv("PATH", f"{folder}/bin:/usr/bin:/bin:/usr/sbin:/sbin")
-    lvm = Lvm(folder / "bin")
-    group = GROUP | {"vg_name": "vg0"}
-    lvm.install(vg=[group], lv=[VOLUME | {"vg_name": "vg0"} | one for one in volumes], thin="", **more)
-    return lvm
+@pytest.fixture
+def lvm_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LvmWith:
+    """``lvm_with({…}, …)``: this machine's LVM, with these volumes in one group of its own."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+
+    def made(*volumes: dict[str, str], **more: Any) -> Lvm:
+        lvm = Lvm(tmp_path / "bin")
+        own = {"vg_name": "vg0"}
+        lvm.install(vg=[GROUP | own], lv=[VOLUME | own | {"lv_uuid": "id"} | one for one in volumes], thin="", **more)
+        return lvm
+
+    return made
 
 
-def test_a_volume_that_could_not_be_put_back_is_owed_a_recovery(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_volume_that_could_not_be_put_back_is_owed_a_recovery(lvm_with: LvmWith) -> None:
     """The first change is its tag; what takes its device away fails, and then what takes the tag away."""
-    one = {"lv_name": "disk", "lv_uuid": "id"}
-    lvm = lvm_with(tmp_path, monkeypatch, one, fails="lvchange", spared=1)
-    place = {"backend": "lvm", "group": "vg0", "group_id": "g1", "name": "disk", "id": "id"}
-    assert ask("set_volume_aside", place)["code"] == "interrupted"
+    one = {"lv_name": "disk"}
+    lvm = lvm_with(one, fails="lvchange", spared=1)
+    assert ask("set_volume_aside", DISK)["code"] == "interrupted"
     assert lvm.volumes()["disk"]["lv_tags"] == "sa-j1.iy.disk"
 
 
@@ -167,13 +172,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("how", "told"), [("lvchange", ["reverted"]), ("lvrename", [])])
 def test_a_command_that_is_killed_after_its_work_is_owed_a_recovery(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, told: list[str]
+    lvm_with: LvmWith, how: str, told: list[str]
 ) -> None:
     """Where it was no more than the tag, that stays; a rename the job itself takes back."""
-    lvm = lvm_with(tmp_path, monkeypatch, {"lv_name": "disk", "lv_uuid": "id"}, hangs=how)
-    place = {"backend": "lvm", "group": "vg0", "group_id": "g1", "name": "disk", "id": "id"}
+    lvm = lvm_with({"lv_name": "disk"}, hangs=how)
     with pytest.raises(HostError) as failed:
-        aside_volume.set_aside(request("set_volume_aside", **place), RecordingIO())
+        aside_volume.set_aside(request("set_volume_aside", **DISK), RecordingIO())
     assert failed.value.code == "interrupted"
     assert [one["outcome"] for one in ask("recover", {"pools": []})["recovered"]] == told
     assert [(name, one["lv_tags"]) for name, one in lvm.volumes().items()] == [("disk", "")]
@@ -198,9 +202,9 @@ def test_a_volume_whose_making_is_killed_after_it_was_made_goes_with_a_recovery(
         shutil.rmtree(f"/dev/{name}", ignore_errors=True)
 
 
-def test_what_a_recovery_cannot_put_back_now_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = {"lv_name": ".sa-j1.work", "lv_uuid": "id", "lv_tags": "sa-j1.iy.disk"}
-    lvm = lvm_with(tmp_path, monkeypatch, work, fails="lvrename")
+def test_what_a_recovery_cannot_put_back_now_is_tried_again(lvm_with: LvmWith) -> None:
+    work = {"lv_name": ".sa-j1.work", "lv_tags": "sa-j1.iy.disk"}
+    lvm = lvm_with(work, fails="lvrename")
     (told,) = ask("recover", {"pools": [], "volumes": []})["recovered"]
     assert (told["outcome"], bool(told["detail"])) == ("busy", True)
     lvm.write(lvm.read() | {"fails": ""})
@@ -226,10 +230,10 @@ def test_a_volume_gets_its_name_back_beside_a_copy_of_its_group_that_has_its_id(
 
 
 def test_another_volume_that_has_taken_the_name_in_that_moment_gets_it_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lvm_with: LvmWith, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What changes a volume names it: between the last look and its tag, its name may have become another one's."""
-    lvm = lvm_with(tmp_path, monkeypatch, {"lv_name": "disk", "lv_uuid": "id", "lv_active": "active"})
+    lvm = lvm_with({"lv_name": "disk", "lv_active": "active"})
     write = lvm_volumes.write_journal
 
     def late(*args: Any) -> str:
@@ -239,10 +243,7 @@ def test_another_volume_that_has_taken_the_name_in_that_moment_gets_it_back(
 
     monkeypatch.setattr(lvm_volumes, "write_journal", late)
     monkeypatch.setattr(RecordingIO, "wait_for_go", lambda *_, **__: None)
-    place = {"backend": "lvm", "group": "vg0", "group_id": "g1", "name": "disk", "id": "id"}
-    with pytest.raises(RefusedError) as refused:
-        aside_volume.set_aside(request("set_volume_aside", **place), RecordingIO())
-    assert refused.value.code == "stale_plan"
+    assert refused_as(aside_volume.set_aside, request("set_volume_aside", **DISK), RecordingIO()) == "stale_plan"
     (one,) = lvm.read()["lv"]
     assert [one[name] for name in ("lv_name", "lv_tags", "lv_active", "lv_autoactivation")] == [
         "disk", "", "active", "enabled"
@@ -253,20 +254,18 @@ def test_another_volume_that_has_taken_the_name_in_that_moment_gets_it_back(
     ("attributes", "taken"), [("-wi-a-----", 25165824), ("owi-a-s---", 25165824), ("rwi-a-r---", 0), ("mwi-a-m---", 0)]
 )
 def test_what_a_mirror_takes_of_its_group_is_not_taken_for_its_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attributes: str, taken: int
+    lvm_with: LvmWith, attributes: str, taken: int
 ) -> None:
     """A scan adds its legs up; to an agent that changes it nobody tells."""
-    lvm_with(tmp_path, monkeypatch, {"lv_name": "disk", "lv_uuid": "id", "lv_attr": attributes})
+    lvm_with({"lv_name": "disk", "lv_attr": attributes})
     (one,) = lvm_volumes.there([], RecordingIO())
     assert one.taken == taken
 
 
-def test_a_deletion_of_which_nobody_knows_whether_it_was_done_is_told_by_a_recovery(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    aside = {"lv_name": ".sa-j1.aside", "lv_uuid": "id", "lv_tags": "sa-j1.iy.disk"}
-    lvm_with(tmp_path, monkeypatch, aside, fails="lvremove")
-    place = {"backend": "lvm", "group": "vg0", "group_id": "g1", "name": "disk", "id": "id", "aside_job": "j1"}
+def test_a_deletion_of_which_nobody_knows_whether_it_was_done_is_told_by_a_recovery(lvm_with: LvmWith) -> None:
+    aside = {"lv_name": ".sa-j1.aside", "lv_tags": "sa-j1.iy.disk"}
+    lvm_with(aside, fails="lvremove")
+    place = DISK | {"aside_job": "j1"}
     assert ask("delete_volume", place, job="j2")["code"] == "interrupted"
     waits = place | {"inode": "7", "path_b64": b64(b"/dev/vg0/disk")}
     (told,) = ask("recover", {"pools": [], "volumes": [waits]})["recovered"]
@@ -279,11 +278,11 @@ def test_a_deletion_of_which_nobody_knows_whether_it_was_done_is_told_by_a_recov
      ("rwi---r---", 0, 24 << 20)],
 )  # fmt: skip
 def test_what_others_give_up_meanwhile_is_nothing_that_a_deletion_of_a_thick_volume_has_freed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attributes: str, others: int, freed: int
+    lvm_with: LvmWith, monkeypatch: pytest.MonkeyPatch, attributes: str, others: int, freed: int
 ) -> None:
     """Of a mirror nobody tells what it takes: there what the group has more free counts."""
-    one = {"lv_name": "disk", "lv_uuid": "id", "lv_attr": attributes}
-    lvm_with(tmp_path, monkeypatch, one)
+    one = {"lv_name": "disk", "lv_attr": attributes}
+    lvm_with(one)
     used = iter([2 << 30, (2 << 30) - (24 << 20) - others])
     monkeypatch.setattr(lvm_volumes, "used_with", lambda *_: next(used))
     (found,) = lvm_volumes.there([], RecordingIO())
@@ -292,13 +291,11 @@ def test_what_others_give_up_meanwhile_is_nothing_that_a_deletion_of_a_thick_vol
 
 @pytest.mark.parametrize("pool", ["", "data"])
 def test_a_volume_that_is_there_after_its_removal_is_not_called_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: str
+    lvm_with: LvmWith, monkeypatch: pytest.MonkeyPatch, pool: str
 ) -> None:
     """What the selection of ``lvremove`` leaves out, it passes over with success."""
-    one = {"lv_name": "disk", "lv_uuid": "id", "pool_lv": pool}
-    lvm_with(tmp_path, monkeypatch, one)
+    one = {"lv_name": "disk", "pool_lv": pool}
+    lvm_with(one)
     monkeypatch.setattr(lvm_volumes, "change", lambda *_: None)
     (found,) = lvm_volumes.there([], RecordingIO())
-    with pytest.raises(RefusedError) as refused:
-        lvm_volumes.remove(found, Journal("", "j1", "in", "disk"), RecordingIO(), 2)
-    assert refused.value.code == "has_overlays"
+    assert refused_as(lvm_volumes.remove, found, Journal("", "j1", "in", "disk"), RecordingIO(), 2) == "has_overlays"

@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage_admin.agent.measure import holes
-from storage_admin.agent.protocol import RefusedError
-from tests.harness.filesystems import loop_filesystem
+from tests.agent.harness import held_open
+from tests.harness.filesystems import loop_filesystem, new_file
+from tests.working import refused_as
 
 #: A page and some more, so that blocks smaller than a page are looked at from the middle of one as well.
 SIZES = (512, 1024, 4096, 16384)
@@ -33,9 +34,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[int]:
-    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    yield fd
-    os.close(fd)
+    with held_open(tmp_path / "file", os.O_RDWR | os.O_CREAT) as fd:
+        yield fd
 
 
 def naive(content: bytes, start: int, end: int, block: int) -> set[int]:
@@ -116,9 +116,7 @@ def test_what_is_only_in_memory_counts(way: str, file: int) -> None:
 
 def test_a_file_that_became_shorter_is_a_stale_plan(way: str, file: int) -> None:
     os.pwrite(file, b"x" * MIB, 0)
-    with pytest.raises(RefusedError) as refused:
-        holes.zero_runs(file, 0, 2 * MIB, 4096)
-    assert refused.value.code == "stale_plan"
+    assert refused_as(holes.zero_runs, file, 0, 2 * MIB, 4096) == "stale_plan"
 
 
 def test_what_was_in_memory_stays_and_nothing_else(way: str, file: int) -> None:
@@ -144,20 +142,16 @@ def cached(fd: int, offset: int) -> bool:
 def test_a_disk_that_cannot_be_read_is_an_error_and_not_the_end(way: str, tmp_path: Path) -> None:
     """The filesystem's device ends in the middle of the file: the kernel answers with an I/O error behind that."""
     with loop_filesystem(tmp_path, 64) as place:
-        path = place / "file"
-        path.write_bytes(os.urandom(48 * MIB))
+        path = new_file(place / "file", os.urandom(48 * MIB))
         os.sync()
         device = device_of(place)
         os.truncate(tmp_path / "disk.img", 24 * MIB)
         subprocess.run(["losetup", "--set-capacity", device], check=True)
-        fd = os.open(path, os.O_RDWR)
-        try:
+        with held_open(path, os.O_RDWR) as fd:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             with pytest.raises(OSError, match="Input/output error") as caught:
                 look_through(fd, 48 * MIB)
             assert caught.value.errno == errno.EIO
-        finally:
-            os.close(fd)
 
 
 def look_through(fd: int, size: int) -> None:

@@ -13,6 +13,7 @@ from storage_admin.agent.swap.volumes import Journal, Place, Wanted
 from tests.agent.harness import ask
 from tests.agent.recording import RecordingIO
 from tests.agent.test_volumes import placed
+from tests.harness.filesystems import new_program
 
 OWN = {"guid": "77", "health": "ONLINE", "readonly": "off", "multihost": "off"}
 PLACE = Place("zfs", "tank/data", "77", "vm-900-disk-0", "5")
@@ -29,8 +30,7 @@ def say(folder: Path, pool: dict[str, str], disk: str, *datasets: tuple[str, ...
         "zfs": f"cat {folder}/datasets",
     }
     for tool, does in tools.items():
-        (folder / "bin" / tool).write_text(f"#!/bin/sh\n{does}\n")
-        (folder / "bin" / tool).chmod(0o755)
+        new_program(folder / "bin" / tool, f"#!/bin/sh\n{does}\n")
 
 
 @pytest.fixture
@@ -150,8 +150,7 @@ def test_a_device_that_is_no_volume_of_zfs_is_not_taken_for_one(disk: str, monke
 
 def test_a_recovery_goes_on_with_files_where_zfs_does_not_answer(disk: str, tmp_path: Path) -> None:
     (tmp_path / "bin/zfs").write_text("#!/bin/sh\nexit 5\n")
-    (tmp_path / "bin/lvs").write_text("#!/bin/sh\nexit 5\n")
-    (tmp_path / "bin/lvs").chmod(0o755)
+    new_program(tmp_path / "bin/lvs", "#!/bin/sh\nexit 5\n")
     told = {"recovered": [], "images": [], "unread": [], "silent": ["lvm", "zfs"], "away": []}
     made = [{"job": "j1", "backend": name, "group": "g", "name": "n", "id": "i"} for name in ("lvm", "zfs")]
     assert ask("recover", {"pools": [], "volumes": [], "volumes_made": made}) == told

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from tests.e2e import disks
 from tests.e2e.browser import Tab
 from tests.e2e.rest import Rest
-from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.harness.guests import Disk, Domains, LibvirtGuest, Starts
 from tests.harness.processes import wait_until
 from tests.harness.services import Dashboard
 from tests.live.chains import PATTERNS, chain_of, definition_of, make_chain, patterns
@@ -27,7 +27,7 @@ def open_page_of(guest: LibvirtGuest, seen: Tab) -> None:
 
 
 @pytest.fixture
-def chained(rest: Rest, shared_folder: Path, tcg_guest: Callable[..., LibvirtGuest]) -> LibvirtGuest:
+def chained(rest: Rest, shared_folder: Path, tcg_guest: Starts) -> LibvirtGuest:
     """A guest on the chain of :func:`make_chain`, which the dashboard has scanned."""
     guest = tcg_guest(Disk(make_chain(shared_folder)[0]))
     disks.registered(rest, shared_folder)

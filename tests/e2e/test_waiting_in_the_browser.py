@@ -1,7 +1,6 @@
 """A job that waits for a running guest: what its page says, and how it is given up."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,13 @@ from playwright.sync_api import Page, expect
 from tests.e2e import disks
 from tests.e2e.browser import Tab
 from tests.e2e.rest import Rest
-from tests.harness.guests import Disk, LibvirtGuest
+from tests.harness.guests import Disk, Starts
 
 pytestmark = [pytest.mark.browser, pytest.mark.guest]
 
 
 def test_a_job_says_which_guest_it_waits_for_and_is_cancelled_on_its_page(
-    seen: Tab, page: Page, rest: Rest, shared_folder: Path, tcg_guest: Callable[..., LibvirtGuest]
+    seen: Tab, page: Page, rest: Rest, shared_folder: Path, tcg_guest: Starts
 ) -> None:
     path = disks.disk(shared_folder, "awake.qcow2")
     guest = tcg_guest(Disk(path))

@@ -1,4 +1,4 @@
-"""Small filesystems of their own, for full disks and power cuts."""
+"""Files, folders and small filesystems that tests make: full disks, power cuts, devices."""
 
 import contextlib
 import subprocess
@@ -6,6 +6,55 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 MIB = 1024**2
+
+
+def new_folder(path: Path, mode: int = 0o777, *, parents: bool = False) -> Path:
+    path.mkdir(mode, parents=parents)
+    return path
+
+
+def new_file(path: Path, content: bytes | bytearray | str = b"") -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def new_program(path: Path, script: str | bytes) -> Path:
+    """A file that may be executed."""
+    new_file(path, script).chmod(0o755)
+    return path
+
+
+def sparse_file(path: Path, size: int) -> Path:
+    """A new file of so many bytes, none of them written."""
+    with path.open("wb") as file:
+        file.truncate(size)
+    return path
+
+
+def formatted(path: Path, size: int, form: str = "ext4", make: Sequence[str] = ()) -> Path:
+    """A new file of so many bytes with a new filesystem in it."""
+    _run(f"mkfs.{form}", "-q", *make, str(sparse_file(path, size)))
+    return path
+
+
+@contextlib.contextmanager
+def loop_device(file: Path) -> Iterator[Path]:
+    """A block device that a file is behind. Needs root."""
+    device = _run("losetup", "--find", "--show", str(file)).strip()
+    try:
+        yield Path(device)
+    finally:
+        _run("losetup", "--detach", device)
+
+
+@contextlib.contextmanager
+def immutable(path: Path) -> Iterator[None]:
+    """Nobody writes to a file, renames or deletes it (chattr(1)). Needs root."""
+    _run("chattr", "+i", str(path))
+    try:
+        yield
+    finally:
+        _run("chattr", "-i", str(path))
 
 
 @contextlib.contextmanager
@@ -19,23 +68,23 @@ def loop_filesystem(
         options: mount options such as ``noauto_da_alloc``.
         make: options of its ``mkfs``.
     """
-    disk, place = folder / "disk.img", folder / "mounted"
-    with disk.open("wb") as file:
-        file.truncate(size_mib * MIB)
-    _run(f"mkfs.{form}", "-q", *make, str(disk))
-    place.mkdir()
-    _run("mount", "-o", ",".join(filter(None, ["loop", options])), str(disk), str(place))
+    disk, place = formatted(folder / "disk.img", size_mib * MIB, form, make), new_folder(folder / "mounted")
+    with mounted(disk, place, "-o", ",".join(filter(None, ["loop", options]))):
+        yield place
+
+
+@contextlib.contextmanager
+def mounted(what: Path | str, place: Path, *options: str) -> Iterator[Path]:
+    """Mounts a file or a folder at another one, or a filesystem as the options say. Needs root."""
+    _run("mount", *(options or ["--bind"]), str(what), str(place))
     try:
         yield place
     finally:
-        _unmount(place)
+        if subprocess.run(["umount", str(place)], capture_output=True).returncode:
+            _run("umount", "--lazy", str(place))
 
 
-def _unmount(place: Path) -> None:
-    if subprocess.run(["umount", str(place)], capture_output=True).returncode:
-        _run("umount", "--lazy", str(place))
-
-
-def _run(*command: str) -> None:
+def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+    return done.stdout

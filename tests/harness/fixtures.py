@@ -14,7 +14,7 @@ from django.db import connection
 import storage_admin.celery  # noqa: F401 (the app that the jobs of tests are sent by)
 from tests.harness import tables
 from tests.harness.filesystems import loop_filesystem
-from tests.harness.guests import Disk, Domains, Guest, LibvirtGuest, qemu_guest
+from tests.harness.guests import Disk, Domains, Guest, Starts, qemu_guest
 from tests.harness.libvirtd import libvirtd as started_libvirtd
 from tests.harness.services import Dashboard, LiveWorker, RedisServer, database_url, running_dashboard
 from tests.harness.sshd import Sshd, sshd
@@ -66,7 +66,7 @@ def domains(libvirtd: str, shared_folder: Path) -> Iterator[Domains]:
 
 
 @pytest.fixture
-def tcg_guest(domains: Domains) -> Callable[..., LibvirtGuest]:
+def tcg_guest(domains: Domains) -> Starts:
     """``tcg_guest(Disk(path), …)``: a running domain with these disks."""
     return lambda *disks: domains.run(disks)
 

@@ -10,7 +10,7 @@ import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -159,6 +159,10 @@ class LibvirtGuest(Guest):
     def start(self) -> None:
         """Starts it again. The console of before is gone."""
         self.domain.create()
+
+
+#: Of fixtures: ``tcg_guest(Disk(path), …)`` is a guest that runs.
+Starts = Callable[..., LibvirtGuest]
 
 
 def initramfs(folder: Path, *, agent: bool = False) -> Path:

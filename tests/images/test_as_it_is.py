@@ -16,8 +16,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
-from tests.agent.harness import leftovers, make_image, qemu_img, write
-from tests.agent.test_convert import same
+from tests.agent.harness import leftovers, make_image, qemu_img, reads_as, write
 from tests.agent.test_shrink import GPT, disk
 from tests.images.test_linking import resolve, row
 from tests.working import ADMIN, OPERATOR, create, image_at, register, run, said, scan, succeeded, this_machine, work
@@ -184,7 +183,7 @@ def test_a_forced_undo_leaves_an_overlay_what_it_reads(image: Path, host: Host, 
         assert refused("undo", written_to.pk, force=True) == ["has_overlays"]
     else:
         failed(run(services.submit(ADMIN, "undo", written_to.pk, {"force": True})), "has_overlays")
-    assert same(top, "qcow2", image.parent.parent / "read.qcow2", "qcow2")
+    assert reads_as(top, image.parent.parent / "read.qcow2")
     top.unlink()
     scan(host)
     succeeded(run(services.submit(ADMIN, "undo", written_to.pk, {"force": True})))
@@ -249,7 +248,7 @@ def test_what_changes_blocks_is_refused_to_a_base_that_overlays_read(parted: Pat
     failed(run(queued), "has_overlays")
     scan(one.host)
     assert "has_overlays" in refused(kind, one.pk)
-    assert same(top, "qcow2", parted.parent.parent / "read.qcow2", "qcow2")
+    assert reads_as(top, parted.parent.parent / "read.qcow2")
 
 
 def test_the_undo_of_a_shrink_leaves_an_overlay_what_it_reads(parted: Path) -> None:

@@ -21,8 +21,9 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.serializers import PlanSerializer
 from tests.agent.formats.test_against_qemu import create, facts_of, qemu_img
+from tests.agent.harness import qemu_io
 from tests.agent.test_analyze import MIB, allocated, analyzed, image_of, mixed, noise, prose, zeros
-from tests.agent.test_estimate_by_method import DENSE, IMAGES, binaries, fill, qemu_io
+from tests.agent.test_estimate_by_method import DENSE, IMAGES, binaries, fill
 from tests.agent.test_estimate_by_method import sparse as scattered
 from tests.factories import GIB, ImageFactory, JobFactory, StoragePoolFactory
 from tests.working import OPERATOR, image_at, run, scan, succeeded, this_machine, work

@@ -18,8 +18,7 @@ from storage_admin.errors import InvalidError
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from tests.agent.harness import make_image, qemu_img
-from tests.agent.test_convert import same
+from tests.agent.harness import make_image, qemu_img, reads_as
 from tests.factories import GuestDiskFactory, GuestFactory
 from tests.images.test_rewrite_jobs import done, rescanned
 from tests.working import ADMIN, OPERATOR, create, image_at, refused_as, reread, run, said, scan, this_machine, work
@@ -61,7 +60,7 @@ def test_the_row_follows_the_file_and_undo_brings_both_back(image: Path) -> None
         row, "vm.raw", "raw", "raw", "ok",
     )  # fmt: skip
     assert not Image.every.exclude(pk=row).exists()
-    assert same(before(image), "qcow2", new, "raw")
+    assert reads_as(before(image), new, "qcow2", "raw")
     undo = services.plan(OPERATOR, "undo", job.pk, {})
     assert str(image) in " ".join(undo.warnings)
     assert run(services.undo(OPERATOR, job)).state == "succeeded"
@@ -281,4 +280,4 @@ def test_an_older_undo_copy_can_be_discarded_whatever_the_image_is_called_now(im
     assert reread(older).undo_state == "discarded"
     assert not (image.parent / f".sa-{older.uid}.orig").exists()
     left, form = (image, "qcow2") if conversion == "undone" else (image.with_suffix(".raw"), "raw")
-    assert same(left, form, before(image), "qcow2")
+    assert reads_as(left, before(image), form)

@@ -8,6 +8,7 @@ import pytest
 
 from images.models import Image
 from images.rewrite import refusals
+from tests.agent.harness import overwrite
 from tests.working import create, image_at, scan, this_machine
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor")]
@@ -33,9 +34,7 @@ def test_a_vhdx_image_is_listed_with_what_its_header_says(tmp_path: Path) -> Non
 
 def test_a_vhdx_image_with_a_broken_header_is_damaged(tmp_path: Path) -> None:
     path = create(tmp_path / "disk.vhdx", form="vhdx")
-    with path.open("r+b") as file:
-        file.seek(192 << 10)
-        file.write(b"R")
+    overwrite(path, 192 << 10, b"R")
     scan(this_machine(tmp_path))
     image = image_at(path)
     assert (image.state, image.virtual_size, image.encrypted) == ("unreadable", None, None)
@@ -58,9 +57,7 @@ def test_a_chain_of_qed_images_is_linked(tmp_path: Path) -> None:
 
 def test_a_qed_image_that_was_not_closed_is_refused(tmp_path: Path) -> None:
     path = create(tmp_path / "disk.qed", form="qed")
-    with path.open("r+b") as file:
-        file.seek(16)
-        file.write(struct.pack("<Q", 2))
+    overwrite(path, 16, struct.pack("<Q", 2))
     scan(this_machine(tmp_path))
     assert image_at(path).from_header("dirty") is True
     assert codes(path) == ["dirty_or_corrupt"]

@@ -9,7 +9,7 @@ from images.models import Image
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from tests.agent.harness import qemu_img
+from tests.agent.harness import overwrite, qemu_img
 from tests.working import ADMIN, create, image_at, refused_as, run, scan
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
@@ -26,9 +26,7 @@ def set_aside_by_surprise(image: Image) -> Job:
 
 
 def an_unknown_feature(path: Path) -> None:
-    with path.open("r+b") as file:
-        file.seek(72)
-        file.write(bytes([0x80]))  # the highest of the incompatible features' bits
+    overwrite(path, 72, bytes([0x80]))  # the highest of the incompatible features' bits
 
 
 def old_overlay(pool: Path, base: Path) -> Path:
@@ -99,9 +97,7 @@ def test_a_file_that_only_looks_damaged_in_a_format_without_bases_hides_nothing(
 def test_a_damaged_header_that_says_plainly_that_it_names_no_other_file_hides_nothing(pool: Path, host: Host) -> None:
     base, damaged, old = create(pool / "base.qcow2"), create(pool / "damaged.qcow2"), pool / "old.qcow"
     qemu_img("create", "-f", "qcow", str(old), "1M")
-    with damaged.open("r+b") as file:
-        file.seek(20)
-        file.write((99).to_bytes(4, "big"))  # bits of a cluster: 9 to 21 there are
+    overwrite(damaged, 20, (99).to_bytes(4, "big"))  # bits of a cluster: 9 to 21 there are
     scan(host)
     assert image_at(damaged).unreadable
     assert image_at(old).unreadable

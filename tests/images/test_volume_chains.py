@@ -14,7 +14,7 @@ from storage_admin.agent.protocol import RefusedError, Request, b64
 from storage_admin.agent.rewrite import volume_chains as on_the_spot
 from storage_admin.agent.verbs import aside, reclaim, rewrites
 from tests.agent.aside import aside_args
-from tests.agent.harness import reclaim_args
+from tests.agent.harness import rewrite_args
 from tests.agent.recording import RecordingIO, request
 from tests.chance import seed
 from tests.faults.figures import trials_of
@@ -60,9 +60,7 @@ def target(path: Path) -> dict[str, Any]:
 
 def asked(state: State, image: Path, **own: Any) -> dict[str, Any]:
     """The agent's arguments, as a plan would make them that knew of no chain."""
-    args = reclaim_args(image, *state.ancestors(image), pool=image.parent.parent)
-    del args["method"]
-    return args | own
+    return rewrite_args(image, *state.ancestors(image), pool=image.parent.parent, **own)
 
 
 def cut_by_the_agent(state: State) -> list[str]:

@@ -19,7 +19,7 @@ from tests.factories import HostFactory
 from tests.harness.processes import wait_until
 from tests.machines.host import DEVICE, MIB, POOL, Host, host
 from tests.machines.nfs import Pinged
-from tests.working import ADMIN, image_at, register, said, scan, work
+from tests.working import ADMIN, image_at, register, scan, succeeded, work
 
 __all__ = ["host"]
 
@@ -245,8 +245,7 @@ def as_host(host: Host, disk: int, monkeypatch: pytest.MonkeyPatch) -> StoragePo
 def test_jobs_attach_and_detach_and_each_scan_finds_what_is_attached(as_host: StoragePool, host: Host) -> None:
     scan(as_host.host)
     image = image_at(Path(f"{POOL}/vm.qcow2"))
-    job = work("attach", image.pk, ADMIN)
-    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    job = succeeded(work("attach", image.pk, ADMIN))
     assert host.run(f"cmp {DEVICE} /root/whole && echo same") == "same\n"
     # Whatever the database knew is found again.
     Row.objects.update(capabilities={})

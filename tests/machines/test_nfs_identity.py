@@ -11,7 +11,6 @@ from images.rewrite import in_use
 from images.scan import shared_storages
 from images.selectors import overview
 from storage_admin.accounts.models import SYSTEM
-from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts import asking
 from storage_admin.hosts.models import Host as Row
 from storage_admin.hosts.models import StoragePool
@@ -19,7 +18,7 @@ from storage_admin.jobs import runner, services
 from tests.factories import HostFactory
 from tests.machines.lab import ADDRESSES, Machine, machines
 from tests.machines.nfs import EXPORTED, MOUNTED, load_agents
-from tests.working import ADMIN, image_at, refused_as, register, reread, scan, work
+from tests.working import ADMIN, image_at, refused_as, register, reread, scan, succeeded, work
 
 pytestmark = [pytest.mark.machines, pytest.mark.django_db]
 pytestmark.append(pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve"))
@@ -114,9 +113,7 @@ def test_two_jobs_on_one_file_by_different_hosts_exclude_each_other(rows: tuple[
     images = [image_at(f"{folder}/a.raw".encode()) for folder in (EXPORTED, MOUNTED, AGAIN)]
     services.submit(ADMIN, "reclaim", images[0].pk, {"method": "copy"})
     for image in images[1:]:
-        with pytest.raises(RefusedError) as refused:
-            services.submit(ADMIN, "reclaim", image.pk, {"method": "copy"})
-        assert refused.value.code == "busy"
+        assert refused_as(services.submit, ADMIN, "reclaim", image.pk, {"method": "copy"}) == "busy"
 
 
 def test_the_server_rewrites_an_image_in_its_own_folder_and_the_others_find_the_new_one(
@@ -126,8 +123,7 @@ def test_the_server_rewrites_an_image_in_its_own_folder_and_the_others_find_the_
     image = image_at(f"{EXPORTED}/a.raw".encode())
     before = server.run(f"sha256sum <{EXPORTED}/a.raw")
     assert refused_as(services.submit, ADMIN, "reclaim", image.pk, {"method": "in_place"}) == "unsupported_pool"
-    job = work("reclaim", image.pk, ADMIN, method="copy", undo_hours=0)
-    assert job.state == "succeeded", (job.error_code, job.error_detail)
+    succeeded(work("reclaim", image.pk, ADMIN, method="copy", undo_hours=0))
     number = server.run(f"stat -c %i {EXPORTED}/a.raw").strip()
     assert number != image.inode
     for folder in (MOUNTED, AGAIN):

@@ -12,7 +12,7 @@ from tests.factories import StoragePoolFactory
 from tests.harness.debian_trees import Booted
 from tests.machines.test_rbd import MIB, cluster, row
 from tests.machines.test_volume_orphans import OPTIONS, aside, volume
-from tests.working import ADMIN, run, said, scan, work
+from tests.working import ADMIN, run, scan, succeeded, work
 
 __all__ = ["cluster", "row"]
 
@@ -59,8 +59,7 @@ def test_only_what_proxmox_ve_has_named_and_no_guest_needs_is_an_orphan(site: Bo
 
 def test_an_image_is_set_aside_and_comes_back_as_it_was(site: Booted, row: Row) -> None:
     before, content = site.run(STATE), site.run(DIGEST)
-    job = aside(GONE)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(aside(GONE))
     assert site.run(NAMES).split() == [f".sa-{job.uid}.aside"]
     assert (job.result or {})["held_bytes"] == 12 * MIB
     assert (scan(row)["vanished"], volume(GONE).state) == (0, "set_aside")
@@ -75,8 +74,7 @@ def test_a_deleted_image_frees_what_was_said(site: Booted, row: Row) -> None:
     assert aside(GONE).state == "succeeded"
     Image.every.filter(name=GONE).update(aside_until=None)
     before = int(site.run(objects))
-    job = work("delete_aside", volume(GONE).pk, ADMIN, confirm_name=GONE)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(work("delete_aside", volume(GONE).pk, ADMIN, confirm_name=GONE))
     assert expected == 12 * MIB == (before - int(site.run(objects))) * 4 * MIB
     # The pool counts a few bytes of the image's own objects as well.
     assert 0 <= (job.result or {})["freed_bytes"] - expected < 4096

@@ -13,7 +13,7 @@ from storage_admin.jobs.models import Job
 from tests.factories import StoragePoolFactory
 from tests.machines.host import MIB, Host, host
 from tests.machines.test_lvm import group, row
-from tests.working import ADMIN, refused_as, run, said, scan, work
+from tests.working import ADMIN, refused_as, run, said, scan, succeeded, work
 
 __all__ = ["group", "host", "row"]
 
@@ -61,8 +61,7 @@ def test_only_what_proxmox_ve_has_named_and_no_guest_needs_is_an_orphan(site: Ho
 def test_a_volume_is_set_aside_and_comes_back_as_it_was(site: Host, row: Row, name: str) -> None:
     digest = f"lvchange -ay vg/{name}; sha256sum < /dev/vg/{name}; "
     before, content = listed(site), site.run(digest + ("" if name == THICK else f"lvchange -an vg/{name}"))
-    job = aside(name)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(aside(name))
     taken = volume(name).allocated_size
     assert taken
     assert (job.result or {})["held_bytes"] == taken
@@ -87,8 +86,7 @@ def test_a_deleted_volume_frees_what_was_said(site: Host, row: Row, name: str) -
     expected = volume(name).deletion_frees
     aside(name)
     Image.every.filter(name=name).update(aside_until=None)
-    job = work("delete_aside", volume(name).pk, ADMIN, confirm_name=name)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(work("delete_aside", volume(name).pk, ADMIN, confirm_name=name))
     assert (job.result or {})["freed_bytes"] == expected == (12 if name == THICK else 4) * MIB
     assert not [one for one in listed(site) if one == name or one.startswith(".sa-")]
     assert scan(row)["vanished"] == 0

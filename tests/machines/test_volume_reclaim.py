@@ -18,7 +18,7 @@ from tests.factories import StoragePoolFactory
 from tests.machines.host import MIB, Host, cut_off, host
 from tests.machines.test_exclusive import used
 from tests.machines.test_lvm import group, row
-from tests.working import ADMIN, refused_as, run, said, scan, work
+from tests.working import ADMIN, refused_as, run, said, scan, succeeded, work
 
 __all__ = ["group", "host", "row"]
 
@@ -76,8 +76,7 @@ def test_zeros_go_back_to_the_pool_as_was_foretold_and_every_byte_stays(site: Ho
     foretold = plan()
     assert (foretold.refusals, foretold.won_bytes) == ((), 159 * 64 * 1024)
     held = used(site)
-    job = reclaim()
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(reclaim())
     result = job.result or {}
     assert (result["before_bytes"], result["after_bytes"]) == (14 * MIB, 65 * 64 * 1024)
     assert held - used(site) == result["freed_bytes"] == job.freed_bytes == foretold.won_bytes
@@ -213,8 +212,7 @@ def test_a_pool_that_is_full_takes_writes_again(site: Host, row: Row) -> None:
     site.run("lvchange -q --errorwhenfull y vg/pool; lvcreate -q -V 100M -T vg/pool -n full; udevadm settle")
     site.run("dd if=/dev/urandom of=/dev/vg/full bs=1M oflag=direct status=none || true")
     assert "out_of_data_space" in site.run("dmsetup status --noflush vg-pool-tpool")
-    job = reclaim()
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(reclaim())
     assert (job.result or {})["freed_bytes"] == 159 * 64 * 1024
     assert " rw " in site.run("dmsetup status --noflush vg-pool-tpool")
     assert content(site) == digest

@@ -16,7 +16,7 @@ from tests.factories import HostFactory, StoragePoolFactory
 from tests.machines.host import MIB, Host, host
 from tests.machines.inside import FIRST_PORT
 from tests.machines.test_volume_orphans import OPTIONS, aside, volume
-from tests.working import ADMIN, run, said, scan, work
+from tests.working import ADMIN, run, scan, succeeded, work
 
 __all__ = ["host"]
 
@@ -98,8 +98,7 @@ def test_only_what_proxmox_ve_has_named_and_no_guest_needs_is_an_orphan(site: Ho
 @pytest.mark.parametrize("name", [THICK, THIN, FILES])
 def test_a_volume_is_set_aside_and_comes_back_as_it_was(site: Host, row: Row, name: str) -> None:
     content, before = digest(site, name), site.run(STATE)
-    job = aside(name)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(aside(name))
     other = f"tank/data/.sa-{job.uid}.aside"
     shown = site.run(STATE)
     assert (f"{other}\tguid" in shown, f"tank/data/{name}\t" in shown) == (True, False)
@@ -121,8 +120,7 @@ def test_a_deleted_volume_frees_what_was_said(site: Host, row: Row, name: str) -
     aside(name)
     Image.every.filter(name=name).update(aside_until=None)
     used, available = (int(one) for one in site.run("zpool sync; zfs list -Hpo used,available tank").split())
-    job = work("delete_aside", volume(name).pk, ADMIN, confirm_name=name)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(work("delete_aside", volume(name).pk, ADMIN, confirm_name=name))
     freed = (job.result or {})["freed_bytes"]
     assert abs(freed - expected) < 256 << 10
     after, more = (int(one) for one in site.run("zpool sync; zfs list -Hpo used,available tank").split())

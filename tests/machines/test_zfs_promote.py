@@ -8,7 +8,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.machines.host import Host, host
 from tests.machines.test_zfs import WRITE, row, tank
-from tests.working import ADMIN, refused_as, said, scan, work
+from tests.working import ADMIN, refused_as, scan, succeeded, work
 
 __all__ = ["host", "row", "tank"]
 
@@ -42,8 +42,7 @@ def test_a_clone_and_its_origin_exchange_their_parts_and_every_byte_stays(tank: 
     assert image("new").backing == image("old+one")
     plan = services.plan(ADMIN, "flatten", image("new").pk, {})
     assert (plan.refusals, plan.method, plan.scratch_bytes) == ((), "promote", 0)
-    job = promote("new")
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(promote("new"))
     assert tank.run(SNAPSHOTS).splitlines() == ["tank/new@first", "tank/new@second", "tank/old one@third"]
     assert tank.run(CONTENT) == content
     assert abs(int(tank.run("zpool sync; zfs list -Hp -o used tank")) - used) < 1 << 20

@@ -17,7 +17,7 @@ from django.core.management import call_command
 
 import storage_admin.celery  # noqa: F401 (the app that jobs are sent by)
 from tests.agent.harness import age
-from tests.harness.filesystems import loop_filesystem
+from tests.harness.filesystems import loop_filesystem, new_folder
 from tests.harness.processes import Daemon
 from tests.harness.services import ROOT, RedisServer
 from tests.harness.sshd import Sshd, sshd
@@ -120,8 +120,7 @@ class Site:
 
 def prepare(folder: Path, database: str) -> clock.Clock:
     """Sets up Django on a data folder of its own; call it before any model is imported."""
-    data = folder / "data"
-    data.mkdir(mode=0o700)
+    data = new_folder(folder / "data", mode=0o700)
     os.environ |= {
         "DJANGO_SETTINGS_MODULE": "tests.nights.settings",
         "STORAGE_ADMIN_DATA_DIR": str(data),
@@ -144,8 +143,7 @@ def site(folder: Path, moved: clock.Clock, images: int, rng: random.Random) -> I
     with contextlib.ExitStack() as stack:
         places = []
         for slug, share in (("local", 0.4), ("north", 0.4), ("south", 0.2)):
-            room = folder / slug
-            room.mkdir()
+            room = new_folder(folder / slug)
             mounted = stack.enter_context(loop_filesystem(room, FULL if slug == "south" else ROOMY))
             disks = Disks(mounted / "images", folder, rng)
             disks.pool.mkdir()

@@ -19,8 +19,8 @@ from storage_admin.agent.protocol import RESULT, Request
 from storage_admin.hosts import transport
 from storage_admin.hosts.services import ensure_local_host, register_folder
 from storage_admin.hosts.session import AgentSession
-from tests.agent.harness import reclaim_args
-from tests.harness.filesystems import loop_filesystem
+from tests.agent.harness import held_open, reclaim_args
+from tests.harness.filesystems import loop_filesystem, new_folder
 from tests.performance.images import filled, warm
 from tests.performance.jobs import run_job
 from tests.performance.report import Row, ratio, seconds
@@ -70,8 +70,7 @@ def measure(folder: Path) -> list[Row]:
         pool.delete()
     with _filesystem(folder, "xfs") as place:
         rows.append(_pair("the same, on xfs", *_best(source, place, warm, FEWER)))
-    here = folder / "in_place"
-    here.mkdir()
+    here = new_folder(folder / "in_place")
     kind = _mounted(here)
     rows += _warm_and_cold(kind, source, here)
     if not _discards(kind):
@@ -193,9 +192,8 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _cool(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(fd)
+    with held_open(path) as fd:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _small_runs(folder: Path) -> Path:
@@ -212,11 +210,9 @@ def _small_runs(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _filesystem(folder: Path, form: str, options: str = "") -> Iterator[Path]:
-    place = folder / form
-    place.mkdir()
+    place = new_folder(folder / form)
     with loop_filesystem(place, 8192, form=form, options=options) as mounted:
-        pool = mounted / "pool"
-        pool.mkdir()
+        pool = new_folder(mounted / "pool")
         yield pool
     shutil.rmtree(place)
 

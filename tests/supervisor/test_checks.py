@@ -13,6 +13,7 @@ import pytest
 
 from storage_admin.supervisor import checks
 from storage_admin.supervisor.errors import SetupError
+from tests.harness.filesystems import new_folder, new_program
 from tests.harness.processes import free_port
 
 
@@ -20,8 +21,7 @@ def test_names_a_missing_tool_its_purpose_and_its_package(tmp_path: Path, monkey
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SetupError, match=r"^redis-server is missing: .*worker.* apt install redis-server$"):
         checks.require_tools(checks.REDIS_TOOL)
-    (tmp_path / "redis-server").write_text("#!/bin/sh\n")
-    (tmp_path / "redis-server").chmod(0o755)
+    new_program(tmp_path / "redis-server", "#!/bin/sh\n")
     checks.require_tools(checks.REDIS_TOOL)
 
 
@@ -43,8 +43,7 @@ def test_refuses_a_data_folder_that_takes_no_file() -> None:
 
 
 def test_closes_a_data_folder_that_others_can_read_and_what_an_earlier_version_left_open_in_it(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
+    folder = new_folder(tmp_path / "data")
     for name, mode in (("db.sqlite3", 0o644), ("secret_key", 0o600), ("script", 0o755)):
         (folder / name).touch()
         (folder / name).chmod(mode)

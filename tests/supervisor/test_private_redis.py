@@ -13,6 +13,7 @@ import redis
 from storage_admin.brokers import BrokerUrls
 from storage_admin.supervisor import private_redis
 from storage_admin.supervisor.private_redis import PrivateRedis
+from tests.harness.filesystems import new_folder
 from tests.harness.processes import Daemon
 
 pytestmark = pytest.mark.services
@@ -71,8 +72,7 @@ def test_works_in_a_folder_of_any_name(tmp_path: Path, name: str) -> None:
 
 
 def test_a_socket_path_that_is_too_long_moves_to_a_short_private_folder(tmp_path: Path) -> None:
-    deep = tmp_path / ("d" * 120)
-    deep.mkdir()
+    deep = new_folder(tmp_path / ("d" * 120))
     own = private_redis.prepare(deep)
     assert own.short_folder is not None
     assert len(os.fsencode(own.socket)) <= 107
@@ -87,8 +87,7 @@ def test_a_socket_path_that_is_too_long_moves_to_a_short_private_folder(tmp_path
 def test_the_longest_path_that_fits_is_used(tmp_path: Path, length: int) -> None:
     missing = length - len(os.fsencode(tmp_path / "redis" / "redis.sock")) - 1
     assert missing > 0, "the temporary folder is too deep for this test"
-    folder = tmp_path / ("d" * missing)
-    folder.mkdir()
+    folder = new_folder(tmp_path / ("d" * missing))
     own = private_redis.prepare(folder)
     assert (own.short_folder is None) == (length <= 107)
     with running(own, tmp_path / "log"):

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from storage_admin.supervisor import commands
+from tests.harness.filesystems import mounted, new_folder, new_program
 from tests.harness.processes import Daemon, free_port, wait_until
 from tests.harness.services import Dashboard, running_dashboard
 
@@ -72,8 +73,7 @@ def test_a_port_in_use_ends_with_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_database_that_was_emptied_is_no_first_start(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir(mode=0o700)
+    data = new_folder(tmp_path / "data", mode=0o700)
     (data / "secret_key").write_text("x" * 50)
     (data / "db.sqlite3").touch()
     assert_refused(up(data), r"^The database .*db\.sqlite3 is empty, but .* \(secret_key\)")
@@ -90,14 +90,8 @@ def test_an_empty_secret_key_ends_with_a_sentence_and_is_not_made_anew(tmp_path:
 
 @pytest.mark.parametrize("kib", [16, 3000])
 def test_a_full_data_disk_ends_with_a_sentence(tmp_path: Path, kib: int) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k,mode=700", "tmpfs", disk], check=True)
-    try:
-        (disk / "data").mkdir(mode=0o700)
-        done = up(disk / "data")
-    finally:
-        subprocess.run(["umount", disk], check=True)
+    with mounted("tmpfs", new_folder(tmp_path / "disk"), "-t", "tmpfs", "-o", f"size={kib}k,mode=700") as disk:
+        done = up(new_folder(disk / "data", mode=0o700))
     assert_refused(done, "^The disk is full .* Free some space")
 
 
@@ -191,8 +185,7 @@ def test_a_start_that_fails_after_the_first_admin_was_made_still_tells_the_passw
     """It is told by nothing else, ever."""
     broken = tmp_path / "bin"
     without("redis-server", broken)
-    (broken / "redis-server").write_text("#!/bin/sh\nexit 1\n")
-    (broken / "redis-server").chmod(0o755)
+    new_program(broken / "redis-server", "#!/bin/sh\nexit 1\n")
     environment = os.environ | {
         "STORAGE_ADMIN_DATA_DIR": str(tmp_path / "data"), "STORAGE_ADMIN_BIND": f"127.0.0.1:{free_port()}",
         "PATH": str(broken),

@@ -11,6 +11,7 @@ import pytest
 
 from storage_admin.agent.formats import Facts, Reader, UnreadableError, probe, read
 from tests.agent import harness
+from tests.agent.harness import held_open
 
 pytestmark = pytest.mark.qemu
 
@@ -21,10 +22,11 @@ def qemu_img(*arguments: str | Path, cwd: Path | None = None) -> str:
     return harness.qemu_img(*arguments, cwd=cwd).decode()
 
 
-def create(path: Path, image_format: str, options: str = "", size: str = "8M", *more: str | Path) -> None:
+def create(path: Path, image_format: str, options: str = "", size: str = "8M", *more: str | Path) -> Path:
     chosen = ["-o", options] if options else []
     secret = SECRET if "key-secret" in options else []
     qemu_img("create", "-q", "-f", image_format, *secret, *chosen, *more, path, *([size] if size else []))
+    return path
 
 
 def info(path: Path, image_format: str) -> dict[str, Any]:
@@ -33,19 +35,13 @@ def info(path: Path, image_format: str) -> dict[str, Any]:
 
 
 def facts_of(path: Path, declared: str | None = None) -> Facts:
-    fd = os.open(path, os.O_RDONLY)
-    try:
+    with held_open(path) as fd:
         return read(fd, path.stat().st_size, os.fsencode(path.name), declared)
-    finally:
-        os.close(fd)
 
 
 def probed(path: Path) -> str:
-    fd = os.open(path, os.O_RDONLY)
-    try:
+    with held_open(path) as fd:
         return probe(Reader(fd, path.stat().st_size))
-    finally:
-        os.close(fd)
 
 
 def assert_same(path: Path, image_format: str) -> Facts:

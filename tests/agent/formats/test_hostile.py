@@ -19,7 +19,9 @@ from storage_admin.agent.formats import Facts, UnreadableError, guess, read, rea
 from storage_admin.agent.formats.facts import Reader
 from storage_admin.agent.formats.vpc import checksum
 from tests.agent.formats.test_against_qemu import create, facts_of, qemu_img
+from tests.agent.harness import held_open
 from tests.chance import seed
+from tests.harness.filesystems import new_file
 
 pytestmark = pytest.mark.qemu
 
@@ -227,8 +229,7 @@ def test_a_full_snapshot_table_is_read_in_little_time_and_memory(tmp_path: Path)
 
 
 def test_a_vmdk_descriptor_with_a_host_file_only_names_it(tmp_path: Path) -> None:
-    canary = tmp_path / "shadow"
-    canary.write_text("root:secret")
+    canary = new_file(tmp_path / "shadow", "root:secret")
     before = canary.stat().st_atime_ns
     (tmp_path / "evil.vmdk").write_text(
         f'# Disk DescriptorFile\nversion=1\ncreateType="monolithicFlat"\nRW 20480 FLAT "{canary}" 0\n'
@@ -241,8 +242,7 @@ def test_a_vmdk_descriptor_with_a_host_file_only_names_it(tmp_path: Path) -> Non
 
 def test_a_reader_does_not_go_beyond_what_it_was_told_is_the_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(10_000))
-    fd = os.open(tmp_path / "file", os.O_RDONLY)
-    try:
+    with held_open(tmp_path / "file") as fd:
         reader = Reader(fd, 5_000)
         with pytest.raises(UnreadableError, match="ends at byte 6000, the file at byte 5000"):
             reader.at(5_000, 1_000, "a table")
@@ -250,5 +250,3 @@ def test_a_reader_does_not_go_beyond_what_it_was_told_is_the_file(tmp_path: Path
             reader.at(0, 1 << 30, "a table")
         assert guess(reader, b"file") == "raw"
         assert read_as(reader, "raw") == read(fd, 5_000, b"file")
-    finally:
-        os.close(fd)

@@ -18,6 +18,7 @@ import pytest
 from storage_admin.agent.formats import Facts, UnreadableError
 from tests.agent.formats.test_against_qemu import SECRET, assert_same, create, facts_of, info, probed, qemu_img
 from tests.agent.formats.test_hostile import mutate, outcome
+from tests.agent.harness import overwrite
 from tests.chance import seed
 
 pytestmark = pytest.mark.qemu
@@ -36,9 +37,7 @@ OPTIONS = [
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One volume as qemu makes it by itself."""
-    path = tmp_path_factory.mktemp("luks") / "disk.luks"
-    create(path, "luks", KEY)
-    return path
+    return create(tmp_path_factory.mktemp("luks") / "disk.luks", "luks", KEY)
 
 
 @pytest.fixture
@@ -49,8 +48,7 @@ def disk(made: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_reads_every_option_as_qemu_does(tmp_path: Path, options: str) -> None:
-    path = tmp_path / "disk.luks"
-    create(path, "luks", f"{KEY},{options}")
+    path = create(tmp_path / "disk.luks", "luks", f"{KEY},{options}")
     assert probed(path) == "luks"
     assert_same_luks(path)
 
@@ -205,9 +203,7 @@ def test_a_luks2_header_beyond_its_bounds_is_named(tmp_path: Path, how: dict[str
 def test_one_changed_bit_of_a_luks2_header_is_found_by_its_checksum(tmp_path: Path) -> None:
     path = luks2(tmp_path / "disk.luks", size=1 << 22, file_size=1 << 23)
     assert facts_of(path).encrypted
-    with path.open("r+b") as file:
-        file.seek((1 << 22) - 1)
-        file.write(b"\1")
+    overwrite(path, (1 << 22) - 1, b"\1")
     started = time.thread_time()
     with pytest.raises(UnreadableError, match="checksum is wrong"):
         facts_of(path)

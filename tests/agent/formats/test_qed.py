@@ -13,6 +13,7 @@ import pytest
 
 from storage_admin.agent.formats import UnreadableError
 from tests.agent.formats.test_against_qemu import assert_same, create, facts_of, info, probed, qemu_img
+from tests.agent.harness import qemu_io
 
 pytestmark = pytest.mark.qemu
 
@@ -28,8 +29,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_reads_every_option_as_qemu_does(tmp_path: Path, options: str) -> None:
-    path = tmp_path / "disk.qed"
-    create(path, "qed", options)
+    path = create(tmp_path / "disk.qed", "qed", options)
     assert probed(path) == "qed"
     assert_same(path, "qed")
 
@@ -45,7 +45,7 @@ def test_reads_what_convert_made_and_what_was_written_to_since(tmp_path: Path) -
     path = tmp_path / "disk.qed"
     qemu_img("convert", "-f", "raw", "-O", "qed", tmp_path / "raw", path)
     before = assert_same(path, "qed")
-    subprocess.run(["qemu-io", "-f", "qed", "-c", "write -P 7 1M 2M", path], check=True, capture_output=True)
+    qemu_io(path, "write -P 7 1M 2M", form="qed")
     assert assert_same(path, "qed") == before
 
 
@@ -70,8 +70,7 @@ def test_reads_a_backing_name_as_long_as_a_path_can_be(tmp_path: Path) -> None:
 
 
 def test_an_image_that_was_not_closed_is_dirty_until_it_was_checked(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qed"
-    create(path, "qed")
+    path = create(tmp_path / "disk.qed", "qed")
     command = ["qemu-io", "-f", "qed", "-c", "write -P 7 0 64k", "-c", "abort", str(path)]
     assert subprocess.run(command, capture_output=True).returncode != 0
     # ``qemu-img info`` does not tell this flag of a QED image, whose header it leaves as it is.
@@ -86,8 +85,7 @@ def test_an_image_that_was_not_closed_is_dirty_until_it_was_checked(tmp_path: Pa
 def test_tables_that_qemu_makes_and_does_not_open_are_unreadable(
     tmp_path: Path, cluster_size: int, table_size: int
 ) -> None:
-    path = tmp_path / "disk.qed"
-    create(path, "qed")
+    path = create(tmp_path / "disk.qed", "qed")
     with path.open("r+b") as file:
         file.write(struct.pack("<4sII", b"QED\0", cluster_size, table_size))
         file.seek(40)

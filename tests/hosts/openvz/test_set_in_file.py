@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import stat
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts.openvz import Effect, NotSetError, set_priority
 from storage_admin.hosts.shells import Done, LocalShell
 from storage_admin.hosts.ssh import SshShell
+from tests.harness.filesystems import immutable
 from tests.harness.openvz import OpenVZHost
 from tests.harness.sshd import sshd
 from tests.hosts.openvz.conftest import WatchedShell, give
@@ -172,12 +172,8 @@ def test_a_file_that_somebody_changes_meanwhile_is_theirs(bare: OpenVZHost, chan
 
 def test_a_file_that_cannot_be_replaced_is_left_alone(bare: OpenVZHost) -> None:
     path = bare.add("200", CONTENT)
-    subprocess.run(["chattr", "+i", str(path)], check=True)
-    try:
-        with pytest.raises(RefusedError, match="is protected") as refused:
-            give(bare, "200", 7)
-    finally:
-        subprocess.run(["chattr", "-i", str(path)], check=True)
+    with immutable(path), pytest.raises(RefusedError, match="is protected") as refused:
+        give(bare, "200", 7)
     assert (refused.value.code, path.read_bytes(), names(bare.conf)) == ("immutable", CONTENT, ["200.conf"])
 
 
