@@ -5,6 +5,13 @@ from pathlib import Path
 import pytest
 
 from tests.faults.scene import build
+from tests.harness.filesystems import new_folder
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    """An empty folder for images, with nothing beside it."""
+    return new_folder(tmp_path / "pool")
 
 
 @pytest.fixture(scope="session")

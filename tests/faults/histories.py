@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.agent.harness import Agent, Writer, age, ask, qemu_img, reclaim_args, undo_args
+from tests.agent.harness import Agent, Writer, age, ask, qemu_img, qemu_io, reclaim_args, undo_args
+from tests.harness.filesystems import new_folder
 
 SIZE = 24 << 20
 BLOCK = 4096
@@ -23,8 +24,7 @@ DAY = 25 * 3600.0
 
 def disk(path: Path, rng: random.Random) -> Path:
     """A raw disk with an ext4 filesystem on which some files are."""
-    folder = path.with_suffix(".files")
-    folder.mkdir()
+    folder = new_folder(path.with_suffix(".files"))
     for number in range(12):
         (folder / f"{number}").write_bytes(rng.randbytes(rng.randrange(200_000, 900_000)))
     subprocess.run(["mke2fs", "-q", "-t", "ext4", "-d", folder, path, f"{SIZE >> 10}k"], check=True)
@@ -163,7 +163,7 @@ def owner_changed(one: History) -> None:
 
 def rewritten_again(one: History) -> None:
     one.write(0.2)
-    subprocess.run(["qemu-io", "-f", one.form, "-c", "write -z 20M 1M", one.image], check=True, capture_output=True)
+    qemu_io(one.image, "write -z 20M 1M", form=one.form)
     with one.content.open("r+b") as content:
         os.pwrite(content.fileno(), bytes(1 << 20), 20 << 20)
     one.rewrite("j2")
@@ -207,8 +207,7 @@ def written_in_full(one: History) -> None:
 
 
 def emptied(one: History) -> None:
-    command = f"write -z -u 0 {SIZE}" if one.form == "qcow2" else f"write -z 0 {SIZE}"
-    subprocess.run(["qemu-io", "-f", one.form, "-c", command, one.image], check=True, capture_output=True)
+    qemu_io(one.image, f"write -z -u 0 {SIZE}" if one.form == "qcow2" else f"write -z 0 {SIZE}", form=one.form)
 
 
 def backup_copied_over(one: History) -> None:

@@ -16,13 +16,16 @@ from tests.agent.harness import (
     link,
     make_image,
     qemu_img,
-    reclaim_args,
+    qemu_io,
+    reads_as,
     recover_args,
+    rewrite_args,
     same_content,
     undo_args,
     write,
 )
 from tests.agent.test_export import unpacked
+from tests.harness.filesystems import new_folder
 
 #: The formats that images are rewritten in and converted to here.
 FORMATS = ("qcow2", "raw", "vmdk", "vdi")
@@ -36,8 +39,7 @@ def build(folder: Path, options: str, form: str = "qcow2", *, based: bool = Fals
         options: creation options of a qcow2 image.
         based: whether the image stands on a chain of two others, which it partly hides.
     """
-    pool = folder / "pool"
-    pool.mkdir(parents=True)
+    pool = new_folder(folder / "pool", parents=True)
     image, overlay, noise = pool / f"vm.{form}", pool / "overlay.qcow2", folder / "noise"
     if based:
         make_image(pool / "root.qcow2", _SIZE)
@@ -51,8 +53,7 @@ def build(folder: Path, options: str, form: str = "qcow2", *, based: bool = Fals
         write(image, 0x61, "0", "2M", form)
         write(image, 0, "3M", "2M", form)
     noise.write_bytes(os.urandom(512 << 10))
-    command = f"write -s {noise} 0 512k"
-    subprocess.run(["qemu-io", "-f", form, "-c", command, image], check=True, capture_output=True)
+    qemu_io(image, f"write -s {noise} 0 512k", form=form)
     qemu_img("create", "-q", "-f", "qcow2", "-b", image.name, "-F", form, overlay)
     write(overlay, 0x44, "1M", "512k")
     qemu_img("convert", "-f", form, "-O", "qcow2", image, folder / "before.qcow2")
@@ -196,8 +197,7 @@ class Scene:
         if work.verb == "create":
             base, *chain = (link(path, self.pool, path.suffix[1:]) for path in (self.image, *self.bases))
             return work.own | {"base": base, "chain": chain}
-        args = reclaim_args(self.image, *self.bases, format=self.form)
-        del args["method"]
+        args = rewrite_args(self.image, *self.bases, format=self.form)
         if work.name == "another base":
             if not self.other.exists():
                 make_image(self.other, "8M")
@@ -279,5 +279,4 @@ class Scene:
             with tarfile.open(path) as tar:
                 path, form = path.parent.parent / "exported", "vmdk"
                 path.write_bytes(tar.extractfile(tar.getmembers()[-1]).read())  # type: ignore[union-attr]
-        compare: list[str | Path] = ["qemu-img", "compare", "-f", form, "-F", "qcow2", path, self._before]
-        return subprocess.run(compare, capture_output=True).returncode == 0
+        return reads_as(path, self._before, form)

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from storage_admin.agent import protocol
 from tests.agent.aside import ASIDE, aside_args, back_args, delete_args
-from tests.agent.harness import Agent, ask, leftovers, make_image, recover_args
+from tests.agent.harness import ask, at_ready, leftovers, make_image, recover_args
 from tests.faults.test_kills import run_to_death
 from tests.faults.trials import WHEN, Trials, steps
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
-WAITING = {ASIDE, ".sa-j1.journal"}
+IMAGE, WAITING = "left.qcow2", {ASIDE, ".sa-j1.journal"}
 
 
 class Place:
@@ -22,7 +21,7 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.pool = folder / "pool"
         self.pool.mkdir(parents=True)
-        self.image, self.aside = self.pool / "left.qcow2", self.pool / ASIDE
+        self.image, self.aside = self.pool / IMAGE, self.pool / ASIDE
         make_image(self.image)
         self.content, self.inode = self.image.read_bytes(), self.image.stat().st_ino
 
@@ -45,54 +44,41 @@ class Place:
         return next(iter(names), "")
 
 
-@pytest.mark.parametrize("when", WHEN)
-def test_setting_aside_that_dies_at_any_step_leaves_one_name_or_the_other(tmp_path: Path, when: str) -> None:
+def each_death(folder: Path, verb: str, when: str) -> tuple[int, set[str]]:
+    """Has an agent die at every step of a verb: at which one it got through, and which names the image then had."""
     outcomes = set()
     for at in steps():
-        place = Place(tmp_path / str(at))
-        died = run_to_death("set_aside", aside_args(place.image), "j1", at, when)
+        place, job = Place(folder / str(at)), "j1" if verb == "set_aside" else "j2"
+        args = aside_args(place.image)
+        if verb != "set_aside":
+            ask("set_aside", args)
+            args = back_args(place.image) if verb == "restore_aside" else delete_args(place.image, place.inode)
+        died = run_to_death(verb, args, job, at, when)
         if died is None:
             break
-        assert place.names(), died
+        assert verb == "delete_aside" or place.names(), died
         print(f"step {at} {when}: {died}: {place.recover()}")
         outcomes.add(place.settled())
-    else:
-        raise AssertionError("no run came to its end")
+    return at, outcomes
+
+
+@pytest.mark.parametrize("when", WHEN)
+def test_setting_aside_that_dies_at_any_step_leaves_one_name_or_the_other(tmp_path: Path, when: str) -> None:
+    at, outcomes = each_death(tmp_path, "set_aside", when)
     assert at > 8
-    assert outcomes == {place.image.name, ASIDE}
+    assert outcomes == {IMAGE, ASIDE}
 
 
 @pytest.mark.parametrize("when", WHEN)
 def test_a_restore_that_dies_at_any_step_leaves_one_name_or_the_other(tmp_path: Path, when: str) -> None:
-    outcomes = set()
-    for at in steps():
-        place = Place(tmp_path / str(at))
-        ask("set_aside", aside_args(place.image))
-        died = run_to_death("restore_aside", back_args(place.image), "j2", at, when)
-        if died is None:
-            break
-        assert place.names(), died
-        print(f"step {at} {when}: {died}: {place.recover()}")
-        outcomes.add(place.settled())
-    else:
-        raise AssertionError("no run came to its end")
+    at, outcomes = each_death(tmp_path, "restore_aside", when)
     assert at > 5
-    assert outcomes == {place.image.name, ASIDE}
+    assert outcomes == {IMAGE, ASIDE}
 
 
 @pytest.mark.parametrize("when", WHEN)
 def test_a_deletion_that_dies_at_any_step_has_happened_or_not(tmp_path: Path, when: str) -> None:
-    outcomes = set()
-    for at in steps():
-        place = Place(tmp_path / str(at))
-        ask("set_aside", aside_args(place.image))
-        died = run_to_death("delete_aside", delete_args(place.image, place.inode), "j2", at, when)
-        if died is None:
-            break
-        print(f"step {at} {when}: {died}: {place.recover()}")
-        outcomes.add(place.settled())
-    else:
-        raise AssertionError("no run came to its end")
+    at, outcomes = each_death(tmp_path, "delete_aside", when)
     assert at > 4
     assert outcomes == {"", ASIDE}
 
@@ -135,9 +121,7 @@ def test_a_guest_that_starts_in_that_moment_is_refused_or_wins(tmp_path: Path) -
     for trial in trials:
         with trial:
             place = Place(trial.folder(tmp_path))
-            with Agent() as agent:
-                agent.request("set_aside", aside_args(place.image))
-                agent.until(protocol.READY)
+            with at_ready("set_aside", aside_args(place.image)) as agent:
                 # The moment is a few milliseconds long, and a start takes about ten; on a busy machine a hundred.
                 delay = f"sleep {trial.rng.uniform(0, 0.06):.4f}"
                 guest = subprocess.Popen(
@@ -145,8 +129,7 @@ def test_a_guest_that_starts_in_that_moment_is_refused_or_wins(tmp_path: Path) -
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 )  # fmt: skip
                 time.sleep(trial.rng.uniform(0, trial.rng.choice((0.05, 0.3))))
-                agent.say(protocol.GO, generation=1)
-                answer = agent.answer(go=False)
+                answer = agent.go()
                 if "held_bytes" in answer:
                     said = guest.communicate(b"write -P 9 0 64k\nquit\n", timeout=60)[0]
                     assert b"wrote" not in said, said

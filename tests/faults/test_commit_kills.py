@@ -7,20 +7,33 @@ import os
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from storage_admin.agent.protocol import b64
-from tests.agent.harness import Agent, ask, leftovers, link, make_image, qemu_img, recover_args, write
+from tests.agent.harness import (
+    Agent,
+    ask,
+    at_stage,
+    leftovers,
+    link,
+    make_image,
+    qemu_img,
+    qemu_io,
+    recover_args,
+    write,
+)
 from tests.agent.test_commit import args_for, same
 from tests.agent.test_rebase import kept, overlay
 from tests.chance import night
 from tests.faults.test_full_disk import disk, fill
-from tests.faults.test_kills import listen, run_to_death, tools_of, wait_until_gone
-from tests.faults.test_power_cuts import clone, disks, mounted
+from tests.faults.test_kills import run_to_death, wait_until_gone
+from tests.faults.test_power_cuts import clone, cut_after, disks, mounted
 from tests.faults.trials import WHEN, Trials, steps
+from tests.harness.filesystems import formatted, new_file
 
 __all__ = ["disk", "disks"]
 
@@ -87,8 +100,6 @@ def test_whatever_step_it_dies_at_the_overlay_reads_as_before_and_the_base_in_th
         assert leftovers(pair.pool) == set()
         assert "code" not in ask("commit", args_for(pair.overlay, pair.base), job="j2")
         assert pair.merged
-    else:
-        raise AssertionError("no run came to its end")
     assert merged == {True, False}
 
 
@@ -98,9 +109,7 @@ def test_a_kill_at_any_moment_leaves_a_base_that_a_recovery_finishes(tmp_path: P
     for trial in trials:
         with trial:
             pair = Pair(trial.folder(tmp_path), form, size=64)
-            with Agent() as agent:
-                agent.request("commit", args_for(pair.overlay, pair.base, form=form), "j1")
-                agent.until("progress", stage="merging")
+            with at_stage("merging", "commit", args_for(pair.overlay, pair.base, form=form)) as agent:
                 time.sleep(trial.rng.random() * 0.12)
                 tools = psutil.Process(agent.process.pid).children(recursive=True)
                 os.kill(agent.process.pid, signal.SIGKILL)
@@ -119,20 +128,13 @@ def test_a_power_cut_leaves_a_base_that_a_recovery_finishes(tmp_path: Path, disk
     for trial in trials:
         disk, cut, place = disks / "disk.img", disks / "cut.img", tmp_path / "disk"
         with trial:
-            with disk.open("wb") as file:
-                file.truncate(256 << 20)
-            subprocess.run(["mkfs.ext4", "-q", disk], check=True)
+            formatted(disk, 256 << 20)
             form = trial.rng.choice(["qcow2", "raw"])
             with mounted(disk, place, "loop,noauto_da_alloc") as folder:
                 pair = Pair(folder / "here", form, size=32)
                 subprocess.run(["sync", "-f", pair.pool], check=True)
-                with Agent() as agent:
-                    agent.request("commit", args_for(pair.overlay, pair.base, form=form), "j1")
-                    listen(agent, time.monotonic() + trial.rng.uniform(0.1, 0.9))
-                    clone(disk, cut)
-                    tools = tools_of(agent)
-                    agent.process.kill()
-                wait_until_gone(tools)
+                asked = args_for(pair.overlay, pair.base, form=form)
+                cut_after(trial.rng.uniform(0.1, 0.9), partial(clone, disk, cut), "commit", asked)
             with mounted(cut, place, "loop,noauto_da_alloc"):
                 pair.look()
                 trial.note("merged" if pair.merged else "not merged")
@@ -148,9 +150,7 @@ def test_a_power_cut_leaves_a_base_that_a_recovery_finishes(tmp_path: Path, disk
 
 def test_a_cancel_or_a_dashboard_that_goes_away_stops_nothing_that_has_begun(tmp_path: Path) -> None:
     pair = Pair(tmp_path, size=64)
-    with Agent() as agent:
-        agent.request("commit", args_for(pair.overlay, pair.base), "j1")
-        agent.until("progress", stage="merging")
+    with at_stage("merging", "commit", args_for(pair.overlay, pair.base)) as agent:
         agent.say("cancel")
         while (event := agent.next()) is not None and event["event"] != "error":
             pass
@@ -215,9 +215,8 @@ def test_a_journal_that_names_other_files_than_the_controller_leads_to_none_of_t
 
 def test_a_full_disk_ends_the_merge_and_the_next_recovery_finishes_it(tmp_path: Path, disk: Path) -> None:
     pair = Pair(disk / "here")
-    noise = tmp_path / "noise"
-    noise.write_bytes(os.urandom(2 * MIB))
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", f"write -q -s {noise} 3M 2M", pair.overlay], check=True)
+    noise = new_file(tmp_path / "noise", os.urandom(2 * MIB))
+    qemu_io(pair.overlay, f"write -q -s {noise} 3M 2M")
     pair.before = kept(pair.overlay, tmp_path)
     ballast = fill(disk, 512 << 10)
     asked = args_for(pair.overlay, pair.base)

@@ -1,5 +1,6 @@
 """The same message many times, two users at once, two schedulers at once: one effect (fault F9)."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from storage_admin.jobs.routing import RUN_JOB
 from tests.agent.harness import leftovers, make_image
 from tests.factories import HostFactory, ImageFactory, JobFactory
 from tests.faults.trials import Trials
+from tests.harness.filesystems import new_folder
 from tests.harness.services import LiveWorker, RedisServer, database_url
 from tests.working import OPERATOR, image_at, register
 
@@ -36,16 +38,9 @@ A_REWRITE_EVERY = 5
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Path:
-    (tmp_path / "pool").mkdir()
-    return tmp_path / "pool"
-
-
-@pytest.fixture
 def second_worker(live_worker: LiveWorker, redis_server: RedisServer, tmp_path: Path) -> Iterator[LiveWorker]:
     """Another worker beside the first, on the same database and the same Redis."""
-    folder = tmp_path / "second"
-    folder.mkdir()
+    folder = new_folder(tmp_path / "second")
     database = database_url(connection.settings_dict)
     with LiveWorker(folder, Path(settings.DATA_DIR), database, redis_server.url) as worker:
         yield worker
@@ -56,8 +51,7 @@ def test_messages_that_come_many_times_to_two_workers_have_one_effect(
 ) -> None:
     host = HostFactory.create(slug="local")
     register(host, pool)
-    image = pool / "vm.qcow2"
-    make_image(image)
+    image = make_image(pool / "vm.qcow2")
     services.submit(OPERATOR, "scan", host.pk, {})
     settled(live_worker)
     for trial in Trials("F9", "each message a hundred times to two workers", worth=MESSAGES, patience=1):
@@ -88,11 +82,8 @@ def settled(worker: LiveWorker) -> None:
 
 
 def queue_is_empty(url: str) -> bool:
-    client = redis.Redis.from_url(url)
-    try:
+    with contextlib.closing(redis.Redis.from_url(url)) as client:
         return client.llen("celery") == 0
-    finally:
-        client.close()
 
 
 def at_once(*acts: Callable[[], Any]) -> list[Any]:

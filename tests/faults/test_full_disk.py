@@ -3,16 +3,16 @@
 import contextlib
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.agent.harness import Agent, ask, leftovers, make_image, reclaim_args
+from tests.agent.harness import Agent, ask, leftovers, make_image, qemu_io, reclaim_args
 from tests.faults.scene import Scene
 from tests.faults.test_power_cuts import mounted
 from tests.faults.trials import Trials
+from tests.harness.filesystems import formatted, new_file, new_folder
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
@@ -24,10 +24,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
     """A small ext4 filesystem on a loop device."""
     folder.mkdir(exist_ok=True)
     backing, place = folder / "disk.img", folder / "mnt"
-    with backing.open("wb") as file:
-        file.truncate(DISK_BYTES)
-    subprocess.run(["mkfs.ext4", "-q", "-m", "0", backing], check=True)
-    with mounted(backing, place, "loop"):
+    with mounted(formatted(backing, DISK_BYTES, make=("-m", "0")), place, "loop"):
         yield place
 
 
@@ -52,10 +49,8 @@ def fill(disk: Path, but: int) -> Path:
 
 def noisy(path: Path, folder: Path) -> None:
     """Half a megabyte more of bytes that do not compress, so that the copy has some size."""
-    noise = folder / "noise"
-    noise.write_bytes(os.urandom(1 << 20))
-    command = f"write -s {noise} 2M 1M"
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", command, path], check=True, capture_output=True)
+    noise = new_file(folder / "noise", os.urandom(1 << 20))
+    qemu_io(path, f"write -s {noise} 2M 1M")
 
 
 def test_without_room_for_the_copy_it_is_refused_before_anything_is_written(
@@ -81,10 +76,8 @@ def test_a_disk_that_is_full_at_any_point_leaves_the_original(tmp_path: Path) ->
 
 def full_with(disk: Path, left: int, folder: Path) -> None:
     """Reclaims an image on a disk that has so many bytes left."""
-    pool = disk / "pool"
-    pool.mkdir()
-    image = pool / "vm.qcow2"
-    make_image(image)
+    pool = new_folder(disk / "pool")
+    image = make_image(pool / "vm.qcow2")
     noisy(image, folder)
     before = folder / "before"
     shutil.copyfile(image, before)
@@ -104,10 +97,8 @@ def full_with(disk: Path, left: int, folder: Path) -> None:
 
 
 def test_the_reserve_is_kept_for_running_guests(disk: Path, tmp_path: Path) -> None:
-    pool = disk / "pool"
-    pool.mkdir()
-    image = pool / "vm.qcow2"
-    make_image(image)
+    pool = new_folder(disk / "pool")
+    image = make_image(pool / "vm.qcow2")
     noisy(image, tmp_path)
     noisy(image, tmp_path)
     reserve = 8 << 20

@@ -5,15 +5,13 @@ from pathlib import Path
 import pytest
 
 from storage_admin.hosts.models import StoragePool
-from storage_admin.jobs import reaper
-from storage_admin.jobs.models import Job
-from tests.faults.test_linked_clone_kills import run_to_death
+from tests.faults.test_linked_clone_kills import recovered, run_to_death
 from tests.faults.trials import steps
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.images.linked import clone, holds, host, server, store
 from tests.images.node import scanned
 from tests.images.test_guest_locks import on_a_network, reclaim, text
-from tests.working import run, said
+from tests.working import said
 
 __all__ = ["clone", "host", "on_a_network", "server", "store"]
 
@@ -33,14 +31,9 @@ def test_an_agent_that_dies_leaves_no_guest_locked_once_its_host_is_recovered(
             break
         locked.add("lock:" in text(server))
         assert holds(clone), at
-        reaper.recover_hosts()
-        recovery = Job.objects.get(kind="recover", state="queued")
-        assert run(recovery).state == "succeeded", (at, said(recovery))
-        job.refresh_from_db()
+        recovery = recovered(job, at)
         assert (text(server), job.unlock_due, holds(clone)) == (before, False, True), (at, said(job))
         scanned(recovery.host)
         StoragePool.objects.update(network=True)  # as a scan of a storage that is one would say
-    else:
-        raise AssertionError("no run came to its end")
     assert locked == {True, False}  # it died with the lock held, too
     assert text(server) == before

@@ -12,11 +12,12 @@ import pytest
 
 from storage_admin.agent import protocol
 from storage_admin.agent.host import locking
-from tests.agent.harness import Agent, Writer, ask, leftovers, make_image, reclaim_args
+from tests.agent.harness import Agent, Writer, ask, at_stage, leftovers, make_image, qemu_io, reclaim_args
 from tests.faults.scene import Scene, Work
 from tests.faults.test_kills import all_ways, listen
 from tests.faults.test_strangers import DRIVER, STEPS
 from tests.faults.trials import Trials
+from tests.harness.filesystems import new_file
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
@@ -35,45 +36,36 @@ def slow_image(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "pool" / "vm.qcow2"
     path.parent.mkdir()
     make_image(path, "16M")
-    noise = tmp_path / "noise"
-    noise.write_bytes(random.Random(1).randbytes(4 << 20))
-    command = f"write -s {noise} 0 4M"
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", command, path], check=True, capture_output=True)
+    noise = new_file(tmp_path / "noise", random.Random(1).randbytes(4 << 20))
+    qemu_io(path, f"write -s {noise} 0 4M")
     yield path
     assert leftovers(path.parent) == set()
 
 
 def test_a_guest_can_start_while_the_copy_is_made_and_the_job_gives_way(slow_image: Path) -> None:
-    with Agent() as agent:
-        agent.request("reclaim", reclaim_args(slow_image, bandwidth_bytes_sec=1 << 20))
-        agent.until("progress", stage="copying")
-        with Writer(slow_image) as guest:
-            assert not guest.refused, guest.said
-            guest.write(PATTERN, "10M", "1M")
-            asked = time.monotonic()
-            answer = agent.answer()
-            assert answer.get("code") in {"image_in_use", "stale_plan"}, answer
-            assert time.monotonic() - asked < 5
+    args = reclaim_args(slow_image, bandwidth_bytes_sec=1 << 20)
+    with at_stage("copying", "reclaim", args) as agent, Writer(slow_image) as guest:
+        assert not guest.refused, guest.said
+        guest.write(PATTERN, "10M", "1M")
+        asked = time.monotonic()
+        answer = agent.answer()
+        assert answer.get("code") in {"image_in_use", "stale_plan"}, answer
+        assert time.monotonic() - asked < 5
     assert holds_the_pattern(slow_image, "10M", "1M")
 
 
 def test_a_guest_that_has_started_written_and_stopped_meanwhile_is_noticed(slow_image: Path) -> None:
-    with Agent() as agent:
-        agent.request("reclaim", reclaim_args(slow_image, bandwidth_bytes_sec=1 << 20))
-        agent.until("progress", stage="copying")
-        command = f"write -P {PATTERN} 10M 1M"
-        subprocess.run(["qemu-io", "-f", "qcow2", "-c", command, slow_image], check=True, capture_output=True)
+    with at_stage("copying", "reclaim", reclaim_args(slow_image, bandwidth_bytes_sec=1 << 20)) as agent:
+        qemu_io(slow_image, f"write -P {PATTERN} 10M 1M")
         answer = agent.answer()
     assert answer.get("code") in {"image_in_use", "stale_plan"}, answer
     assert holds_the_pattern(slow_image, "10M", "1M")
 
 
 def test_a_guest_that_only_reads_wins_as_well(slow_image: Path) -> None:
-    with Agent() as agent:
-        agent.request("reclaim", reclaim_args(slow_image, bandwidth_bytes_sec=1 << 20))
-        agent.until("progress", stage="copying")
-        with Writer(slow_image, read_only=True):
-            assert agent.answer().get("code") == "image_in_use"
+    args = reclaim_args(slow_image, bandwidth_bytes_sec=1 << 20)
+    with at_stage("copying", "reclaim", args) as agent, Writer(slow_image, read_only=True):
+        assert agent.answer().get("code") == "image_in_use"
 
 
 def test_a_writer_of_the_base_stops_the_work_on_its_overlay_or_is_refused(
@@ -84,13 +76,9 @@ def test_a_writer_of_the_base_stops_the_work_on_its_overlay_or_is_refused(
     subprocess.run(
         ["qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", overlay], check=True, capture_output=True
     )
-    noise = tmp_path / "noise"
-    noise.write_bytes(random.Random(1).randbytes(4 << 20))
-    command = f"write -s {noise} 0 4M"
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", command, overlay], check=True, capture_output=True)
-    with Agent() as agent:
-        agent.request("reclaim", reclaim_args(overlay, base, bandwidth_bytes_sec=1 << 20))
-        agent.until("progress", stage="copying")
+    noise = new_file(tmp_path / "noise", random.Random(1).randbytes(4 << 20))
+    qemu_io(overlay, f"write -s {noise} 0 4M")
+    with at_stage("copying", "reclaim", reclaim_args(overlay, base, bandwidth_bytes_sec=1 << 20)) as agent:
         wrote = subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 64k", base], capture_output=True)
         answer = agent.answer()
     if wrote.returncode == 0:

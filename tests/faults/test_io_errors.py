@@ -18,6 +18,7 @@ import pytest
 from tests.agent.harness import UNCONFINED, Agent, leftovers, qemu_img, stamp
 from tests.faults.scene import Scene, Work
 from tests.faults.trials import Trials
+from tests.harness.filesystems import new_folder, new_program
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
@@ -40,12 +41,10 @@ os.execv("{real}", ["qemu-img", *words])
 @pytest.fixture
 def broken_tools(tmp_path: Path) -> Path:
     """A folder for PATH with that ``qemu-img``."""
-    folder = tmp_path / "tools"
-    folder.mkdir()
+    folder = new_folder(tmp_path / "tools")
     wrapper = folder / "qemu-img"
     rule = folder / "rule.json"
-    wrapper.write_text(WRAPPER.format(python=sys.executable, real=shutil.which("qemu-img"), rule=rule))
-    wrapper.chmod(0o755)
+    new_program(wrapper, WRAPPER.format(python=sys.executable, real=shutil.which("qemu-img"), rule=rule))
     return folder
 
 

@@ -17,7 +17,7 @@ from tests.faults.trials import WHEN, steps
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.images.linked import LINKED, OWN, backing, clone, conf, flatten, holds, host, server, store
 from tests.images.node import scanned
-from tests.working import OPERATOR, run, said
+from tests.working import OPERATOR, run, said, succeeded
 
 __all__ = ["clone", "host", "server", "store"]
 
@@ -39,6 +39,25 @@ def run_to_death(job: Job, at: int, when: str, monkeypatch: pytest.MonkeyPatch) 
         return run(job)
 
 
+def recovered(job: Job, at: int) -> Job:
+    """The recovery of the host of a job whose agent has died."""
+    reaper.recover_hosts()
+    recovery = Job.objects.get(kind="recover", state="queued")
+    assert run(recovery).state == "succeeded", (at, said(recovery))
+    job.refresh_from_db()
+    return recovery
+
+
+def is_flat(server: ProxmoxServer, clone: Path, job: Job, at: int) -> bool:
+    """Whether the clone stands on nothing any more once its host is recovered; its VM names it as it is."""
+    recovered(job, at)
+    flat = backing(clone) == ""
+    print(f"step {at}: {'flat' if flat else 'an overlay'}")
+    assert (holds(clone), job.repoint_due) == (True, False), (at, said(job))
+    assert conf(server) == {"name": "clone", "scsi0": f"{OWN if flat else LINKED},discard=on,size=8M"}, at
+    return flat
+
+
 @pytest.mark.parametrize("when", WHEN)
 def test_an_agent_that_dies_at_any_step_leaves_an_image_that_its_vm_names_as_it_is(
     server: ProxmoxServer, host: Host, clone: Path, monkeypatch: pytest.MonkeyPatch, when: str
@@ -52,21 +71,12 @@ def test_an_agent_that_dies_at_any_step_leaves_an_image_that_its_vm_names_as_it_
         volume = conf(server)["scsi0"].partition(",")[0]
         assert volume in (LINKED, OWN)
         between.add((volume == OWN, backing(clone) == ""))
-        reaper.recover_hosts()
-        recovery = Job.objects.get(kind="recover", state="queued")
-        assert run(recovery).state == "succeeded", (at, said(recovery))
-        job.refresh_from_db()
-        flat = backing(clone) == ""
-        print(f"step {at} {when}: {'flat' if flat else 'an overlay'}")
-        assert (holds(clone), job.repoint_due) == (True, False), (at, said(job))
-        assert conf(server) == {"name": "clone", "scsi0": f"{OWN if flat else LINKED},discard=on,size=8M"}, at
+        flat = is_flat(server, clone, job, at)
         outcomes.add(flat)
         if flat:
             assert run(services.undo(OPERATOR, job)).state == "succeeded"
             assert conf(server)["scsi0"].startswith(LINKED)
         scanned(host)
-    else:
-        raise AssertionError("no run came to its end")
     assert outcomes == {True, False}
     # It died with the new id and the old file, too; and never the other way round.
     assert (True, False) in between
@@ -83,19 +93,9 @@ def test_an_undo_that_dies_at_any_step_leaves_an_image_that_its_vm_names_as_it_i
         if undo.state == "succeeded":
             break
         assert holds(clone), at
-        reaper.recover_hosts()
-        recovery = Job.objects.get(kind="recover", state="queued")
-        assert run(recovery).state == "succeeded", (at, said(recovery))
-        job.refresh_from_db()
-        flat = backing(clone) == ""
-        print(f"step {at}: {'flat' if flat else 'an overlay'}")
-        assert (holds(clone), job.repoint_due) == (True, False), (at, said(job))
-        assert conf(server) == {"name": "clone", "scsi0": f"{OWN if flat else LINKED},discard=on,size=8M"}, at
+        flat = is_flat(server, clone, job, at)
         outcomes.add(flat)
         if not flat:
             scanned(host)
-            job = run(flatten(clone))
-            assert job.state == "succeeded", job.error_detail
-    else:
-        raise AssertionError("no run came to its end")
+            job = succeeded(run(flatten(clone)))
     assert outcomes == {True, False}

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from tests.agent.harness import Agent
 from tests.faults.scene import Scene, Work
 from tests.faults.test_kills import listen, tools_of, wait_until_gone
 from tests.faults.trials import Trials
+from tests.harness.filesystems import formatted
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
@@ -52,10 +54,7 @@ def unmount(folder: Path) -> None:
 @pytest.fixture
 def disks(tmp_path: Path) -> Iterator[Path]:
     """A folder in which a file can be cloned as it is in one moment."""
-    host = tmp_path / "host.img"
-    with host.open("wb") as file:
-        file.truncate(1 << 30)
-    run("mkfs.xfs", "-q", "-m", "reflink=1", host)
+    host = formatted(tmp_path / "host.img", 1 << 30, "xfs", ("-m", "reflink=1"))
     with mounted(host, tmp_path / "host", "loop") as folder:
         yield folder
 
@@ -65,9 +64,7 @@ def test_a_power_cut_leaves_the_original_or_the_result(tmp_path: Path, disks: Pa
     for trial in trials:
         disk, cut = disks / "disk.img", disks / "cut.img"
         with trial:
-            with disk.open("wb") as file:
-                file.truncate(128 << 20)
-            run("mkfs.ext4", "-q", disk)
+            formatted(disk, 128 << 20)
             with mounted(disk, tmp_path / "disk", "loop,noauto_da_alloc") as folder:
                 scene = Scene(folder / "scene", trial.rng.choice(all_templates))
                 works = [one for one in scene.works() if not one.in_place]
@@ -89,9 +86,15 @@ def cut_in_the_middle(rng: random.Random, scene: Scene, work: Work, cut: Callabl
     """Has an agent at work when the power goes at a random moment."""
     request = scene.begin(work)
     run("sync", "-f", scene.pool)
+    asked = request(undo_hours=float(rng.choice([0, 24])))
+    cut_after(rng.uniform(0.05, work.seconds + 0.25), cut, *asked)
+
+
+def cut_after(seconds: float, cut: Callable[[], None], *asked: Any) -> None:
+    """Has an agent at work on a request, and the power go after so many seconds."""
     with Agent() as agent:
-        agent.request(*request(undo_hours=float(rng.choice([0, 24]))))
-        listen(agent, time.monotonic() + rng.uniform(0.05, work.seconds + 0.25))
+        agent.request(*asked)
+        listen(agent, time.monotonic() + seconds)
         cut()
         tools = tools_of(agent)
         agent.process.kill()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.harness import Agent, leftovers, make_image, reclaim_args
+from tests.agent.harness import ask, at_ready, leftovers, make_image, reclaim_args
 from tests.chance import seed
 from tests.faults.scene import Scene
 
@@ -28,12 +28,9 @@ def exchange(first: Path, second: Path) -> None:
 
 def outcome(args: dict[str, object], tease: object) -> dict[str, object]:
     assert callable(tease)
-    with Agent() as agent:
-        agent.request("reclaim", args)
-        agent.until("ready")
+    with at_ready("reclaim", args) as agent:
         tease()
-        agent.say("go", generation=1)
-        return agent.answer()
+        return agent.go()
 
 
 def test_a_folder_that_is_exchanged_before_the_swap(tmp_path: Path, templates: list[Path]) -> None:
@@ -89,9 +86,7 @@ def test_a_folder_and_a_link_change_places_all_the_time(tmp_path: Path, template
 
         thread = threading.Thread(target=swapper)
         thread.start()
-        with Agent() as agent:
-            agent.request("reclaim", args)
-            answer = agent.answer()
+        answer = ask("reclaim", args)
         stop.set()
         thread.join()
         if folder.is_symlink():

@@ -2,11 +2,11 @@
 
 import gzip
 import random
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ import pytest
 
 from storage_admin.agent import protocol
 from tests.agent import test_bitmaps, test_from_device, test_keys, test_relink, test_shrink, test_unpack
-from tests.agent.harness import Agent, ask, image_info, leftovers, make_image, qemu_img, recover_args
+from tests.agent.harness import Agent, ask, image_info, leftovers, make_image, qemu_img, reads_as, recover_args
 from tests.chance import night, seed
 from tests.faults.test_full_disk import disk
 from tests.faults.test_full_disk import fill as fill_disk
-from tests.faults.test_kills import listen, run_to_death, tools_of, wait_until_gone
-from tests.faults.test_power_cuts import clone, disks, mounted, run
+from tests.faults.test_kills import listen, run_to_death, tools_of
+from tests.faults.test_power_cuts import clone, cut_after, disks, mounted, run
 from tests.faults.trials import WHEN, steps
+from tests.harness.filesystems import formatted, loop_device, new_folder
 
 __all__ = ["disk", "disks"]
 
@@ -44,18 +45,12 @@ class Case:
     done: Callable[[], bool]
 
 
-def _same(first: Path, form: str, second: Path) -> bool:
-    compare: list[str | Path] = ["qemu-img", "compare", "-f", form, "-F", "qcow2", first, second]
-    return subprocess.run(compare, capture_output=True).returncode == 0
-
-
 def bitmaps(pool: Path, stack: ExitStack) -> Case:
-    path, before = pool / "vm.qcow2", pool.parent / "before.qcow2"
-    make_image(path)
+    path, before = make_image(pool / "vm.qcow2"), pool.parent / "before.qcow2"
     qemu_img("convert", "-O", "qcow2", path, before)
     qemu_img("bitmap", "--add", path, "one")
     args = test_bitmaps.args_for(path, "one") | {"undo_hours": 0.0}
-    return Case("bitmaps", args, lambda: _same(path, "qcow2", before), lambda: not test_bitmaps.bitmaps(path))
+    return Case("bitmaps", args, lambda: reads_as(path, before), lambda: not test_bitmaps.bitmaps(path))
 
 
 def relink(pool: Path, stack: ExitStack) -> Case:
@@ -69,10 +64,10 @@ def relink(pool: Path, stack: ExitStack) -> Case:
 
     def whole() -> bool:
         if done():
-            return _same(path, "qcow2", before)
+            return reads_as(path, before)
         moved.rename(base)
         try:
-            return _same(path, "qcow2", before)
+            return reads_as(path, before)
         finally:
             base.rename(moved)
 
@@ -80,23 +75,18 @@ def relink(pool: Path, stack: ExitStack) -> Case:
 
 
 def unpack(pool: Path, stack: ExitStack) -> Case:
-    before = pool.parent / "before.qcow2"
-    make_image(before)
+    before = make_image(pool.parent / "before.qcow2")
     packed, new = pool / "disk.gz", pool / "new.qcow2"
     packed.write_bytes(gzip.compress(before.read_bytes()))
-    return Case(
-        "unpack", test_unpack.args_for(packed), lambda: not new.exists() or _same(new, "qcow2", before), new.exists
-    )
+    return Case("unpack", test_unpack.args_for(packed), lambda: not new.exists() or reads_as(new, before), new.exists)
 
 
 def from_device(pool: Path, stack: ExitStack) -> Case:
     behind, before, new = pool.parent / "behind.raw", pool.parent / "before.qcow2", pool / "new.qcow2"
     make_image(before)
     qemu_img("convert", "-O", "raw", before, behind)
-    loop = subprocess.run(["losetup", "--find", "--show", behind], check=True, capture_output=True, text=True).stdout
-    stack.callback(subprocess.run, ["losetup", "--detach", loop.strip()], check=True)
-    args = test_from_device.args_for(Path(loop.strip()), pool)
-    return Case("from_device", args, lambda: not new.exists() or _same(new, "qcow2", before), new.exists)
+    args = test_from_device.args_for(stack.enter_context(loop_device(behind)), pool)
+    return Case("from_device", args, lambda: not new.exists() or reads_as(new, before), new.exists)
 
 
 def shrink(pool: Path, stack: ExitStack) -> Case:
@@ -138,8 +128,7 @@ def test_whatever_step_it_dies_at_everything_is_whole(
 ) -> None:
     outcomes = set()
     for at in steps():
-        pool = tmp_path / str(at) / "pool"
-        pool.mkdir(parents=True)
+        pool = new_folder(tmp_path / str(at) / "pool", parents=True)
         with ExitStack() as stack:
             asked = case(pool, stack)
             died = run_to_death(asked.verb, asked.args, "j1", at, when)
@@ -150,15 +139,12 @@ def test_whatever_step_it_dies_at_everything_is_whole(
             assert asked.whole(), died
             assert leftovers(pool) == set(), died
             outcomes.add(asked.done())
-    else:
-        raise AssertionError("no run came to its end")
     assert False in outcomes
 
 
 @pytest.mark.parametrize("case", [case for case in STEPPED if case is not relink])  # whose base has no room there
 def test_a_full_disk_changes_nothing(disk: Path, case: Callable[[Path, ExitStack], Case]) -> None:
-    pool = disk / "here" / "pool"
-    pool.mkdir(parents=True)
+    pool = new_folder(disk / "here" / "pool", parents=True)
     with ExitStack() as stack:
         asked = case(pool, stack)
         there = {one: one.read_bytes() for one in pool.iterdir()}
@@ -177,8 +163,7 @@ def test_a_cancel_at_a_random_moment_leaves_everything_whole(
 ) -> None:
     chance = random.Random(seed())
     for trial in range(20 if night() else 2):
-        pool = tmp_path / str(trial) / "pool"
-        pool.mkdir(parents=True)
+        pool = new_folder(tmp_path / str(trial) / "pool", parents=True)
         with ExitStack() as stack:
             asked = case(pool, stack)
             with Agent() as agent:
@@ -199,21 +184,12 @@ def test_a_power_cut_leaves_everything_whole(
     chance = random.Random(seed())
     for trial in range(20 if night() else 1):
         disk, cut, place = disks / "disk.img", disks / "cut.img", tmp_path / "disk"
-        with disk.open("wb") as file:
-            file.truncate(512 << 20)
-        run("mkfs.ext4", "-q", disk)
+        formatted(disk, 512 << 20)
         with mounted(disk, place, "loop,noauto_da_alloc") as folder, ExitStack() as stack:
-            pool = folder / "pool"
-            pool.mkdir()
+            pool = new_folder(folder / "pool")
             asked = case(pool, stack)
             run("sync", "-f", pool)
-            with Agent() as agent:
-                agent.request(asked.verb, asked.args)
-                listen(agent, time.monotonic() + chance.uniform(0.05, 1))
-                clone(disk, cut)
-                tools = tools_of(agent)
-                agent.process.kill()
-            wait_until_gone(tools)
+            cut_after(chance.uniform(0.05, 1), partial(clone, disk, cut), asked.verb, asked.args)
         with mounted(cut, place, "loop,noauto_da_alloc"):
             ask("recover", recover_args(pool), job="r1")
             assert (asked.whole(), leftovers(pool)) == (True, set()), trial

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.agent.harness import Agent, ask, leftovers, make_image, qemu_img, reclaim_args, undo_args
+from tests.agent.harness import ask, at_stage, leftovers, make_image, reclaim_args, undo_args
 from tests.faults.test_guest_starts import PATTERN, holds_the_pattern
+from tests.working import create
 
 pytestmark = [pytest.mark.faults, pytest.mark.guest, pytest.mark.qemu]
 
@@ -92,8 +93,7 @@ def test_the_disk_of_a_running_machine_is_refused(image: Path, tmp_path: Path) -
 
 
 def test_the_base_of_a_running_machine_is_refused(image: Path, tmp_path: Path) -> None:
-    overlay = image.parent / "overlay.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", overlay)
+    overlay = create(image.parent / "overlay.qcow2", base=image)
     with machine(tmp_path, overlay):
         assert ask("reclaim", reclaim_args(image)).get("code") == "image_in_use"
     assert leftovers(image.parent) == set()
@@ -102,9 +102,7 @@ def test_the_base_of_a_running_machine_is_refused(image: Path, tmp_path: Path) -
 def test_a_machine_that_starts_writes_and_stops_while_the_copy_is_made_loses_nothing(
     image: Path, tmp_path: Path
 ) -> None:
-    with Agent() as agent:
-        agent.request("reclaim", reclaim_args(image, bandwidth_bytes_sec=256 << 10))
-        agent.until("progress", stage="copying")
+    with at_stage("copying", "reclaim", reclaim_args(image, bandwidth_bytes_sec=256 << 10)) as agent:
         with machine(tmp_path, image) as guest:
             guest.write("10M", "1M")
         answer = agent.answer()

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.harness import ask, leftovers, make_image, qemu_img, recover_args, undo_args, write
-from tests.agent.test_convert import same
+from tests.agent.harness import ask, leftovers, make_image, qemu_img, reads_as, recover_args, undo_args, write
 from tests.agent.test_replace import KEPT, replace_args
 from tests.faults.test_kills import run_to_death
 from tests.faults.trials import WHEN, steps
@@ -31,7 +30,7 @@ class Place:
     def whole(self) -> bool:
         """Whether at least one of both names leads to a whole image."""
         return any(
-            path.exists() and same(self.before, "qcow2", path, form)
+            path.exists() and reads_as(self.before, path, "qcow2", form)
             for path, form in ((self.old, "qcow2"), (self.new, "raw"))
         )
 
@@ -62,8 +61,6 @@ def test_one_that_dies_at_any_step_leaves_the_original_or_the_result(
         if place.replaced() and undo_hours:
             assert ask("undo", undo_args(place.new), job="u1").get("inode") == place.inode
             assert not place.replaced()
-    else:
-        raise AssertionError("no run came to its end")
     assert at > 17
     assert outcomes == {True, False}
 
@@ -83,8 +80,6 @@ def test_an_undo_that_dies_at_any_step_leaves_the_original_or_the_result(tmp_pat
         assert leftovers(place.pool) == (KEPT if place.replaced() else set()), died
         if place.replaced():
             assert ask("undo", undo_args(place.new), job="u2")["inode"] == place.inode
-    else:
-        raise AssertionError("no run came to its end")
     assert outcomes == {True, False}
 
 
@@ -104,7 +99,7 @@ def test_what_is_written_between_a_kill_and_the_recovery_is_kept(tmp_path: Path,
         written = tmp_path / f"written{at}.qcow2"
         qemu_img("convert", "-f", form, "-O", "qcow2", path, written)
         outcomes = place.recover()
-        assert same(written, "qcow2", path, form), (died, outcomes)
+        assert reads_as(written, path, "qcow2", form), (died, outcomes)
         seen.add(outcomes[0])
         assert outcomes[0] == ("failed" if which == "old" else "finished")
     assert seen

@@ -28,12 +28,6 @@ AT_ONCE = 5
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Path:
-    (tmp_path / "pool").mkdir()
-    return tmp_path / "pool"
-
-
-@pytest.fixture
 def host(live_worker: LiveWorker, pool: Path) -> Host:
     host = HostFactory.create(slug="local", max_jobs=AT_ONCE)
     register(host, pool)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from storage_admin.agent import protocol
-from tests.agent.harness import Agent, ask, leftovers, make_image, qemu_img
+from tests.agent.harness import ask, at_ready, leftovers, make_image, qemu_img
 from tests.agent.test_from_device import MIB, behind, device
 from tests.agent.test_to_device import args_for
 from tests.chance import night, seed
@@ -23,16 +23,13 @@ pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 def test_one_that_dies_leaves_the_image_and_can_be_repeated(tmp_path: Path, behind: Path, device: Path) -> None:
     chance, pool = random.Random(seed()), tmp_path / "pool"
     pool.mkdir()
-    image = pool / "disk.qcow2"
-    make_image(image, "40M")
+    image = make_image(pool / "disk.qcow2", "40M")
     qemu_img("convert", "-O", "raw", image, tmp_path / "expected.raw")
     before, expected = image.read_bytes(), (tmp_path / "expected.raw").read_bytes()
     for trial in range(100 if night() else 8):
         device.write_bytes(bytes(64) + b"\xff" * (41 * MIB))
         args = args_for(image, device, overwrite=True, bandwidth_bytes_sec=100 * MIB)
-        with Agent() as agent:
-            agent.request("to_device", args)
-            agent.until(protocol.READY)
+        with at_ready("to_device", args) as agent:
             agent.say(protocol.GO, generation=1)
             time.sleep(chance.uniform(0, 0.5))
             agent.process.kill()

@@ -36,12 +36,6 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Path:
-    (tmp_path / "pool").mkdir()
-    return tmp_path / "pool"
-
-
-@pytest.fixture
 def host(live_worker: LiveWorker, pool: Path) -> Host:
     host = HostFactory.create(slug="local")
     register(host, pool)

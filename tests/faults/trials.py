@@ -37,9 +37,14 @@ TELL_EVERY = 20.0
 RECORDS = Path(__file__).resolve().parents[2] / "var" / "faults" / f"{os.environ[RUN]}.jsonl"
 
 
-def steps(first: int = 1, stride: int = STRIDE) -> range:
-    """The steps at which an agent dies, from the first one on: at night each of them."""
-    return range(first, MOST_STEPS, 1 if night() else stride)
+def steps(first: int = 1, stride: int = STRIDE, most: int = MOST_STEPS) -> Iterator[int]:
+    """The steps at which an agent dies, from the first one on: at night each of them.
+
+    Raises:
+        AssertionError: no run came to its end, which ends the walk.
+    """
+    yield from range(first, most, 1 if night() else stride)
+    raise AssertionError("no run came to its end")
 
 
 @dataclass
