@@ -13,15 +13,11 @@ from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Recorder
 from tests.harness import guests
+from tests.harness.filesystems import new_folder
 from tests.harness.guests import Disk, LibvirtGuest
-from tests.working import ADMIN, OPERATOR, create, image_at, reread, run, said, scan, this_machine
+from tests.working import ADMIN, ON_LIBVIRT, OPERATOR, create, image_at, reread, run, scan, succeeded, this_machine
 
-pytestmark = [
-    pytest.mark.guest,
-    pytest.mark.services,
-    pytest.mark.django_db,
-    pytest.mark.usefixtures("quiet", "libvirtd", "no_reserve"),
-]
+pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT, pytest.mark.usefixtures("no_reserve")]
 
 MIB = 1 << 20
 
@@ -29,8 +25,7 @@ MIB = 1 << 20
 @pytest.fixture
 def folder(shared_folder: Path) -> Path:
     """A pool with an image, in a folder that libvirt's user may enter."""
-    pool = shared_folder / "pool"
-    pool.mkdir(mode=0o755)
+    pool = new_folder(shared_folder / "pool", mode=0o755)
     image = create(pool / "template.qcow2", "16M")
     guests.write_pattern(image, "qcow2", (1, 2, 0x41))
     return pool
@@ -81,8 +76,7 @@ def test_guests_boot_copies_of_an_image_in_each_layout_and_the_figures_arrive(
 ) -> None:
     before = state_of(folder)
     benchmark, job = submitted(here, storm(shared_folder, folder))
-    job = run(job)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(run(job))
     assert state_of(folder) == before
     assert ours(libvirtd) == []
     benchmark.refresh_from_db()
@@ -131,8 +125,7 @@ def test_guests_of_an_operators_image_are_up_when_their_agent_answers(
     initrd = str(guests.initramfs(shared_folder, agent=True))
     options = storm(shared_folder, folder, up="agent", initrd=initrd, layouts=["raw+qcow2"])
     benchmark, job = submitted(here, options)
-    job = run(job)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(run(job))
     assert {row.name for row in results.of(benchmark)} == {"raw+qcow2 guests 2"}
     assert ours(libvirtd) == []
 

@@ -24,8 +24,10 @@ from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import HostError, RefusedError, StoppedError, b64
 from storage_admin.agent.verbs import benchmark
 from tests.agent.benching import marks
-from tests.agent.recording import RecordingIO, request
+from tests.agent.harness import held_open
+from tests.agent.recording import RecordingIO, cancel, request
 from tests.harness import guests
+from tests.harness.filesystems import new_file, new_folder
 from tests.harness.processes import wait_until
 
 pytestmark = pytest.mark.guest
@@ -35,9 +37,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def pool(shared_folder: Path) -> Path:
-    folder = shared_folder / "pool"
-    folder.mkdir(mode=0o755)
-    return folder
+    return new_folder(shared_folder / "pool", mode=0o755)
 
 
 @pytest.fixture
@@ -75,13 +75,10 @@ def measure(io: AgentIO, pool: Path, *steps: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def bench_in(pool: Path, io: AgentIO) -> Iterator[Bench]:
-    fd = os.open(pool, os.O_RDONLY)
-    try:
+    with held_open(pool) as fd:
         claimed = space.SpaceClaim("storm", fd)
         with scratch.made(fd, bytes(pool), "storm", io) as folder, claimed as claim:
             yield Bench(io, folder, space.Reserve(0.0, 0), space.Others(), "ext4", "storm", claim)
-    finally:
-        os.close(fd)
 
 
 def ours(connection: libvirt.virConnect) -> list[str]:
@@ -123,8 +120,7 @@ def test_a_guest_without_an_agent_is_told_of(pool: Path, shared_folder: Path, co
 
 @pytest.mark.usefixtures("libvirtd")
 def test_the_disks_are_copies_of_a_chain_that_stays_as_it_is(pool: Path, shared_folder: Path) -> None:
-    images = shared_folder / "images"
-    images.mkdir()
+    images = new_folder(shared_folder / "images")
     base, image = images / "base.raw", images / "image.qcow2"
     subprocess.run(["qemu-img", "create", "-q", "-f", "raw", base, "4M"], check=True)
     guests.write_pattern(base, "raw", (0, 1, 0x41), (2, 1, 0x42))
@@ -189,7 +185,7 @@ def test_a_cancel_ends_the_guests(pool: Path, shared_folder: Path, connection: l
 
     def check() -> None:
         if len(ours(connection)) == 2 and time.monotonic() - begin > 1:
-            raise StoppedError("cancelled", "Cancelled.")
+            cancel()
 
     with pytest.raises(StoppedError):
         measure(RecordingIO(check), pool, step(shared_folder, guests=2, pattern="never"))
@@ -220,13 +216,10 @@ def test_where_the_agent_is_killed_libvirt_ends_them_and_the_folder_is_removed_l
     agent.kill()
     agent.wait()
     wait_until(lambda: not ours(connection), 30, "it ends with the agent")
-    fd = os.open(pool, os.O_RDONLY)
-    try:
+    with held_open(pool) as fd:
         (left,) = pool.iterdir()
         assert scratch.is_abandoned(fd, left.name)
         assert scratch.settle(fd, left.name) == scratch.REMOVED
-    finally:
-        os.close(fd)
     assert list(pool.iterdir()) == []
 
 
@@ -256,8 +249,7 @@ def test_a_path_that_virsh_would_read_otherwise_is_refused(pool: Path, name: str
 
 
 def test_consoles_are_looked_at_until_the_words_come_in_pieces(tmp_path: Path) -> None:
-    path = tmp_path / "console"
-    path.write_bytes(b"Booting\n=u")
+    path = new_file(tmp_path / "console", b"Booting\n=u")
     consoles = signals.Consoles([str(path)], 10.0, b"=up")
     consoles.let_go(1)
     threading.Event().wait(0.2)
@@ -272,8 +264,7 @@ def test_consoles_are_looked_at_until_the_words_come_in_pieces(tmp_path: Path) -
 
 
 def test_a_console_that_never_shows_the_words_is_told_of_with_what_it_showed(tmp_path: Path) -> None:
-    path = tmp_path / "console"
-    path.write_bytes(b"Kernel panic\xff - not syncing\n")
+    path = new_file(tmp_path / "console", b"Kernel panic\xff - not syncing\n")
     consoles = signals.Consoles([str(path)], 0.1, b"login:")
     consoles.let_go(1)
     threading.Event().wait(0.3)

@@ -1,7 +1,5 @@
 """An overlay of a guest that is off is merged into its base, which its definition names then: with a real libvirt."""
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,11 @@ from storage_admin.agent.protocol import HostError
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from tests.agent.harness import leftovers, qemu_img
+from tests.agent.harness import leftovers, qemu_img, qemu_io
 from tests.guests.test_repointing import definition, disks_of
-from tests.harness.guests import Disk, Domains, LibvirtGuest
-from tests.working import OPERATOR, create, image_at, run, said, scan, this_machine, work
+from tests.harness.filesystems import new_folder
+from tests.harness.guests import Disk, Domains, Starts
+from tests.working import OPERATOR, create, image_at, run, said, scan, succeeded, this_machine, work
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet", "libvirtd", "no_reserve")]
 
@@ -25,11 +24,10 @@ pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures(
 @pytest.fixture
 def pair(shared_folder: Path) -> tuple[Path, Path]:
     """A base and an overlay on it, in a folder that libvirt's user may enter."""
-    pool = shared_folder / "pool"
-    pool.mkdir(mode=0o755)
+    pool = new_folder(shared_folder / "pool", mode=0o755)
     base = create(pool / "base.qcow2", "64M")
     qemu_img("create", "-q", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2", pool / "vm.qcow2")
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -q -P 5 7M 9M", pool / "vm.qcow2"], check=True)
+    qemu_io(pool / "vm.qcow2", "write -q -P 5 7M 9M")
     return base, pool / "vm.qcow2"
 
 
@@ -37,9 +35,7 @@ def codes(path: Path) -> set[str]:
     return {one.code for one in services.plan(OPERATOR, "commit", image_at(path).pk, {}).refusals}
 
 
-def test_its_guest_boots_from_the_base_and_reads_what_it_wrote(
-    tcg_guest: Callable[..., LibvirtGuest], pair: tuple[Path, Path]
-) -> None:
+def test_its_guest_boots_from_the_base_and_reads_what_it_wrote(tcg_guest: Starts, pair: tuple[Path, Path]) -> None:
     base, path = pair
     guest = tcg_guest(Disk(path))
     guest.write(3, 5, 0x61)
@@ -47,8 +43,7 @@ def test_its_guest_boots_from_the_base_and_reads_what_it_wrote(
     copy = path.parent.parent / "copy.qcow2"
     qemu_img("convert", "-O", "qcow2", path, copy)
     scan(this_machine(path.parent))
-    job = work("commit", image_at(path).pk, OPERATOR)
-    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    succeeded(work("commit", image_at(path).pk, OPERATOR))
     assert disks_of(guest.domain) == [("qcow2", str(base))]
     qemu_img("compare", copy, base)
     guest.start()
@@ -61,8 +56,7 @@ def test_the_definition_names_the_base_and_the_overlay_can_only_be_deleted(
     base, path = pair
     domain = domains.define([Disk(path)])
     scan(this_machine(path.parent))
-    job = work("commit", image_at(path).pk, OPERATOR)
-    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    succeeded(work("commit", image_at(path).pk, OPERATOR))
     assert disks_of(domain) == [("qcow2", str(base))]
     run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
     assert (image_at(path).state, image_at(base).state) == (Image.State.MERGED, Image.State.OK)
@@ -92,15 +86,12 @@ def test_what_libvirt_refuses_leaves_definition_and_overlay_in_use(
 
 def test_a_base_in_another_folder_is_named_by_its_path(domains: Domains, pair: tuple[Path, Path]) -> None:
     base, _ = pair
-    far = base.parent / "far"
-    far.mkdir(mode=0o755)
-    path = far / "vm.qcow2"
-    qemu_img("create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", path)
+    far = new_folder(base.parent / "far", mode=0o755)
+    path = create(far / "vm.qcow2", base=base)
     (base.parent / "vm.qcow2").unlink()
     domain = domains.define([Disk(path)])
     scan(this_machine(base.parent))
-    job = work("commit", image_at(path).pk, OPERATOR)
-    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    succeeded(work("commit", image_at(path).pk, OPERATOR))
     assert disks_of(domain) == [("qcow2", str(base))]
 
 

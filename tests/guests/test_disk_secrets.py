@@ -13,6 +13,7 @@ from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
+from tests.harness.filesystems import new_file, new_folder
 from tests.harness.guests import Disk, Domains
 from tests.harness.libvirtd import URI
 from tests.working import OPERATOR, image_at, run, said, scan, this_machine
@@ -33,9 +34,7 @@ def connection() -> Iterator[libvirt.virConnect]:
 
 @pytest.fixture
 def folder(shared_folder: Path) -> Path:
-    pool = shared_folder / "pool"
-    pool.mkdir(mode=0o755)
-    return pool
+    return new_folder(shared_folder / "pool", mode=0o755)
 
 
 def created(folder: Path) -> Job:
@@ -142,8 +141,7 @@ def test_a_secret_that_opens_something_else_as_well_is_never_set(
     (secret,) = connection.listAllSecrets()
     of_a_guest(domains, connection, folder / "vm.qcow2", secret.UUIDString())
     (folder / "other").mkdir()
-    other = folder / "other/vm.qcow2"
-    other.write_bytes((folder / "vm.qcow2").read_bytes())
+    other = new_file(folder / "other/vm.qcow2", (folder / "vm.qcow2").read_bytes())
     of_a_guest(domains, connection, other, secret.UUIDString())
     scan(Host.objects.get())
     both = {"passphrase": FIRST, "new_passphrase": SECOND}

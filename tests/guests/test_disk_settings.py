@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -15,18 +14,13 @@ from storage_admin.guests.models import Guest
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
-from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.harness.guests import Disk, Domains, LibvirtGuest, Starts
 from tests.harness.libvirtd import URI
 from tests.live.chains import done
 from tests.live.conftest import scanned
-from tests.working import OPERATOR, client_as, create, scan, this_machine
+from tests.working import ON_LIBVIRT, OPERATOR, client_as, create, scan, this_machine
 
-pytestmark = [
-    pytest.mark.guest,
-    pytest.mark.services,
-    pytest.mark.django_db,
-    pytest.mark.usefixtures("quiet", "libvirtd"),
-]
+pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT]
 
 
 def driver_of(guest: LibvirtGuest, flags: int = libvirt.VIR_DOMAIN_XML_INACTIVE) -> dict[str, str]:
@@ -52,7 +46,7 @@ def changed(row: Guest, **options: object) -> Job:
 
 
 def test_settings_hold_from_the_next_start_on_and_what_was_there_is_restored(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
+    tcg_guest: Starts, shared_folder: Path
 ) -> None:
     guest = tcg_guest(Disk(create(shared_folder / "disk.qcow2")))
     __, row = scanned(shared_folder, guest)
@@ -74,9 +68,7 @@ def test_settings_hold_from_the_next_start_on_and_what_was_there_is_restored(
     assert driver_of(guest) == before
 
 
-def test_a_disk_goes_to_another_bus_and_back_while_its_guest_is_off(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
-) -> None:
+def test_a_disk_goes_to_another_bus_and_back_while_its_guest_is_off(tcg_guest: Starts, shared_folder: Path) -> None:
     image = create(shared_folder / "disk.qcow2")
     guest = tcg_guest(Disk(image), Disk(create(shared_folder / "other.qcow2")))
     __, row = scanned(shared_folder, guest)
@@ -155,9 +147,7 @@ def test_a_disk_that_snapshots_know_by_its_name_keeps_its_bus(domains: Domains, 
     assert plan(row, cache="writeback").refusals == ()
 
 
-def test_what_would_not_start_or_do_nothing_is_refused(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
-) -> None:
+def test_what_would_not_start_or_do_nothing_is_refused(tcg_guest: Starts, shared_folder: Path) -> None:
     guest = tcg_guest(Disk(create(shared_folder / "disk.qcow2"), bus="scsi"))
     __, row = scanned(shared_folder, guest)
     [disk] = row.disks.filter(device="disk").values_list("target", flat=True)

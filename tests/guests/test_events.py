@@ -31,13 +31,13 @@ from tests.harness.guests import Disk, Domains
 from tests.harness.processes import wait_until
 from tests.harness.sshd import sessions_of, sshd
 from tests.patient import patient
-from tests.working import OPERATOR, create, image_at, run, scan, this_machine
+from tests.working import ON_LIBVIRT, OPERATOR, create, image_at, run, scan, this_machine
 
 pytestmark = [
     pytest.mark.guest,
-    pytest.mark.services,
     pytest.mark.django_db(transaction=True),
-    pytest.mark.usefixtures("quiet", "libvirtd", "patient", "no_reserve"),
+    *ON_LIBVIRT,
+    pytest.mark.usefixtures("patient", "no_reserve"),
 ]
 
 __all__ = ["patient"]

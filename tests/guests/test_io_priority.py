@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.factories import GuestFactory, HostFactory, UserFactory
-from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.harness.guests import Disk, Domains, Starts
 from tests.harness.openvz import OpenVZHost
 from tests.harness.sshd import sshd
-from tests.working import ADMIN, OPERATOR, create, reread, run, said, scan, this_machine
+from tests.working import ADMIN, OPERATOR, create, reread, run, said, scan, succeeded, this_machine
 
 pytestmark = [pytest.mark.services, pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -62,8 +62,7 @@ def test_a_containers_priority_is_set_and_what_was_there_is_told(vz: OpenVZHost,
     assert plan.refusals == ()
     assert "becomes 7 (now 3)" in plan.reason
     assert plan.commands == ("vzctl set 101 --ioprio 7 --save",)
-    job = set_for(guest, priority=7)
-    assert job.state == "succeeded", (job.error_detail, said(job))
+    job = succeeded(set_for(guest, priority=7))
     result = job.result or {}
     assert (result["before"]["io_priority"], result["now"]["io_priority"], result["effect"]) == (3, 7, "now")
     assert reread(guest).io_priority == 7
@@ -113,15 +112,12 @@ def test_containers_take_priorities_and_machines_weights(host: Host) -> None:
 
 
 @pytest.mark.guest
-def test_a_domains_limits_are_set_and_read_again(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path, no_reserve: None
-) -> None:
+def test_a_domains_limits_are_set_and_read_again(tcg_guest: Starts, shared_folder: Path, no_reserve: None) -> None:
     disk = create(shared_folder / "disk.qcow2", "64M")
     guest = tcg_guest(Disk(disk))
     scan(this_machine(shared_folder))
     row = Guest.objects.get(name=guest.name)
-    job = set_for(row, limits={"read_bytes_sec": 50 << 20, "write_iops_sec": 200})
-    assert job.state == "succeeded", (job.error_detail, said(job))
+    job = succeeded(set_for(row, limits={"read_bytes_sec": 50 << 20, "write_iops_sec": 200}))
     assert reread(row).io_limits == {"vda": {"read_bytes_sec": 50 << 20, "write_iops_sec": 200}}
     assert guest.domain.blockIoTune("vda")["read_bytes_sec"] == 50 << 20
     assert (job.result or {})["effect"] == "now"
@@ -135,8 +131,7 @@ def test_a_domain_that_is_off_has_them_from_its_next_start(domains: Domains, sha
     domain = domains.define([Disk(disk)])
     scan(this_machine(shared_folder))
     row = Guest.objects.get(name=domain.name())
-    job = set_for(row, limits={"read_iops_sec": 100})
-    assert job.state == "succeeded", (job.error_detail, said(job))
+    job = succeeded(set_for(row, limits={"read_iops_sec": 100}))
     assert (job.result or {})["effect"] == "next_start"
     assert "<read_iops_sec>100<" in domain.XMLDesc()
 
@@ -233,8 +228,7 @@ def test_a_vzlist_that_fails_is_no_host_that_does_not_answer(vz: OpenVZHost, hos
 def test_the_log_has_vzctls_own_words_and_no_script(vz: OpenVZHost, host: Host) -> None:
     vz.add("101", state="running")
     vz.switch("locked", "1")
-    job = set_for(container(host, "101"), priority=7)
-    assert job.state == "succeeded", job.error_detail
+    job = succeeded(set_for(container(host, "101"), priority=7))
     lines = said(job)
     assert any("Locked by: pid 4711" in line for line in lines)
     assert not any("stat -L" in line or "sh -c" in line for line in lines)

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import libvirt
@@ -18,15 +18,10 @@ from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from tests.factories import HostFactory
-from tests.harness.guests import Disk, Domains, LibvirtGuest
-from tests.working import OPERATOR, create, digests, image_at, refused_as, run, scan, this_machine
+from tests.harness.guests import Disk, Domains, Starts
+from tests.working import ON_LIBVIRT, OPERATOR, create, digests, image_at, refused_as, run, scan, this_machine
 
-pytestmark = [
-    pytest.mark.guest,
-    pytest.mark.services,
-    pytest.mark.django_db,
-    pytest.mark.usefixtures("quiet", "libvirtd"),
-]
+pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT]
 
 
 @pytest.fixture
@@ -78,7 +73,7 @@ def _declared(name: str) -> str:
 
 
 def test_a_running_guest_uses_its_image_and_what_is_below_it_until_it_ends(
-    tcg_guest: Callable[..., LibvirtGuest], chain: tuple[Path, Path]
+    tcg_guest: Starts, chain: tuple[Path, Path]
 ) -> None:
     base, top = chain
     other = create(top.parent / "other.qcow2")

@@ -15,7 +15,8 @@ from storage_admin.hosts.shells import LocalShell
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.factories import GuestDiskFactory, GuestFactory, HostFactory
-from tests.working import OPERATOR, client_as, run
+from tests.harness.filesystems import new_program
+from tests.working import OPERATOR, client_as, run, succeeded
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -35,9 +36,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 def says(folder: Path, program: str, script: str) -> None:
-    path = folder / program
-    path.write_text(f'#!/bin/sh\necho "$@" > {folder}/asked\n{script}\n')
-    path.chmod(0o755)
+    new_program(folder / program, f'#!/bin/sh\necho "$@" > {folder}/asked\n{script}\n')
 
 
 def trimmed(guest: Guest) -> Job:
@@ -52,8 +51,7 @@ def test_a_containers_volumes_are_trimmed_by_its_node(node: Host, tmp_path: Path
     says(tmp_path, "pct", CONTAINER)
     guest = GuestFactory.create(host=node, kind=Guest.Kind.CONTAINER, uid="200")
     assert services.plan(OPERATOR, "trim", guest.pk, {}).commands == ("pct fstrim 200",)
-    job = trimmed(guest)
-    assert job.state == "succeeded", job.error_detail
+    job = succeeded(trimmed(guest))
     assert (tmp_path / "asked").read_text() == "fstrim 200\n"
     assert [(one["path"], one["trimmed_bytes"]) for one in (job.result or {})["filesystems"]] == [
         ("/", 8350253056), ("/data", 1020678144),
@@ -68,8 +66,7 @@ def test_a_vm_is_trimmed_by_its_node_where_there_is_no_token(node: Host, tmp_pat
     for unused in ("unused0", "efidisk0"):
         GuestDiskFactory.create(guest=guest, target=unused)
     assert {one.disk for one in services.plan(OPERATOR, "trim", guest.pk, {}).causes} <= {"", "scsi0"}
-    job = trimmed(guest)
-    assert job.state == "succeeded", job.error_detail
+    job = succeeded(trimmed(guest))
     assert (tmp_path / "asked").read_text() == "guest cmd 300 fstrim\n"
     assert [one["error"] for one in (job.result or {})["filesystems"]] == ["", "read-only"]
     Guest.objects.filter(pk=guest.pk).update(state="stopped")

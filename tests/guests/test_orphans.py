@@ -10,15 +10,11 @@ import pytest
 from images.models import Image
 from storage_admin.hosts.libvirt import reader
 from storage_admin.jobs import services
+from tests.harness.filesystems import new_file
 from tests.harness.guests import Disk, Domains
-from tests.working import ADMIN, create, image_at, run, scan, this_machine
+from tests.working import ADMIN, ON_LIBVIRT, create, image_at, run, scan, this_machine
 
-pytestmark = [
-    pytest.mark.guest,
-    pytest.mark.services,
-    pytest.mark.django_db,
-    pytest.mark.usefixtures("quiet", "libvirtd"),
-]
+pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT]
 
 
 def evidence(path: Path) -> tuple[bool | None, str]:
@@ -50,8 +46,7 @@ def test_nvram_is_no_orphan_and_arguments_of_qemu_leave_it_open(
     connection = libvirt.open(libvirtd)
     plain = domain.XMLDesc()
     assert "</os>" in plain
-    code = shared_folder / "code.fd"
-    code.write_bytes(bytes(4096))
+    code = new_file(shared_folder / "code.fd", bytes(4096))
     loader = f"<loader readonly='yes' type='pflash'>{code}</loader><nvram>{nvram}</nvram></os>"
     connection.defineXML(plain.replace("</os>", f"{loader}<features><acpi/></features>"))
     host = this_machine(shared_folder)

@@ -22,7 +22,7 @@ from tests.guests.vms import conf, good, host, reached, server, submit, web
 from tests.harness.proxmox import confs, world
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import ALL
-from tests.working import OPERATOR, client_as, run, said
+from tests.working import OPERATOR, client_as, run, said, succeeded
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -161,8 +161,7 @@ def container(server: ProxmoxServer, host: Host) -> Guest:
 def scanned(host: Host) -> None:
     """By the API alone: no agent of the test tells of images."""
     reached(host, Host.Transport.API)
-    job = run(services.submit(OPERATOR, "scan", host.pk, {}))
-    assert job.state == "succeeded", said(job)
+    succeeded(run(services.submit(OPERATOR, "scan", host.pk, {})))
     reached(host, Host.Transport.API_SSH)
 
 

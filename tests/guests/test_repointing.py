@@ -1,7 +1,6 @@
 """A guest follows its image to another name and format: with a real libvirt, and back again."""
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -17,11 +16,11 @@ from storage_admin.hosts.libvirt.disks import Edit
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import claims, services
 from storage_admin.jobs.models import Job
-from tests.agent.harness import qemu_img
-from tests.agent.test_convert import same
-from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.agent.harness import qemu_img, reads_as
+from tests.harness.filesystems import new_folder
+from tests.harness.guests import Disk, Domains, Starts
 from tests.images.away import goes_away
-from tests.working import OPERATOR, create, image_at, reread, run, said, scan, this_machine
+from tests.working import OPERATOR, create, image_at, reread, run, said, scan, succeeded, this_machine
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet", "libvirtd", "no_reserve")]
 
@@ -29,8 +28,7 @@ pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures(
 @pytest.fixture
 def disk(shared_folder: Path) -> Path:
     """An image in a folder that libvirt's user may enter."""
-    pool = shared_folder / "pool"
-    pool.mkdir(mode=0o755)
+    pool = new_folder(shared_folder / "pool", mode=0o755)
     return create(pool / "disk.qcow2", "64M")
 
 
@@ -53,7 +51,7 @@ def replace(path: Path, **options: Any) -> Job:
 
 
 def test_a_guest_boots_from_the_new_file_and_undo_gives_it_the_old_definition_back(
-    tcg_guest: Callable[..., LibvirtGuest], disk: Path
+    tcg_guest: Starts, disk: Path
 ) -> None:
     guest = tcg_guest(Disk(disk))
     guest.write(3, 5, 0x61)
@@ -63,11 +61,10 @@ def test_a_guest_boots_from_the_new_file_and_undo_gives_it_the_old_definition_ba
     copy = disk.parent.parent / "copy.qcow2"
     qemu_img("convert", "-O", "qcow2", disk, copy)
     scan(this_machine(disk.parent))
-    job = replace(disk)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(replace(disk))
     raw = disk.with_suffix(".raw")
     assert disks_of(guest.domain) == [("raw", str(raw))]
-    assert same(copy, "qcow2", raw, "raw")
+    assert reads_as(copy, raw, "qcow2", "raw")
     assert not job.repoint_due
     run(Job.objects.get(kind="scan", state="queued"))
     image = image_at(raw)
@@ -83,8 +80,7 @@ def test_a_guest_boots_from_the_new_file_and_undo_gives_it_the_old_definition_ba
 def test_what_else_was_changed_in_the_definition_meanwhile_stays(domains: Domains, disk: Path) -> None:
     domain = domains.define([Disk(disk)])
     scan(this_machine(disk.parent))
-    job = replace(disk)
-    assert job.state == "succeeded", said(job)
+    job = succeeded(replace(disk))
     new = definition(domain).replace("cache='none'", "cache='writeback'")
     new = new.replace("<devices>", "<devices><sound model='ich9'/>", 1)
     domains._connection.defineXML(new)
@@ -186,8 +182,7 @@ def test_what_libvirt_remembers_of_a_guest_refuses_it(domains: Domains, disk: Pa
 def test_every_guest_that_names_the_image_follows(domains: Domains, disk: Path) -> None:
     first, second = domains.define([Disk(disk)]), domains.define([Disk(disk)])
     scan(this_machine(disk.parent))
-    job = replace(disk, format="vmdk")
-    assert job.state == "succeeded", said(job)
+    succeeded(replace(disk, format="vmdk"))
     expected = [("vmdk", str(disk.with_suffix(".vmdk")))]
     assert disks_of(first) == disks_of(second) == expected
     assert subprocess.run(["qemu-img", "check", "-f", "vmdk", disk.with_suffix(".vmdk")], check=False).returncode == 0

@@ -3,7 +3,6 @@
 import hashlib
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import libvirt
@@ -20,16 +19,23 @@ from storage_admin.hosts.libvirt import control
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.factories import HostFactory, PolicyFactory
-from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.harness.guests import Disk, Domains, Starts
 from tests.patient import patient
-from tests.working import OPERATOR, create, digests, image_at, reread, run, said, scan, this_machine
+from tests.working import (
+    ON_LIBVIRT,
+    OPERATOR,
+    create,
+    digests,
+    image_at,
+    reread,
+    run,
+    said,
+    scan,
+    succeeded,
+    this_machine,
+)
 
-pytestmark = [
-    pytest.mark.guest,
-    pytest.mark.services,
-    pytest.mark.django_db,
-    pytest.mark.usefixtures("quiet", "libvirtd", "patient", "no_reserve"),
-]
+pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT, pytest.mark.usefixtures("patient", "no_reserve")]
 
 __all__ = ["patient"]
 
@@ -50,7 +56,7 @@ def submit(image: Image, **options: object) -> Job:
 
 
 def test_a_running_guest_is_waited_for_and_started_again_and_none_of_its_writes_is_lost(
-    tcg_guest: Callable[..., LibvirtGuest], disk: Path
+    tcg_guest: Starts, disk: Path
 ) -> None:
     guest = tcg_guest(Disk(disk))
     scan(this_machine(disk.parent))
@@ -66,8 +72,7 @@ def test_a_running_guest_is_waited_for_and_started_again_and_none_of_its_writes_
     wait_for_guests.look()
     assert (reread(job).state, f"now that guest {guest.name} is off" in job.waiting_for) == ("queued", True)
     scan_that_was_asked_for()  # its end looks at what waits on the host
-    job = run(job)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(run(job))
     assert (job.result or {})["swapped"]
     assert not guest.domain.isActive()
     wait_for_guests.look()
@@ -94,8 +99,7 @@ def test_a_policy_waits_for_a_guest_that_is_shut_down_while_its_window_is_open(d
     domain.destroy()
     wait_for_guests.look()
     scan_that_was_asked_for()
-    job = run(job)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(run(job))
     assert not domain.isActive()
 
 
@@ -114,13 +118,10 @@ def test_a_guest_that_was_started_after_the_scan_is_waited_for_and_the_image_rea
     assert digests(disk.parent)["disk.qcow2"] == before["disk.qcow2"]
     wait_for_guests.look()
     scan_that_was_asked_for()
-    job = run(job)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(run(job))
 
 
-def test_a_disk_that_is_taken_from_a_guests_definition_alone_is_waited_for(
-    tcg_guest: Callable[..., LibvirtGuest], disk: Path
-) -> None:
+def test_a_disk_that_is_taken_from_a_guests_definition_alone_is_waited_for(tcg_guest: Starts, disk: Path) -> None:
     other = create(disk.parent / "other.qcow2", "64M")
     guest = tcg_guest(Disk(disk), Disk(other))
     host = this_machine(disk.parent)
@@ -152,8 +153,7 @@ def test_while_libvirt_does_not_answer_a_job_waits(
     monkeypatch.setattr(control, "STATES_TIMEOUT", 20.0)
     wait_for_guests.look()
     scan_that_was_asked_for()
-    job = run(job)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
+    job = succeeded(run(job))
     wait_for_guests.look()
     assert domain.isActive()
 
@@ -162,8 +162,7 @@ def test_a_guest_that_cannot_be_started_is_a_warning_of_a_job_that_has_succeeded
     lost = create(disk.parent / "lost.qcow2", "8M")
     domain = domains.define([Disk(disk), Disk(lost)])
     scan(this_machine(disk.parent))
-    job = run(submit(image_at(disk)))
-    assert job.state == "succeeded", (job.error_code, job.error_detail)
+    job = succeeded(run(submit(image_at(disk))))
     lost.unlink()
     wait_for_guests.look()
     assert (reread(job).state, job.start_due, bool(domain.isActive())) == ("succeeded", False, False)

@@ -1,6 +1,5 @@
 """An image from its creation to its restoration: a guest installs itself on it, and finds all of that again."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,8 @@ import pytest
 
 from images.models import Image
 from storage_admin.jobs.models import Job
-from tests.harness.guests import Disk, LibvirtGuest
+from tests.harness.filesystems import new_folder
+from tests.harness.guests import Disk, LibvirtGuest, Starts
 from tests.working import OPERATOR, image_at, said, scan, this_machine, work
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet", "libvirtd", "no_reserve")]
@@ -28,10 +28,9 @@ def done(kind: str, target: int, **options: Any) -> dict[str, Any]:
 
 
 def test_what_a_guest_installed_is_there_after_export_and_import_by_every_way(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
+    tcg_guest: Starts, shared_folder: Path
 ) -> None:
-    folder = shared_folder / "pool"
-    folder.mkdir(mode=0o755)
+    folder = new_folder(shared_folder / "pool", mode=0o755)
     host = this_machine(folder)
     scan(host)
     pool = host.pools.get()

@@ -17,7 +17,7 @@ from storage_admin.jobs.models import Job
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
 from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
-from tests.working import ADMIN, OPERATOR, run, said
+from tests.working import ADMIN, OPERATOR, run, said, succeeded
 
 WEB = (
     "agent: 1\nide2: none,media=cdrom\nname: web\nscsi0: store:120/vm-120-disk-0.qcow2,discard=on,size=8G\n"
@@ -57,8 +57,7 @@ def host(server: ProxmoxServer, monkeypatch: pytest.MonkeyPatch) -> Host:
         tls_fingerprint=endpoint.fingerprint,
     )  # fmt: skip
     host = registration.add_node(ADMIN, wanted)
-    job = run(services.submit(OPERATOR, "scan", host.pk, {}))
-    assert job.state == "succeeded", (job.error_detail, said(job))
+    succeeded(run(services.submit(OPERATOR, "scan", host.pk, {})))
     monkeypatch.setattr(asking, "ask", lambda host, verb, args: files_of(server))
     reached(host, Host.Transport.API_SSH)
     server.seen.clear()

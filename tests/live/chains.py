@@ -16,7 +16,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.harness.guests import LibvirtGuest, write_pattern
 from tests.live.writer import check
-from tests.working import OPERATOR, create, run, said
+from tests.working import OPERATOR, create, run, succeeded
 
 #: What :func:`patterns` are of the chain that :func:`make_chain` makes.
 PATTERNS = [hashlib.sha256(bytes([byte]) * (mib << 20)).hexdigest() for byte, mib in ((0x5A, 8), (0x33, 4), (0x77, 6))]
@@ -60,9 +60,7 @@ def submit(kind: str, row: Guest, **options: object) -> Job:
 
 
 def done(job: Job) -> Job:
-    job = run(job)
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
-    return job
+    return succeeded(run(job))
 
 
 def whole(guest: LibvirtGuest, image: Path, last: int) -> None:

@@ -2,7 +2,6 @@
 
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import libvirt
@@ -11,11 +10,12 @@ import pytest
 
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host
-from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.harness.guests import Disk, Domains, LibvirtGuest, Starts
 from tests.live.chains import make_chain
 from tests.working import scan, this_machine
 
 MIB = 1 << 20
+OnChain = tuple[LibvirtGuest, Guest, Path]
 
 
 def filesystem_image(path: Path, form: str = "qcow2", size: str = "256M", *options: str) -> Path:
@@ -45,7 +45,7 @@ def allocated(path: Path) -> int:
 
 
 @pytest.fixture
-def agent_guest(domains: Domains) -> Callable[..., LibvirtGuest]:
+def agent_guest(domains: Domains) -> Starts:
     """``agent_guest(Disk(path), …)``: a guest whose agent answers, the filesystem of its first disk at /mnt."""
 
     def started(*disks: Disk, **how: str) -> LibvirtGuest:
@@ -61,6 +61,13 @@ def agent_guest(domains: Domains) -> Callable[..., LibvirtGuest]:
 def chain(shared_folder: Path) -> list[Path]:
     """The chain of :func:`make_chain`, in a folder that libvirt's user may enter."""
     return make_chain(shared_folder)
+
+
+@pytest.fixture
+def on_chain(tcg_guest: Starts, chain: list[Path]) -> OnChain:
+    """A guest that runs on the chain, its row as a scan has made it, and the folder of its images."""
+    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    return guest, scanned(folder, guest)[1], folder
 
 
 def deletes(guest: LibvirtGuest, mib: int) -> None:

@@ -1,7 +1,6 @@
 """Chains shortened under guests that write all the time: every acknowledged write is there, and all agree then."""
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,41 +17,33 @@ from storage_admin.hosts.libvirt import running
 from storage_admin.jobs import kinds, services
 from storage_admin.jobs.models import Job
 from tests.factories import PolicyFactory
-from tests.harness.guests import Disk, LibvirtGuest
+from tests.harness.guests import Disk, Starts
 from tests.live.chains import PATTERNS, at_stage, chain_of, definition_of, done, patterns, submit, whole
-from tests.live.conftest import scanned
+from tests.live.conftest import OnChain, scanned
 from tests.live.writer import PLACES, acknowledged, wait_for_writes, writing
-from tests.working import ADMIN, OPERATOR, client_as, create, image_at, run, said, scan, work
+from tests.working import ADMIN, ON_LIBVIRT, OPERATOR, client_as, create, image_at, run, said, scan, succeeded, work
 
-pytestmark = [
-    pytest.mark.guest,
-    pytest.mark.services,
-    pytest.mark.django_db,
-    pytest.mark.usefixtures("quiet", "libvirtd"),
-]
+pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT]
 
 
 @pytest.mark.parametrize(("down_to", "left"), [(None, ["top.qcow2"]), ("base.qcow2", ["top.qcow2", "base.qcow2"])])
 def test_a_chain_is_flattened_under_a_guest_that_writes(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], down_to: str | None, left: list[str]
+    on_chain: OnChain, chain: list[Path], down_to: str | None, left: list[str]
 ) -> None:
-    guest = tcg_guest(Disk(chain[0]))
-    __, row = scanned(chain[0].parent, guest)
+    guest, row, folder = on_chain
     with writing(guest):
         wait_for_writes(guest, PLACES)  # from here on the guest's writes allocate nothing more
-        job = done(submit("live_flatten", row, down_to=down_to and str(chain[0].parent / down_to)))
+        job = done(submit("live_flatten", row, down_to=down_to and str(folder / down_to)))
         wait_for_writes(guest, 2)
         assert chain_of(guest) == left
     assert definition_of(guest) == "top.qcow2"
-    assert (job.result or {})["now"]["chain"] == [str(chain[0].parent / name) for name in left]
+    assert (job.result or {})["now"]["chain"] == [str(folder / name) for name in left]
     assert job.after_bytes == chain[0].stat().st_blocks * 512
     assert (job.freed_bytes or 0) < 0
     whole(guest, chain[0], acknowledged(guest))
 
 
-def test_a_policy_flattens_the_longest_chain_of_a_guest_that_writes(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
-) -> None:
+def test_a_policy_flattens_the_longest_chain_of_a_guest_that_writes(tcg_guest: Starts, chain: list[Path]) -> None:
     guest = tcg_guest(Disk(create(chain[0].parent / "other.qcow2", "8M")), Disk(chain[0]))
     __, row = scanned(chain[0].parent, guest)
     policy = PolicyFactory.create(kind="live_flatten", options=kinds.get("live_flatten").clean({}))
@@ -60,8 +51,7 @@ def test_a_policy_flattens_the_longest_chain_of_a_guest_that_writes(
     assert [one["guest"] for one in found["chosen"]] == [row.pk]
     policies.run_now(OPERATOR, policy)
     runs.work(timezone.now())
-    job = run(Job.objects.get(kind="live_flatten"))
-    assert job.state == "succeeded", said(job)
+    job = succeeded(run(Job.objects.get(kind="live_flatten")))
     assert (job.result or {})["disk"] == "vdb"
     now = running.look(row.host, row.uid)
     assert [[Path(path).name for path in disk.chain] for disk in now.disks] == [["other.qcow2"], ["top.qcow2"]]
@@ -76,10 +66,9 @@ def test_a_policy_flattens_the_longest_chain_of_a_guest_that_writes(
     ],
 )
 def test_overlays_are_merged_under_a_guest_that_writes(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], layer: str | None, into: str | None, left: list[str]
+    on_chain: OnChain, chain: list[Path], layer: str | None, into: str | None, left: list[str]
 ) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    host, row = scanned(folder, guest)
+    guest, row, folder = on_chain
     with writing(guest):
         options = {"layer": layer and str(folder / layer), "into": into and str(folder / into)}
         done(submit("live_merge", row, **options))
@@ -88,7 +77,7 @@ def test_overlays_are_merged_under_a_guest_that_writes(
     assert definition_of(guest) == left[0]
     assert client_as(role="viewer").get(f"/jobs/{Job.objects.get(kind='live_merge').pk}/").status_code == 200
     whole(guest, folder / left[0], acknowledged(guest))
-    scan(host)
+    scan(row.host)
     assert {path.name: image_at(path).state for path in chain if path.name not in left} == dict.fromkeys(
         {path.name for path in chain} - {*left}, "merged"
     )
@@ -96,7 +85,7 @@ def test_overlays_are_merged_under_a_guest_that_writes(
 
 
 def test_an_overlay_that_was_merged_is_worked_on_no_more_as_long_as_it_is_that_file(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+    tcg_guest: Starts, chain: list[Path]
 ) -> None:
     guest, top = tcg_guest(Disk(chain[0])), chain[0]
     host, row = scanned(top.parent, guest)
@@ -132,7 +121,7 @@ def test_an_overlay_that_was_merged_is_worked_on_no_more_as_long_as_it_is_that_f
 
 
 def test_an_overlay_that_was_merged_is_set_aside_and_a_new_file_of_its_name_is_none(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+    tcg_guest: Starts, chain: list[Path]
 ) -> None:
     guest, top = tcg_guest(Disk(chain[0])), chain[0]
     host, row = scanned(top.parent, guest)
@@ -152,10 +141,9 @@ def against(kind: str, target: int, **options: Any) -> list[str]:
 
 @pytest.mark.parametrize("layer", [None, "middle.qcow2"])
 def test_the_files_of_merged_overlays_are_deleted_where_that_was_asked_for(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], layer: str | None
+    on_chain: OnChain, chain: list[Path], layer: str | None
 ) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    host, row = scanned(folder, guest)
+    guest, row, folder = on_chain
     merged = chain[1] if layer else chain[0]
     before = sum(path.stat().st_blocks * 512 for path in chain)
     options = {"layer": layer and str(folder / layer), "delete_merged": True}
@@ -168,13 +156,12 @@ def test_the_files_of_merged_overlays_are_deleted_where_that_was_asked_for(
     freed = before - sum(path.stat().st_blocks * 512 for path in left)
     # What QEMU, or the guest, writes into the image that has grown after it was looked at.
     assert abs((job.freed_bytes or 0) - freed) <= 64 << 10
-    scan(host)
+    scan(row.host)
     assert not Image.objects.filter(name=merged.name, state="ok").exists()
 
 
-def test_an_overlay_that_somebody_has_open_stays(tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]) -> None:
-    guest = tcg_guest(Disk(chain[0]))
-    __, row = scanned(chain[0].parent, guest)
+def test_an_overlay_that_somebody_has_open_stays(on_chain: OnChain, chain: list[Path]) -> None:
+    _, row, _ = on_chain
     with subprocess.Popen(["tail", "-f", chain[0]], stdout=subprocess.DEVNULL) as reader:
         job = done(submit("live_merge", row, delete_merged=True))
         reader.kill()
@@ -183,19 +170,16 @@ def test_an_overlay_that_somebody_has_open_stays(tcg_guest: Callable[..., Libvir
     assert any("is left, delete it" in line for line in said(job))
 
 
-def test_an_overlay_that_somebody_made_an_image_on_meanwhile_stays(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
-) -> None:
-    guest = tcg_guest(Disk(chain[0]))
-    __, row = scanned(chain[0].parent, guest)
+def test_an_overlay_that_somebody_made_an_image_on_meanwhile_stays(on_chain: OnChain, chain: list[Path]) -> None:
+    _, row, folder = on_chain
     job = submit("live_merge", row, delete_merged=True)
-    with at_stage("pivoting", lambda: create(chain[0].parent / "new.qcow2", base="top.qcow2")):
+    with at_stage("pivoting", lambda: create(folder / "new.qcow2", base="top.qcow2")):
         job = done(job)
     assert (job.result or {})["deleted"] == []
     assert chain[0].exists()
 
 
-def test_a_base_that_others_use_is_never_merged_into(tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]) -> None:
+def test_a_base_that_others_use_is_never_merged_into(tcg_guest: Starts, chain: list[Path]) -> None:
     create(chain[0].parent / "sibling.qcow2", base="base.qcow2")
     guest = tcg_guest(Disk(chain[0]))
     __, row = scanned(chain[0].parent, guest)
@@ -206,11 +190,8 @@ def test_a_base_that_others_use_is_never_merged_into(tcg_guest: Callable[..., Li
 
 
 @pytest.mark.parametrize("below", ["middle.qcow2", "top.qcow2"])
-def test_what_was_made_on_an_image_since_the_scan_is_not_merged_under(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], below: str
-) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    __, row = scanned(folder, guest)
+def test_what_was_made_on_an_image_since_the_scan_is_not_merged_under(on_chain: OnChain, below: str) -> None:
+    guest, row, folder = on_chain
     create(folder / "sibling.qcow2", base=below)
     job = run(submit("live_merge", row))
     assert (job.state, job.error_code) == ("failed", "has_overlays"), (job.error_detail, said(job))
@@ -218,19 +199,16 @@ def test_what_was_made_on_an_image_since_the_scan_is_not_merged_under(
 
 
 def test_what_a_guest_has_written_since_the_scan_counts_as_what_a_merge_may_need(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+    on_chain: OnChain, chain: list[Path]
 ) -> None:
-    guest = tcg_guest(Disk(chain[0]))
-    __, row = scanned(chain[0].parent, guest)
+    guest, row, _ = on_chain
     guest.write(40, 30, 0x44)
     plan = services.plan(OPERATOR, "live_merge", row.pk, {"disk": "vda"})
     top, middle = (path.stat().st_blocks * 512 for path in chain[:2])
     assert (plan.before_bytes, plan.predicted_high) == (middle, top + middle)
 
 
-def test_snapshots_that_libvirt_keeps_stand_against_it(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
-) -> None:
+def test_snapshots_that_libvirt_keeps_stand_against_it(tcg_guest: Starts, chain: list[Path]) -> None:
     guest = tcg_guest(Disk(chain[0]))
     guest.domain.snapshotCreateXML(
         "<domainsnapshot><name>now</name></domainsnapshot>", libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY
@@ -242,9 +220,8 @@ def test_snapshots_that_libvirt_keeps_stand_against_it(
     guest.domain.snapshotLookupByName("now").delete(libvirt.VIR_DOMAIN_SNAPSHOT_DELETE_METADATA_ONLY)
 
 
-def test_a_cancel_leaves_the_chain_as_it_was(tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]) -> None:
-    guest = tcg_guest(Disk(chain[0]))
-    __, row = scanned(chain[0].parent, guest)
+def test_a_cancel_leaves_the_chain_as_it_was(on_chain: OnChain, chain: list[Path]) -> None:
+    guest, row, _ = on_chain
     with writing(guest):
         job = submit("live_flatten", row, bandwidth_bytes_sec=1 << 20)
         with at_stage("mirroring", lambda: services.cancel(OPERATOR, job)):
@@ -255,11 +232,8 @@ def test_a_cancel_leaves_the_chain_as_it_was(tcg_guest: Callable[..., LibvirtGue
     whole(guest, chain[0], acknowledged(guest))
 
 
-def test_images_of_the_chain_are_locked_for_other_jobs(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
-) -> None:
-    guest = tcg_guest(Disk(chain[0]))
-    __, row = scanned(chain[0].parent, guest)
+def test_images_of_the_chain_are_locked_for_other_jobs(on_chain: OnChain, chain: list[Path]) -> None:
+    guest, row, _ = on_chain
     job = submit("live_flatten", row)
     held = set(job.locks.values_list("key", flat=True))
     assert {f"image:{image_at(path).pk}" for path in chain} <= held

@@ -8,18 +8,12 @@ import pytest
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
-from storage_admin.jobs.models import Job
 from tests.agent.harness import image_info, qemu_img
 from tests.harness.guests import Disk, Domains
 from tests.live.conftest import scanned
-from tests.working import OPERATOR, client_as, create, image_at, said, scan, this_machine, work
+from tests.working import ON_LIBVIRT, OPERATOR, client_as, create, image_at, scan, succeeded, this_machine, work
 
-pytestmark = [
-    pytest.mark.guest,
-    pytest.mark.services,
-    pytest.mark.django_db(transaction=True),
-    pytest.mark.usefixtures("quiet", "libvirtd"),
-]
+pytestmark = [pytest.mark.guest, pytest.mark.django_db(transaction=True), *ON_LIBVIRT]
 
 KEPT, GONE = "1700000000", "virtnbdbackup.0"
 
@@ -49,8 +43,7 @@ def test_a_bitmap_of_a_checkpoint_is_kept_and_one_whose_checkpoint_is_gone_is_st
     assert f"libvirt checkpoint of {row.name}" in page
     assert (codes(path), codes(path, which="all")) == (set(), {"checkpoint_kept"})
     assert codes(path, which="all", accept_checkpoints=True) == set()
-    job = work("bitmaps", image_at(path).pk, OPERATOR)
-    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    succeeded(work("bitmaps", image_at(path).pk, OPERATOR))
     assert bitmaps(path) == {KEPT}
     guest.domain.checkpointLookupByName(KEPT).delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
     scan(Host.objects.get())

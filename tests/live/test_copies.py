@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -16,20 +16,16 @@ from storage_admin.hosts.libvirt.block_jobs import Ended
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
+from tests.agent.harness import overwrite
 from tests.harness import libvirtd as daemons
-from tests.harness.filesystems import loop_filesystem
-from tests.harness.guests import Disk, LibvirtGuest, write_pattern
+from tests.harness.filesystems import loop_filesystem, new_folder
+from tests.harness.guests import Disk, LibvirtGuest, Starts, write_pattern
 from tests.live.chains import PATTERNS, at_stage, chain_of, definition_of, done, patterns, submit, whole
-from tests.live.conftest import scanned
+from tests.live.conftest import OnChain, scanned
 from tests.live.writer import acknowledged, begin, check, wait_for_writes, writing
-from tests.working import OPERATOR, client_as, create, register, run, said, scan, work
+from tests.working import ON_LIBVIRT, OPERATOR, client_as, create, register, run, said, scan, work
 
-pytestmark = [
-    pytest.mark.guest,
-    pytest.mark.services,
-    pytest.mark.django_db,
-    pytest.mark.usefixtures("quiet", "libvirtd"),
-]
+pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT]
 AS_BEFORE = ["top.qcow2", "middle.qcow2", "base.qcow2"]
 
 
@@ -42,11 +38,10 @@ def codes(kind: str, row: Guest, **options: object) -> list[str]:
 
 
 def test_a_disk_is_moved_to_another_pool_and_format_under_a_guest_that_writes_and_switched_back(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
+    tcg_guest: Starts, chain: list[Path]
 ) -> None:
     guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    other = folder / "other"
-    other.mkdir()
+    other = new_folder(folder / "other")
     host, row = scanned(folder, guest)
     register(host, other)
     scan(host)
@@ -76,7 +71,7 @@ def test_a_disk_is_moved_to_another_pool_and_format_under_a_guest_that_writes_an
 
 
 def test_a_guest_is_switched_back_to_an_image_whose_name_does_not_tell_its_format(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
+    tcg_guest: Starts, shared_folder: Path
 ) -> None:
     guest = tcg_guest(Disk(create(shared_folder / "disk.img", form="qcow2")))
     host, row = scanned(shared_folder, guest)
@@ -89,17 +84,12 @@ def test_a_guest_is_switched_back_to_an_image_whose_name_does_not_tell_its_forma
     assert ET.fromstring(guest.domain.XMLDesc()).find(driver).get("type") == "qcow2"  # type: ignore[union-attr]
 
 
-def test_what_was_written_to_since_is_not_switched_back_to(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
-) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    __, row = scanned(folder, guest)
+def test_what_was_written_to_since_is_not_switched_back_to(on_chain: OnChain, chain: list[Path]) -> None:
+    guest, row, _ = on_chain
     job = done(submit("live_copy", row))
     assert chain_of(guest) == ["top-copy.qcow2"]
     guest.stop()
-    with chain[0].open("r+b") as file:
-        file.seek(1 << 20)
-        file.write(b"x")
+    overwrite(chain[0], 1 << 20, b"x")
     assert codes("switch_back", row, job=job.pk) == ["stale_plan"]
     chain[0].unlink()
     assert codes("switch_back", row, job=job.pk) == ["undo_missing"]
@@ -108,17 +98,16 @@ def test_what_was_written_to_since_is_not_switched_back_to(
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "made since the scan"])
 def test_an_image_that_others_stand_on_by_now_is_not_switched_back_to(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], is_known: bool
+    on_chain: OnChain, chain: list[Path], is_known: bool
 ) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    host, row = scanned(folder, guest)
+    guest, row, folder = on_chain
     copy = done(submit("live_copy", row))
     guest.stop()
-    scan(host)
+    scan(row.host)
     job = services.submit(OPERATOR, "switch_back", row.pk, {"job": copy.pk})
     create(folder / "clone.qcow2", "96M", base=str(chain[0]))
     if is_known:
-        scan(host)
+        scan(row.host)
         assert codes("switch_back", row, job=copy.pk) == ["shared_base"]
     run(job)
     assert (job.state, job.error_code) == ("failed", "shared_base" if is_known else "has_overlays")
@@ -127,10 +116,9 @@ def test_an_image_that_others_stand_on_by_now_is_not_switched_back_to(
 
 @pytest.mark.parametrize("stage", ["mirroring", "ready"])
 def test_a_cancel_leaves_the_guest_where_it_was_and_nothing_of_the_copy(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], stage: str
+    on_chain: OnChain, chain: list[Path], stage: str
 ) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    __, row = scanned(folder, guest)
+    guest, row, folder = on_chain
     before = {path.name for path in folder.iterdir()}
     with writing(guest):
         job = submit("live_copy", row, bandwidth_bytes_sec=2 << 20 if stage == "mirroring" else None)
@@ -143,9 +131,7 @@ def test_a_cancel_leaves_the_guest_where_it_was_and_nothing_of_the_copy(
 
 
 @contextlib.contextmanager
-def _guest_and_small_pool(
-    tcg_guest: Callable[..., LibvirtGuest], disk: Path, mebibytes: int
-) -> Iterator[tuple[LibvirtGuest, Guest, Path]]:
+def _guest_and_small_pool(tcg_guest: Starts, disk: Path, mebibytes: int) -> Iterator[tuple[LibvirtGuest, Guest, Path]]:
     """A running guest, and a folder of images on a filesystem of its own."""
     with loop_filesystem(disk.parent, mebibytes) as small, daemons.sees(small):
         guest = tcg_guest(Disk(disk))
@@ -157,7 +143,7 @@ def _guest_and_small_pool(
 
 
 def test_a_copy_is_given_up_before_others_are_left_without_room(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], monkeypatch: pytest.MonkeyPatch
+    tcg_guest: Starts, chain: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guests whose images lie there would be paused."""
     write_pattern(chain[0], "qcow2", (20, 60, 0x11))
@@ -181,7 +167,7 @@ def test_a_copy_is_given_up_before_others_are_left_without_room(
 
 
 def test_a_destination_that_fills_up_leaves_the_guest_where_it_was(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], monkeypatch: pytest.MonkeyPatch
+    tcg_guest: Starts, chain: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nobody looks in time."""
     monkeypatch.setattr(follow, "WATCH", 1000.0)
@@ -205,9 +191,7 @@ def test_a_destination_that_fills_up_leaves_the_guest_where_it_was(
         whole(guest, chain[0], acknowledged(guest))
 
 
-def test_a_copy_that_its_host_does_not_see_is_not_switched_over_to(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
-) -> None:
+def test_a_copy_that_its_host_does_not_see_is_not_switched_over_to(tcg_guest: Starts, chain: list[Path]) -> None:
     """libvirt, and QEMU with it, has another mount namespace here than the agent, and does not see what is mounted."""
     folder = chain[0].parent
     with loop_filesystem(folder, 128) as hidden:
@@ -223,11 +207,10 @@ def test_a_copy_that_its_host_does_not_see_is_not_switched_over_to(
 
 
 def test_a_guest_that_ends_right_after_the_switch_keeps_its_copy(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], monkeypatch: pytest.MonkeyPatch
+    on_chain: OnChain, chain: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before libvirt was asked what came of it: all that is known then is what the definition names."""
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    __, row = scanned(folder, guest)
+    guest, row, folder = on_chain
     run_to_end = Follower.run
 
     def ends(self: Follower, *, taken_over: bool) -> Ended:
@@ -245,9 +228,7 @@ def test_a_guest_that_ends_right_after_the_switch_keeps_its_copy(
     check(folder / "top-copy.qcow2", last)
 
 
-def test_what_is_there_and_what_another_guest_uses_stand_against_a_copy(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
-) -> None:
+def test_what_is_there_and_what_another_guest_uses_stand_against_a_copy(tcg_guest: Starts, shared_folder: Path) -> None:
     image = create(shared_folder / "disk.raw", form="raw")
     create(shared_folder / "there.raw", form="raw")
     guest = tcg_guest(Disk(image, "raw"))

@@ -25,7 +25,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.kinds import BEGUN, in_doubt
 from storage_admin.jobs.models import Job
 from tests.factories import GuestFactory, HostFactory, JobFactory, StoragePoolFactory
-from tests.working import OPERATOR
+from tests.working import OPERATOR, code_of, refused_as
 
 COPY = Wanted("uid", "vda", "copy", ["/a/disk", "/a/base"], 0, None, 0, {"path": "/a/copy", "format": "raw"})
 OVER = [["/a/disk", "/a/copy"], ["/a/second", "/a/other"]]
@@ -181,9 +181,7 @@ def test_a_deletion_that_is_taken_over_waits_for_who_is_away(
 
 @pytest.mark.django_db
 def test_what_somebody_needs_by_then_ends_it(deletes: Callable[..., tuple[int, int]]) -> None:
-    with pytest.raises(RefusedError) as caught:
-        deletes([], [RefusedError("has_overlays", "one stands on it")] * 2)
-    assert caught.value.code == "has_overlays"
+    assert refused_as(deletes, [], [RefusedError("has_overlays", "one stands on it")] * 2) == "has_overlays"
 
 
 @pytest.mark.django_db
@@ -212,9 +210,7 @@ def test_a_snapshot_that_was_surely_not_made_leaves_no_doubt(
     monkeypatch.setattr(snapshots, "create", mock.Mock(side_effect=away))
     told = {"side_effect": HostError("away")} if files is None else {"return_value": files}
     monkeypatch.setattr(kinds_of_snapshots, "files_told", mock.Mock(**told))
-    with pytest.raises(HostError) as caught:
-        kind.by_libvirt(job, mock.Mock())
-    assert (caught.value.code, bool(in_doubt(job))) == (code, is_open)
+    assert (code_of(HostError, kind.by_libvirt, job, mock.Mock()), bool(in_doubt(job))) == (code, is_open)
 
 
 @pytest.mark.django_db
@@ -245,9 +241,7 @@ def test_a_host_that_is_away_for_a_while_is_asked_again_as_a_libvirt_is(monkeypa
 
     monkeypatch.setattr(uri, "_checked", away)
     for ask in (lambda: running.look(host, "uid"), lambda: snapshots.of(host, "uid")):
-        with pytest.raises(GoneError) as caught:
-            ask()
-        assert caught.value.code == "host_unreachable"
+        assert code_of(GoneError, ask) == "host_unreachable"
     with pytest.raises(LostError), Program(host) as program:
         program.follow(COPY, start=False, told=mock.Mock(), order=mock.Mock())
 
@@ -276,6 +270,4 @@ def test_a_deletion_for_which_nothing_is_left_is_no_success(monkeypatch: pytest.
     monkeypatch.setattr(delete_snapshots, "asked", lambda *_: (now, Snapshots((young,), 9_000_000)))
     kind = delete_snapshots.DeleteOldSnapshots()
     monkeypatch.setattr(kind, "check", lambda *_: now)
-    with pytest.raises(RefusedError) as refused:
-        kind.by_libvirt(job, mock.Mock(cancel_requested=False))
-    assert refused.value.code == "stale_plan"
+    assert refused_as(kind.by_libvirt, job, mock.Mock(cancel_requested=False)) == "stale_plan"

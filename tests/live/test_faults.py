@@ -8,7 +8,6 @@ import signal
 import subprocess
 import threading
 import time as clock
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,16 +29,11 @@ from tests.harness import libvirtd as daemons
 from tests.harness.guests import Disk, Domains, LibvirtGuest
 from tests.harness.processes import wait_until
 from tests.live.chains import PATTERNS, at_stage, chain_of, definition_of, patterns, submit, whole
-from tests.live.conftest import scanned
+from tests.live.conftest import OnChain, scanned
 from tests.live.writer import acknowledged, begin, check, wait_for_writes, writing
-from tests.working import OPERATOR, image_at, refused_as, reread, run, said, scan
+from tests.working import ON_LIBVIRT, OPERATOR, image_at, refused_as, reread, run, said, scan
 
-pytestmark = [
-    pytest.mark.guest,
-    pytest.mark.services,
-    pytest.mark.django_db(transaction=True),
-    pytest.mark.usefixtures("quiet", "libvirtd"),
-]
+pytestmark = [pytest.mark.guest, pytest.mark.django_db(transaction=True), *ON_LIBVIRT]
 #: How often each pair is tried.
 TIMES = 9 if night() else 1
 #: Operations: the kind of job, its options by names of images, the MiB that it copies, and the chain afterwards.
@@ -93,11 +87,8 @@ def falls_silent(job: Job) -> None:
 
 @times
 @operations
-def test_a_worker_that_dies_is_followed_by_the_next_one(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], operation: str, time: int
-) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    __, row = scanned(folder, guest)
+def test_a_worker_that_dies_is_followed_by_the_next_one(on_chain: OnChain, operation: str, time: int) -> None:
+    guest, row, folder = on_chain
     with writing(guest):
         job, after = begun(operation, row, folder)
         with at_stage("mirroring", die), pytest.raises(KilledError):
@@ -113,11 +104,8 @@ def test_a_worker_that_dies_is_followed_by_the_next_one(
 
 
 @pytest.mark.parametrize("stage", ["started", "ready", "pivoting"])
-def test_a_worker_that_dies_at_any_stage_is_followed(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], stage: str
-) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    __, row = scanned(folder, guest)
+def test_a_worker_that_dies_at_any_stage_is_followed(on_chain: OnChain, stage: str) -> None:
+    guest, row, folder = on_chain
     with writing(guest):
         job, after = begun("active commit", row, folder)
         with at_stage(stage, die), pytest.raises(KilledError):
@@ -130,11 +118,10 @@ def test_a_worker_that_dies_at_any_stage_is_followed(
 
 
 def test_layers_of_a_merge_that_ended_while_nobody_looked_are_known_as_merged_once_the_guest_is_off(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], settings: Any
+    on_chain: OnChain, settings: Any
 ) -> None:
     settings.LOOK_SECONDS = 60.0
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    __, row = scanned(folder, guest)
+    guest, row, folder = on_chain
     job, after = begun("commit", row, folder)
     with at_stage("mirroring", die), pytest.raises(KilledError):
         runner.run(job.pk)
@@ -159,11 +146,8 @@ def _dies_before_it_begins(job: Job) -> None:
     falls_silent(job)
 
 
-def test_one_that_dies_before_anything_is_begun_is_begun_by_the_next(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
-) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    __, row = scanned(folder, guest)
+def test_one_that_dies_before_anything_is_begun_is_begun_by_the_next(on_chain: OnChain) -> None:
+    guest, row, folder = on_chain
     job, after = begun("pull", row, folder)
     _dies_before_it_begins(job)
     run(job)
@@ -171,11 +155,8 @@ def test_one_that_dies_before_anything_is_begun_is_begun_by_the_next(
     assert chain_of(guest) == after
 
 
-def test_a_block_job_of_somebody_else_is_neither_taken_over_nor_ended(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
-) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    __, row = scanned(folder, guest)
+def test_a_block_job_of_somebody_else_is_neither_taken_over_nor_ended(on_chain: OnChain) -> None:
+    guest, row, folder = on_chain
     job, _after = begun("copy", row, folder)
     _dies_before_it_begins(job)
     theirs = f"<disk type='file'><source file='{folder}/theirs.qcow2'/><driver type='qcow2'/></disk>"
@@ -189,10 +170,9 @@ def test_a_block_job_of_somebody_else_is_neither_taken_over_nor_ended(
 @times
 @operations
 def test_a_worker_that_is_told_to_end_leaves_the_job_to_the_next_one(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], operation: str, time: int
+    on_chain: OnChain, operation: str, time: int
 ) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    __, row = scanned(folder, guest)
+    guest, row, folder = on_chain
     with writing(guest):
         job, after = begun(operation, row, folder)
         with at_stage("mirroring", runner.stopping.set):
@@ -207,11 +187,8 @@ def test_a_worker_that_is_told_to_end_leaves_the_job_to_the_next_one(
 
 @times
 @operations
-def test_a_cancel_between_two_workers_reaches_the_next_one(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], operation: str, time: int
-) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    __, row = scanned(folder, guest)
+def test_a_cancel_between_two_workers_reaches_the_next_one(on_chain: OnChain, operation: str, time: int) -> None:
+    guest, row, folder = on_chain
     with writing(guest):
         job, _after = begun(operation, row, folder)
         with at_stage("mirroring", die), pytest.raises(KilledError):
@@ -296,10 +273,9 @@ def test_a_cancel_while_libvirtd_is_away_ends_the_job_and_says_that_qemu_may_go_
 @times
 @operations
 def test_a_guest_that_is_killed_meanwhile_keeps_what_was_acknowledged(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], operation: str, time: int
+    on_chain: OnChain, chain: list[Path], operation: str, time: int
 ) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    __, row = scanned(folder, guest)
+    guest, row, folder = on_chain
     last: list[int] = []
 
     def kill() -> None:
@@ -345,11 +321,8 @@ def test_a_reset_a_second_job_and_a_snapshot_by_virsh_meanwhile_change_nothing(
 
 
 @operations
-def test_a_job_that_somebody_aborts_by_virsh_has_failed_and_says_what_stands(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path], operation: str
-) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
-    __, row = scanned(folder, guest)
+def test_a_job_that_somebody_aborts_by_virsh_has_failed_and_says_what_stands(on_chain: OnChain, operation: str) -> None:
+    guest, row, folder = on_chain
     with writing(guest):
         job, _after = begun(operation, row, folder)
         with at_stage("mirroring", lambda: guest.domain.blockJobAbort("vda", 0)):

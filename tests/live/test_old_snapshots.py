@@ -2,7 +2,6 @@
 
 import re
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,18 +19,13 @@ from storage_admin.jobs.models import Job
 from storage_admin.jobs.routing import heart
 from tests.factories import PolicyFactory
 from tests.harness import libvirtd as daemons
-from tests.harness.guests import Disk, Domains, LibvirtGuest, write_pattern
+from tests.harness.guests import Disk, Domains, Starts, write_pattern
 from tests.live.chains import chain_of, done
 from tests.live.test_faults import KilledError, falls_silent
 from tests.live.writer import acknowledged, check, wait_for_writes, writing
-from tests.working import OPERATOR, client_as, create, run, said, scan, this_machine
+from tests.working import ON_LIBVIRT, OPERATOR, client_as, create, run, said, scan, succeeded, this_machine
 
-pytestmark = [
-    pytest.mark.guest,
-    pytest.mark.services,
-    pytest.mark.django_db(transaction=True),
-    pytest.mark.usefixtures("quiet", "libvirtd"),
-]
+pytestmark = [pytest.mark.guest, pytest.mark.django_db(transaction=True), *ON_LIBVIRT]
 
 #: Builds of QEMU, and what keeps policies from a deletion there, for which libvirt mirrors the disk.
 BUGS: tuple[tuple[str, list[str]], ...] = (
@@ -72,7 +66,7 @@ def codes(row: Guest, days: int) -> list[str]:
 
 
 def test_old_ones_are_merged_under_a_guest_that_writes_and_a_young_one_stays(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
+    tcg_guest: Starts, shared_folder: Path
 ) -> None:
     guest = tcg_guest(Disk(create(shared_folder / "disk.qcow2", "96M")))
     with writing(guest):
@@ -135,8 +129,7 @@ def test_a_worker_that_dies_in_the_second_is_followed_by_the_next_one(
             run(job)
     heart.release(job)
     falls_silent(job)
-    run(job)
-    assert job.state == "succeeded", said(job)
+    succeeded(run(job))
     assert (job.result or {})["names"] == ["a", "b", "c"]
     assert names(row) == []
 
@@ -212,7 +205,6 @@ def test_a_policy_deletes_them_at_night_and_says_why_not_on_the_others(domains: 
     assert [one["code"] for one in found["skipped"]] == ["no_old_snapshot"]
     policies.run_now(OPERATOR, policy)
     runs.work(timezone.now())
-    job = run(Job.objects.get(kind="delete_old_snapshots"))
-    assert job.state == "succeeded", said(job)
+    succeeded(run(Job.objects.get(kind="delete_old_snapshots")))
     assert names(row) == []
     assert names(Guest.objects.get(uid=young.UUIDString())) == ["a"]

@@ -1,23 +1,17 @@
 """Pages for what is done to running guests: plans with causes, a name that is typed, and the job that follows."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from storage_admin.jobs.models import Job
-from tests.harness.guests import Disk, LibvirtGuest
+from tests.harness.guests import Disk, Starts
 from tests.live.chains import chain_of
 from tests.live.conftest import filesystem_image, scanned
-from tests.working import client_as, run
+from tests.working import ON_LIBVIRT, client_as, run
 
-pytestmark = [
-    pytest.mark.guest,
-    pytest.mark.services,
-    pytest.mark.django_db,
-    pytest.mark.usefixtures("quiet", "libvirtd"),
-]
+pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT]
 
 
 def hidden(page: str, name: str) -> str:
@@ -26,9 +20,7 @@ def hidden(page: str, name: str) -> str:
     return found[1]
 
 
-def test_a_chain_is_flattened_from_the_guests_page_once_its_name_is_typed(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
-) -> None:
+def test_a_chain_is_flattened_from_the_guests_page_once_its_name_is_typed(tcg_guest: Starts, chain: list[Path]) -> None:
     guest, operator_page = tcg_guest(Disk(chain[0])), client_as(role="operator")
     __, row = scanned(chain[0].parent, guest)
     address = f"/guests/{row.pk}/live-flatten/"
@@ -48,7 +40,7 @@ def test_a_chain_is_flattened_from_the_guests_page_once_its_name_is_typed(
     assert operator_page.get(f"/jobs/{job.pk}/").status_code == 200
 
 
-def test_the_page_of_a_trim_names_the_causes(agent_guest: Callable[..., LibvirtGuest], shared_folder: Path) -> None:
+def test_the_page_of_a_trim_names_the_causes(agent_guest: Starts, shared_folder: Path) -> None:
     guest = agent_guest(Disk(filesystem_image(shared_folder / "disk.qcow2"), discard="ignore"))
     operator_page = client_as(role="operator")
     __, row = scanned(shared_folder, guest)
@@ -58,9 +50,7 @@ def test_the_page_of_a_trim_names_the_causes(agent_guest: Callable[..., LibvirtG
         assert code in page
 
 
-def test_a_guest_that_is_off_has_no_links_to_live_jobs(
-    tcg_guest: Callable[..., LibvirtGuest], chain: list[Path]
-) -> None:
+def test_a_guest_that_is_off_has_no_links_to_live_jobs(tcg_guest: Starts, chain: list[Path]) -> None:
     guest, operator_page = tcg_guest(Disk(chain[0])), client_as(role="operator")
     guest.stop()
     __, row = scanned(chain[0].parent, guest)

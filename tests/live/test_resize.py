@@ -11,7 +11,7 @@ from storage_admin.jobs.models import Job
 from tests.agent.harness import image_info, qemu_img
 from tests.harness.guests import Disk, Domains, LibvirtGuest
 from tests.live.conftest import scanned
-from tests.working import OPERATOR, run, work
+from tests.working import OPERATOR, run, succeeded, work
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet", "no_reserve", "libvirtd")]
 MIB = 1 << 20
@@ -42,8 +42,7 @@ def test_disks_grow_while_their_guest_runs_and_keep_what_it_has_written(shared_f
     assert codes(row, disk="vda", size_bytes=32 * MIB) == {"invalid"}
     assert codes(row, disk="vdz", size_bytes=96 * MIB) == {"invalid"}
     for disk, path, form in (("vda", top, "qcow2"), ("vdb", raw, "raw")):
-        job = work("resize", row.pk, OPERATOR, disk=disk, size_bytes=96 * MIB)
-        assert job.state == Job.State.SUCCEEDED, job.error_detail
+        job = succeeded(work("resize", row.pk, OPERATOR, disk=disk, size_bytes=96 * MIB))
         assert (job.result or {})["now"]["size_bytes"] == 96 * MIB
         assert size_of(guest, disk) == 96 * MIB
         qemu_img("info", "-U", "-f", form, path)

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import libvirt
 import pytest
 from django.utils import timezone
 
-from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import snapshots
@@ -22,18 +20,13 @@ from storage_admin.jobs import kinds, services
 from storage_admin.jobs.kinds import BEGUN
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
-from tests.harness.guests import Disk, Domains, LibvirtGuest, write_pattern
+from tests.harness.guests import Disk, Domains, Starts, write_pattern
 from tests.live.chains import PATTERNS, chain_of, definition_of, done
 from tests.live.conftest import filesystem_image, scanned
 from tests.live.writer import acknowledged, check, wait_for_writes, writing
-from tests.working import OPERATOR, client_as, create, image_at, reread, run, scan, this_machine
+from tests.working import ON_LIBVIRT, OPERATOR, client_as, create, image_at, refused_as, reread, run, scan, this_machine
 
-pytestmark = [
-    pytest.mark.guest,
-    pytest.mark.services,
-    pytest.mark.django_db,
-    pytest.mark.usefixtures("quiet", "libvirtd"),
-]
+pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT]
 
 
 def plan_of(kind: str, row: Guest, **options: object) -> Plan:
@@ -49,7 +42,7 @@ def submit(kind: str, row: Guest, **options: object) -> Job:
 
 
 def test_a_snapshot_is_quiesced_listed_and_deleted_from_the_guests_page(
-    agent_guest: Callable[..., LibvirtGuest], shared_folder: Path
+    agent_guest: Starts, shared_folder: Path
 ) -> None:
     guest = agent_guest(Disk(filesystem_image(shared_folder / "disk.qcow2")))
     host, row = scanned(shared_folder, guest)
@@ -84,9 +77,7 @@ def test_a_snapshot_is_quiesced_listed_and_deleted_from_the_guests_page(
     assert codes(plan_of("delete_snapshot", row, name="before")) == ["stale_plan"]
 
 
-def test_what_is_written_while_a_snapshot_is_made_and_deleted_is_there(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
-) -> None:
+def test_what_is_written_while_a_snapshot_is_made_and_deleted_is_there(tcg_guest: Starts, shared_folder: Path) -> None:
     image = create(shared_folder / "disk.qcow2", "96M")
     guest = tcg_guest(Disk(image))
     host, row = scanned(shared_folder, guest)
@@ -106,9 +97,7 @@ def test_what_is_written_while_a_snapshot_is_made_and_deleted_is_there(
     check(image, last)
 
 
-def test_without_an_agent_nothing_is_quiesced_and_the_plan_says_so(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
-) -> None:
+def test_without_an_agent_nothing_is_quiesced_and_the_plan_says_so(tcg_guest: Starts, shared_folder: Path) -> None:
     guest = tcg_guest(Disk(create(shared_folder / "disk.qcow2")))
     __, row = scanned(shared_folder, guest)
     assert codes(plan_of("snapshot", row, name="now")) == ["tool_missing"]
@@ -118,9 +107,7 @@ def test_without_an_agent_nothing_is_quiesced_and_the_plan_says_so(
     assert codes(plan_of("snapshot", row, name="now")) == [], "its image holds it"
 
 
-def test_a_snapshot_is_not_merged_into_a_base_that_others_use(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
-) -> None:
+def test_a_snapshot_is_not_merged_into_a_base_that_others_use(tcg_guest: Starts, shared_folder: Path) -> None:
     image = create(shared_folder / "disk.qcow2")
     guest = tcg_guest(Disk(image))
     host, row = scanned(shared_folder, guest)
@@ -143,9 +130,7 @@ def test_names_that_are_none_are_refused(name: str) -> None:
         kinds.get("snapshot").clean({"name": name})
 
 
-def test_a_guest_that_is_off_goes_back_to_a_snapshot_in_its_image(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
-) -> None:
+def test_a_guest_that_is_off_goes_back_to_a_snapshot_in_its_image(tcg_guest: Starts, shared_folder: Path) -> None:
     image = create(shared_folder / "disk.qcow2", "96M")
     write_pattern(image, "qcow2", (0, 8, 0x5A))
     guest = tcg_guest(Disk(image))
@@ -181,9 +166,7 @@ def test_a_guest_that_is_off_goes_back_to_a_snapshot_in_its_image(
     assert digest_of(image) == PATTERNS[0]
 
 
-def test_a_later_snapshot_of_the_same_name_is_another_one(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
-) -> None:
+def test_a_later_snapshot_of_the_same_name_is_another_one(tcg_guest: Starts, shared_folder: Path) -> None:
     image = create(shared_folder / "disk.qcow2", "96M")
     guest = tcg_guest(Disk(image))
     __, row = scanned(shared_folder, guest)
@@ -201,16 +184,14 @@ def test_a_later_snapshot_of_the_same_name_is_another_one(
         now = digest_of(image)
         ended = run(job)
         assert (ended.state, ended.error_code) == ("failed", "stale_plan")
-        with pytest.raises(RefusedError) as refused:
-            snapshots.revert(row.host, row.uid, "nightly", 1)
-        assert refused.value.code == "stale_plan"
+        assert refused_as(snapshots.revert, row.host, row.uid, "nightly", 1) == "stale_plan"
         snapshots.delete(row.host, row.uid, "nightly", 1, lambda: None)
         assert (snapshots_in(image), digest_of(image)) == (["nightly"], now)
         domain.snapshotLookupByName("nightly").delete()
 
 
 def test_nobody_goes_back_under_a_running_or_a_saved_guest_or_under_overlays_of_others(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
+    tcg_guest: Starts, shared_folder: Path
 ) -> None:
     guest = tcg_guest(Disk(create(shared_folder / "disk.qcow2")))
     host, row = scanned(shared_folder, guest)
@@ -228,7 +209,7 @@ def test_nobody_goes_back_under_a_running_or_a_saved_guest_or_under_overlays_of_
 
 
 def test_snapshots_with_files_of_their_own_are_gone_back_to_from_libvirt_9_9_on_alone(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+    tcg_guest: Starts, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guest = tcg_guest(Disk(create(shared_folder / "disk.qcow2")))
     host, row = scanned(shared_folder, guest)
@@ -248,7 +229,7 @@ def test_snapshots_with_files_of_their_own_are_gone_back_to_from_libvirt_9_9_on_
 
 
 def test_of_a_guest_that_is_off_overlays_are_merged_and_their_content_stays(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
+    tcg_guest: Starts, shared_folder: Path
 ) -> None:
     guest = tcg_guest(Disk(create(shared_folder / "disk.qcow2", "96M")))
     host, row = scanned(shared_folder, guest)
@@ -274,9 +255,7 @@ def refused_reverts(row: Guest, *names: str) -> list[list[str]]:
     ]
 
 
-def test_only_the_newest_is_gone_back_to_where_snapshots_have_files(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
-) -> None:
+def test_only_the_newest_is_gone_back_to_where_snapshots_have_files(tcg_guest: Starts, shared_folder: Path) -> None:
     """An internal one below overlays would be written over under them; of external ones libvirt 11 loses files."""
     guest = tcg_guest(Disk(create(shared_folder / "disk.qcow2")), Disk(create(shared_folder / "second.qcow2")))
     host, row = scanned(shared_folder, guest)
@@ -308,9 +287,7 @@ def test_an_internal_one_below_an_overlay_is_not_gone_back_to(domains: Domains, 
     assert refused_reverts(row, "inside") == [["in_snapshot_chain"]]
 
 
-def test_every_file_that_a_snapshot_names_is_known_as_its_guests(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
-) -> None:
+def test_every_file_that_a_snapshot_names_is_known_as_its_guests(tcg_guest: Starts, shared_folder: Path) -> None:
     guest = tcg_guest(Disk(create(shared_folder / "disk.qcow2")))
     host, row = scanned(shared_folder, guest)
     done(submit("snapshot", row, name="one", quiesce=False))
@@ -324,9 +301,7 @@ def test_every_file_that_a_snapshot_names_is_known_as_its_guests(
         assert image_at(shared_folder / name).uses.exists(), name
 
 
-def test_only_qcow2_images_of_a_guest_that_is_off_hold_snapshots(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
-) -> None:
+def test_only_qcow2_images_of_a_guest_that_is_off_hold_snapshots(tcg_guest: Starts, shared_folder: Path) -> None:
     guest = tcg_guest(Disk(create(shared_folder / "disk.raw", form="raw"), "raw"))
     __, row = scanned(shared_folder, guest)
     guest.stop()

@@ -11,11 +11,11 @@ from storage_admin.agent.protocol import HostError
 from storage_admin.events.models import Alert
 from storage_admin.hosts.libvirt import control
 from storage_admin.hosts.models import Host, StoragePool
-from tests.agent.harness import qemu_img
-from tests.harness.filesystems import MIB, loop_filesystem
+from tests.harness.filesystems import MIB, loop_filesystem, new_file
 from tests.harness.guests import Disk, Domains
 from tests.harness.libvirtd import sees
 from tests.live.conftest import scanned
+from tests.working import create
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet", "libvirtd")]
 
@@ -25,15 +25,13 @@ def test_a_guest_that_is_paused_since_its_pool_is_full_is_named_until_it_goes_on
 ) -> None:
     with loop_filesystem(shared_folder, 64) as folder, sees(folder):
         folder.chmod(0o755)
-        image = folder / "disk.qcow2"
-        qemu_img("create", "-q", "-f", "qcow2", image, "256M")
+        image = create(folder / "disk.qcow2", "256M")
         image.chmod(0o666)
         guest = domains.run([Disk(image, driver="error_policy='stop'")])
         host, row = scanned(folder, guest)
         stopped_guests.look()
         assert not Alert.objects.exists()
-        filler = folder / "filler"
-        filler.write_bytes(bytes(40 * MIB))
+        filler = new_file(folder / "filler", bytes(40 * MIB))
         os.sync()
         guest.console.run("dd if=/dev/urandom of=/dev/vda bs=1M count=40 oflag=direct 2> /dev/null &")
         deadline = time.monotonic() + 60

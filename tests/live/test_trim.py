@@ -1,7 +1,6 @@
 """Trims of running libvirt guests by Debian's own agent: what became free, and by name why nothing did."""
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,11 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
 from tests.factories import PolicyFactory
-from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.harness.guests import Disk, Domains, LibvirtGuest, Starts
 from tests.live.conftest import MIB, allocated, deletes, filesystem_image, scanned
-from tests.working import OPERATOR, client_as, create, run, said
+from tests.working import ON_LIBVIRT, OPERATOR, client_as, create, run, succeeded
 
-pytestmark = [
-    pytest.mark.guest,
-    pytest.mark.services,
-    pytest.mark.django_db,
-    pytest.mark.usefixtures("quiet", "libvirtd"),
-]
+pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT]
 
 #: What makes the first disk take discards of a MiB and more alone; libvirt has no element for it before 10.2.
 GRANULARITY = (
@@ -41,7 +35,7 @@ def codes(plan: Plan) -> set[tuple[str, str]]:
 
 
 def test_what_a_guest_has_deleted_becomes_free_and_the_ledger_says_how_much(
-    agent_guest: Callable[..., LibvirtGuest], shared_folder: Path
+    agent_guest: Starts, shared_folder: Path
 ) -> None:
     image = filesystem_image(shared_folder / "disk.qcow2")
     guest = agent_guest(Disk(image, driver="detect_zeroes='unmap'"))
@@ -50,8 +44,7 @@ def test_what_a_guest_has_deleted_becomes_free_and_the_ledger_says_how_much(
     plan = plan_of(row.pk)
     assert (plan.refusals, plan.causes) == ((), ())
     before = allocated(image)
-    job = run(services.submit(OPERATOR, "trim", row.pk, {}))
-    assert job.state == "succeeded", (job.error_detail, said(job))
+    job = succeeded(run(services.submit(OPERATOR, "trim", row.pk, {})))
     result = job.result or {}
     assert before - allocated(image) >= 57 * MIB
     assert result["disks"] == [
@@ -66,7 +59,7 @@ def test_what_a_guest_has_deleted_becomes_free_and_the_ledger_says_how_much(
     assert guest.console.run("ls /mnt") == "lost+found"
 
 
-def test_every_disk_is_told_of_alone(agent_guest: Callable[..., LibvirtGuest], shared_folder: Path) -> None:
+def test_every_disk_is_told_of_alone(agent_guest: Starts, shared_folder: Path) -> None:
     first = filesystem_image(shared_folder / "first.qcow2")
     second = filesystem_image(shared_folder / "second.raw", "raw")
     guest = agent_guest(Disk(first), Disk(second, "raw", discard="ignore"))
@@ -89,9 +82,7 @@ def test_a_guest_that_is_off_is_not_trimmed(domains: Domains, shared_folder: Pat
     assert [one.code for one in plan_of(row.pk).refusals] == ["guest_off"]
 
 
-def test_a_guest_without_a_line_to_an_agent_says_so(
-    tcg_guest: Callable[..., LibvirtGuest], shared_folder: Path
-) -> None:
+def test_a_guest_without_a_line_to_an_agent_says_so(tcg_guest: Starts, shared_folder: Path) -> None:
     guest = tcg_guest(Disk(filesystem_image(shared_folder / "disk.qcow2")))
     __, row = scanned(shared_folder, guest)
     plan = plan_of(row.pk)
@@ -99,9 +90,7 @@ def test_a_guest_without_a_line_to_an_agent_says_so(
     assert [one.code for one in plan.refusals] == ["tool_missing"]
 
 
-def test_an_agent_that_does_not_answer_is_told_apart_from_none(
-    agent_guest: Callable[..., LibvirtGuest], shared_folder: Path
-) -> None:
+def test_an_agent_that_does_not_answer_is_told_apart_from_none(agent_guest: Starts, shared_folder: Path) -> None:
     guest = agent_guest(Disk(filesystem_image(shared_folder / "disk.qcow2")))
     __, row = scanned(shared_folder, guest)
     guest.console.run("killall qemu-ga")
@@ -110,7 +99,7 @@ def test_an_agent_that_does_not_answer_is_told_apart_from_none(
     assert [one.code for one in plan.refusals] == ["tool_missing"]
 
 
-def test_an_agent_that_may_not_trim_is_named(agent_guest: Callable[..., LibvirtGuest], shared_folder: Path) -> None:
+def test_an_agent_that_may_not_trim_is_named(agent_guest: Starts, shared_folder: Path) -> None:
     guest = agent_guest(Disk(filesystem_image(shared_folder / "disk.qcow2")), words="blocked=guest-fstrim")
     __, row = scanned(shared_folder, guest)
     plan = plan_of(row.pk)
@@ -118,9 +107,7 @@ def test_an_agent_that_may_not_trim_is_named(agent_guest: Callable[..., LibvirtG
     assert [one.code for one in plan.refusals] == ["tool_missing"]
 
 
-def test_disks_that_free_nothing_are_refused_with_their_causes(
-    agent_guest: Callable[..., LibvirtGuest], shared_folder: Path
-) -> None:
+def test_disks_that_free_nothing_are_refused_with_their_causes(agent_guest: Starts, shared_folder: Path) -> None:
     guest = agent_guest(Disk(filesystem_image(shared_folder / "disk.qcow2"), discard="ignore"))
     __, row = scanned(shared_folder, guest)
     plan = plan_of(row.pk)
@@ -128,9 +115,7 @@ def test_disks_that_free_nothing_are_refused_with_their_causes(
     assert [one.code for one in plan.refusals] == ["nothing_to_free"]
 
 
-def test_old_machine_types_pass_no_discard_by_virtio(
-    agent_guest: Callable[..., LibvirtGuest], shared_folder: Path
-) -> None:
+def test_old_machine_types_pass_no_discard_by_virtio(agent_guest: Starts, shared_folder: Path) -> None:
     guest = agent_guest(Disk(filesystem_image(shared_folder / "disk.qcow2")), machine="pc-q35-3.1")
     __, row = scanned(shared_folder, guest)
     assert ("bus_without_discard", "vda") in codes(plan_of(row.pk))
@@ -138,9 +123,7 @@ def test_old_machine_types_pass_no_discard_by_virtio(
         guest.console.run("fstrim /mnt")
 
 
-def test_what_snapshots_bases_clusters_and_granularity_hold_is_named(
-    agent_guest: Callable[..., LibvirtGuest], shared_folder: Path
-) -> None:
+def test_what_snapshots_bases_clusters_and_granularity_hold_is_named(agent_guest: Starts, shared_folder: Path) -> None:
     filesystem_image(shared_folder / "base.qcow2", "qcow2", "256M", "-o", "cluster_size=2M")
     subprocess.run(["qemu-img", "snapshot", "-c", "before", shared_folder / "base.qcow2"], check=True)
     top = create(shared_folder / "top.qcow2", base="base.qcow2")
@@ -154,7 +137,7 @@ def test_what_snapshots_bases_clusters_and_granularity_hold_is_named(
     assert ("held_by_snapshot", "vda") not in found
 
 
-def test_a_policy_trims_the_guests_that_run(agent_guest: Callable[..., LibvirtGuest], shared_folder: Path) -> None:
+def test_a_policy_trims_the_guests_that_run(agent_guest: Starts, shared_folder: Path) -> None:
     guest = agent_guest(Disk(filesystem_image(shared_folder / "disk.raw", "raw"), "raw"))
     deletes(guest, 40)
     __, row = scanned(shared_folder, guest)
@@ -163,8 +146,7 @@ def test_a_policy_trims_the_guests_that_run(agent_guest: Callable[..., LibvirtGu
     assert [(one["guest"], one["image"], one["label"]) for one in found["chosen"]] == [(row.pk, None, row.name)]
     night = policies.run_now(OPERATOR, policy)
     runs.work(timezone.now())
-    job = run(Job.objects.get(kind="trim"))
-    assert job.state == "succeeded", job.error_detail
+    job = succeeded(run(Job.objects.get(kind="trim")))
     assert (job.freed_bytes or 0) >= 39 * MIB
     runs.work(timezone.now())
     [pick] = night.picks.all()
