@@ -21,7 +21,7 @@ from storage_admin.hosts.proxmox import drives, guests, reader, snapshots, volum
 from storage_admin.hosts.proxmox.drives import Drive
 from storage_admin.jobs import runner
 from storage_admin.jobs.models import JobLog
-from storage_admin.jobs.plan_and_progress import Recorder, Refusal, refuse
+from storage_admin.jobs.plan_and_progress import Recorder, Refusal
 
 #: An option of kinds that are of one snapshot; the plan finds it where it is not given.
 CREATED: dict[str, Any] = {
@@ -201,7 +201,8 @@ class DeleteVmSnapshot(VmSnapshotKind):
             recorder.log(f"The snapshot {name} of {vm.guest.name} is deleted.")
             deleted, tasks = [*deleted, name], [*tasks, upid]
         if not deleted:
-            refuse([self.none(vm, snapshots.of(vm.client, vm.ref), options)])
+            against = self.none(vm, snapshots.of(vm.client, vm.ref), options)
+            raise RefusedError(against.code, against.detail)
         words = f"Deleted of {vm.guest.name}: {', '.join(deleted)}. Its present data stays."
         return {"names": deleted, "tasks": tasks, "words": words, **compared(vm, before)}
 
@@ -270,7 +271,8 @@ class RevertVm(VmSnapshotKind):
         before, name = seen(vm.guest), options["name"]
         known = snapshots.of(vm.client, vm.ref)
         if meant(known, options) is None:
-            refuse([missing(vm.guest, known, options)])
+            against = missing(vm.guest, known, options)
+            raise RefusedError(against.code, against.detail)
         done = followed(vm, snapshots.roll_back(vm.client, vm.ref, name), "reverting", recorder, stops=False)
         words = f"The disks of {vm.guest.name} are as of the snapshot {name}."
         return {"name": name, "words": words, **done, **compared(vm, before)}

@@ -29,7 +29,7 @@ from storage_admin.hosts.libvirt.relay import why_read_only
 from storage_admin.hosts.names import display
 from storage_admin.jobs import claims
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Refusal, refuse
+from storage_admin.jobs.plan_and_progress import Refusal
 
 #: What libvirt calls the formats that it knows.
 DRIVERS = {"qcow2": "qcow2", "raw": "raw", "vmdk": "vmdk", "vdi": "vdi", "vpc": "vpc"}
@@ -119,7 +119,8 @@ def look(image: Image, move: Move) -> list[dict[str, Any]]:
     guests = []
     for domain, disks in in_use.domains_that_name(image):
         if not move.repoint:
-            refuse([_left_behind(domain.name, image)])
+            told = _left_behind(domain.name, image)
+            raise RefusedError(told.code, told.detail)
         edits = [_edit(domain, target, path, move) for target, path in disks]
         changed = {disk.target: disk for disk in control.repoint(image.host, domain.uid, edits, write=False)}
         guests.append(
