@@ -60,7 +60,7 @@ def same_steps(benchmark: Benchmark) -> QuerySet[Benchmark]:
 
 
 def earlier(benchmark: Benchmark) -> list[Benchmark]:
-    """Those of them that ended before it."""
+    """The last of the runs of :func:`same_steps` that were started before it, newest first, with their samples."""
     return list(same_steps(benchmark).filter(pk__lt=benchmark.pk).prefetch_related("samples")[:LOOKED_BACK])
 
 
