@@ -2,12 +2,15 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from storage_admin.agent.protocol import b64
 from storage_admin.agent.swap import journal
-from storage_admin.agent.swap.journal import Journal, JournalError, Stamp
+from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, Story
 from tests.agent.harness import held_open
 from tests.working import refused_as
 
@@ -91,6 +94,22 @@ def test_a_journal_that_says_nothing_is_told_from_one_that_does(folder: int, tmp
     with pytest.raises(JournalError):
         one.records()
     one.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "why"),
+    [
+        ({}, [{"step": "part"}], "a further part has no name"),
+        ({"old_name_b64": b64(b"a.qcow2")}, [], "it names something that is not an image"),
+        ({"name_b64": None}, [], "it does not say which image it belongs to"),
+    ],
+)
+def test_an_admin_is_told_what_a_journal_leaves_out(
+    tmp_path: Path, first: dict[str, Any], later: list[dict[str, Any]], why: str
+) -> None:
+    records = [{"name_b64": b64(b"a.qcow2"), "undo_hours": 24, "original": asdict(Stamp.of(tmp_path.stat()))} | first]
+    with pytest.raises(JournalError, match=f"^{why}$"):
+        Story.of(records + later)
 
 
 def test_a_journal_that_others_may_write_to_is_not_believed(folder: int, tmp_path: Path) -> None:

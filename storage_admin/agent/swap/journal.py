@@ -255,12 +255,14 @@ def is_aside(records: list[dict[str, Any]]) -> bool:
     return records[0].get("aside") is True
 
 
-def told_name(record: dict[str, Any], field: str = "name_b64") -> bytes:
+def told_name(
+    record: dict[str, Any], field: str = "name_b64", missing: str = "it does not say which image it belongs to"
+) -> bytes:
     """The name of an image, which is none of a job's own, that a record tells; raises JournalError."""
     try:
         name = unb64(record[field])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise JournalError("it does not say which image it belongs to") from error
+        raise JournalError(missing) from error
     if not is_possible(name) or parse_name(name):
         raise JournalError("it names something that is not an image")
     return name
@@ -341,12 +343,14 @@ class Story:
         first = records[0]
         name = told_name(first)
         old_name = told_name(first, "old_name_b64") if "old_name_b64" in first else None
-        if name == old_name or "undo_hours" not in first:
-            raise JournalError("it does not say which image it belongs to, and for how long that is kept")
+        if "undo_hours" not in first:
+            raise JournalError("it does not say for how long the original is kept")
+        if name == old_name:
+            raise JournalError("it names something that is not an image")
         keep_undo = bool(first["undo_hours"])
         recorded = first.get("records_created") is True
         parts = tuple(
-            (told_name(record), Stamp.parse(record.get("new")).inode)
+            (told_name(record, missing="a further part has no name"), Stamp.parse(record.get("new")).inode)
             for record in records[1:]
             if record["step"] == PART
         )
