@@ -250,11 +250,7 @@ def _take_over(
             locking.let_go(coming)  # a guest that waits is let in, not refused
         # Only now, and before anybody else is let in: an undo compares with it.
         return TakenOver(stamp_now(coming), stamp_now(going))
-    used = None
-    if not doors.shut:
-        used = locking.opener([locking.file_id(coming)])
-        used = used or (None if same_content(stamp_now(coming), made) else WRITER)
-    if used:
+    if not doors.shut and (used := _who_uses(coming, made)):
         guard.keep_both(moves)
         raise BothUsedError(
             f"during the swap, the old file was opened by {who}, and the new one by {used}. Both are kept, the "
@@ -318,6 +314,11 @@ def late(doors: Doors, going: int, before: Stamp) -> str | None:
     if who is None and not same_content(stamp_now(going), before):
         return WRITER
     return who
+
+
+def _who_uses(coming: int, made: Stamp) -> str | None:
+    used = locking.opener([locking.file_id(coming)])
+    return used or (None if same_content(stamp_now(coming), made) else WRITER)
 
 
 def outlast_late_openers(old: int) -> str | None:
