@@ -28,7 +28,6 @@ _MARK_ADD, _OPEN_PERM = 0x1, 0x10000
 # struct fanotify_event_metadata: event_len, vers, reserved, metadata_len, mask, fd, pid. struct fanotify_response.
 _EVENT, _ANSWER, _DENY = struct.Struct("=IBBHQii"), struct.Struct("=iI"), 2
 
-
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 

@@ -18,7 +18,6 @@ from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import HostError, b64
 
 _CONFIG = "/etc/ceph/ceph.conf"
-
 #: Without a limit of address space: a client of Ceph has dozens of threads. One that is away is not waited for.
 LIMITS = tools.Limits(address_space=None, wall_seconds=20.0, output_bytes=32 << 20)
 #: Images that are asked about at once.

@@ -168,7 +168,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def needed(self, work: Rewrite) -> int:
-        """The most that the new file may take, in bytes."""
+        """The most that the new file may take, in bytes; asked where the request does not say it (:class:`Wish`)."""
 
     @abstractmethod
     def make(self, work: Rewrite, replacement: NewFile) -> None:

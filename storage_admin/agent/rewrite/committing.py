@@ -156,8 +156,8 @@ class Commit:
     def _hold(self) -> None:
         """Nobody begins to write through the overlay from here on, and nobody has since the work began."""
         locking.keep_writers_away(self.overlay.fd)
-        held = locking.locked_bytes(self.overlay.fd, locking.CHANGES)
-        if held or locking.user(self.overlay.fd) is not None or not is_unwritten(self.overlay):
+        locked = locking.locked_bytes(self.overlay.fd, locking.CHANGES)
+        if locked or locking.user(self.overlay.fd) is not None or not is_unwritten(self.overlay):
             raise RefusedError(
                 "image_in_use",
                 f"{self.overlay.shown} was opened after its data was merged; it stays in use as it is",

@@ -68,7 +68,6 @@ _STATUS = struct.Struct("=QQQQQQ").pack
 #: A file may claim to be from long before 1970 or long after 2262: its times are cut to 64 bits.
 _64_BITS = (1 << 64) - 1
 _PROTOCOL = re.compile(rb"^[^/:]*:")
-
 #: Facts that are told under the same name and need no change.
 _PLAIN = (
     "format", "virtual_size", "other_size", "cluster_size", "compat", "compression", "refcount_bits", "lazy_refcounts",

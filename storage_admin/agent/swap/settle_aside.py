@@ -72,7 +72,7 @@ class _Names:
 
 
 def settle(one: Journal, records: list[dict[str, Any]]) -> Settled:
-    """Finish or put back what such a journal tells of; outcomes as of :mod:`storage_admin.agent.swap.settle`.
+    """Finish or put back what such a journal tells of; outcomes as of :mod:`storage_admin.agent.swap.outcome`.
 
     ``kept`` says that the image waits under its other name, ``finished`` that it was restored or deleted, ``reverted``
     that it has its own name as if nothing had happened, ``lost`` that somebody else took it away.

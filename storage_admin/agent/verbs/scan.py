@@ -107,14 +107,14 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     io.progress("checking which images are in use", images, images)
     for told in volumes(io, args.etc_pve):
         io.emit(VOLUMES, **told)
-    held = in_use.holds(files.inodes, files.aliases, io.check)
+    used = in_use.holds(files.inodes, files.aliases, io.check)
     prefixes = tuple(_prefix(pool) for pool in args.pools)
     elsewhere = [path for path in args.named if path.startswith(b"/") and not path.startswith(prefixes)]
     io.emit(
         SEEN,
         probe=[_existence(path, mounts) for path in args.probe],
-        busy=list(held.holds),
-        busy_complete=held.complete,
+        busy=list(used.holds),
+        busy_complete=used.complete,
         outside=list(bases_outside(elsewhere, files.inodes, mounts)),
     )
     return {"images": images, "changed": changed}
@@ -147,8 +147,8 @@ def look(request: Request, io: AgentIO) -> dict[str, Any]:
         io.emit(POOL, **(scan.without_answer() if away else scan.run(mounts, machine, walk=False)))
         images, changed = scan.images, changed + scan.changed
         files.add(scan)
-    held = in_use.holds(files.inodes, files.aliases, io.check)
-    io.emit(SEEN, busy=list(held.holds))
+    used = in_use.holds(files.inodes, files.aliases, io.check)
+    io.emit(SEEN, busy=list(used.holds))
     return {"images": images, "changed": changed}
 
 
