@@ -5,6 +5,7 @@ from django.test import Client
 
 from images.models import Image
 from storage_admin.guests.models import Guest
+from tests.factories import ImageFactory, ImageUseFactory
 from tests.web.conftest import Filled, fill
 from tests.web.html import inline_code, tags_of
 
@@ -85,3 +86,10 @@ def _rename(filled: Filled, name: str) -> None:
 
 def _shape(page: str) -> list[tuple[str, frozenset[str]]]:
     return [(tag, frozenset(found)) for tag, found in tags_of(page)]
+
+
+def test_a_path_is_chosen_as_it_is_spelt_on_its_host(operator: Client) -> None:
+    base = ImageFactory.create(name="Bu\u0308ro.qcow2")  # the u and its dots are two characters there
+    use = ImageUseFactory.create(image__backing=base, disk__target="vda")
+    page = operator.get(f"/guests/{use.disk.guest_id}/live-merge/").content.decode()
+    assert f">{base.path}</option>" in page

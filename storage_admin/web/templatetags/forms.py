@@ -119,7 +119,7 @@ def select(
     lines = format_html_join(
         "", "<option{}>{}</option>",
         (
-            (as_attributes({"value": value, "selected": bool(is_chosen)}), Truncator(word).chars(longest or len(word)))
+            (as_attributes({"value": value, "selected": bool(is_chosen)}), _cut(word, longest))
             for value, word, is_chosen in ([("", first, False)] if first else []) + told
         ),
     )  # fmt: skip
@@ -133,6 +133,11 @@ def _told(one: Any, chosen: Any) -> tuple[Any, str, bool]:
         return one["value"], str(one["word"]), one["chosen"]
     value, word, *is_chosen = one
     return value, str(word), is_chosen[0] if is_chosen else str(value) == str(chosen)
+
+
+def _cut(word: str, longest: int) -> str:
+    """A word that is not too long is sent as it is: cutting composes characters, and a path is another one then."""
+    return Truncator(word).chars(longest) if longest else word
 
 
 @register.simple_tag
