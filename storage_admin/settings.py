@@ -151,10 +151,12 @@ TEMPLATES = [
             "builtins": [
                 "django.templatetags.i18n",
                 "template_partials.templatetags.partials",
-                *(
-                    f"storage_admin.web.templatetags.{name}"
-                    for name in ("storage", "icons", "parts", "lists", "busy", "forms")
-                ),
+                "storage_admin.web.templatetags.storage",
+                "storage_admin.web.templatetags.icons",
+                "storage_admin.web.templatetags.parts",
+                "storage_admin.web.templatetags.lists",
+                "storage_admin.web.templatetags.busy",
+                "storage_admin.web.templatetags.forms",
             ],
         },
     }

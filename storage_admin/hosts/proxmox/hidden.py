@@ -51,10 +51,10 @@ def _passed_over(text: str, told: Mapping[str, Mapping[str, str] | None]) -> Ite
                 yield line
         elif section not in told:
             yield from [f"[{section}] {line}"] if line.strip() else []
-        elif (shown := told[section]) is not None and line.strip() and not line.startswith("#"):
+        elif (values := told[section]) is not None and line.strip() and not line.startswith("#"):
             where = f"[{section}] " if section else ""
             key = _key(line)
-            if not key or (key not in shown and key not in BESIDE):
+            if not key or (key not in values and key not in BESIDE):
                 yield where + line
             elif key in seen and not LXC.fullmatch(line):  # the last one holds
                 yield where + seen[key]
