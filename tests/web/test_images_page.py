@@ -37,6 +37,23 @@ def three() -> list[Image]:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
+        ("in_use", "true", "yes"), ("in_use", "unknown", "unknown"), ("orphan", "false", "no"),
+        ("min_reclaimable", "1", "any known"), ("min_reclaimable", "77", "77 bytes"), ("state", "ok", "ok"),
+        ("format", "raw", "raw"),
+    ],
+)  # fmt: skip
+def test_a_filter_shows_what_was_chosen(viewer: Client, three: list[Image], name: str, value: str, word: str) -> None:
+    page = viewer.get("/images/", {name: value}).content.decode()
+    options = page.partition(f' id="{name}"')[2].partition(">")[2].partition("</select>")[0]
+    chosen = [found.get("value") for tag, found in tags_of(options) if tag == "option" and "selected" in found]
+    assert chosen == [value]
+    assert text_of(options).startswith("any ")
+    assert word in text_of(options)
+
+
 def test_htmx_gets_the_table_alone_and_history_the_page(viewer: Client, three: list[Image]) -> None:
     fragment = viewer.get("/images/?search=b", headers=HTMX).content.decode()
     assert "<html" not in fragment

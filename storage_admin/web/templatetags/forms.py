@@ -141,7 +141,7 @@ def _cut(word: str, longest: int) -> str:
 
 
 @register.simple_tag
-def pick(name: str, label: str, options: Iterable[Any], first: str = "", **about: Any) -> SafeString:
+def pick(name: str, label: str, options: Iterable[Any], *, first: str = "", **about: Any) -> SafeString:
     """A choice in the filters of a list, as ``select``; what leaves it open is "any" unless given."""
     return select(name, label, options, first=first or _("any"), **about)
 
