@@ -104,3 +104,20 @@ def test_what_is_no_earlier_answer_counts_for_nothing(program: Path, known: obje
 def test_a_qemu_img_that_does_not_say_its_version_is_an_error(tmp_path: Path, words: str) -> None:
     script = new_program(tmp_path / "qemu-img", f"#!/bin/sh\n{words}\n")
     assert code_of(HostError, Programs([str(script)]).qemu_img, str(script)) == "tool_failed"
+
+
+@pytest.mark.parametrize(("exits", "answer"), [(0, True), (1, False)])
+def test_whether_it_compresses_with_zstd_is_tried_out_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exits: int, answer: bool
+) -> None:
+    script = new_program(tmp_path / "qemu-img", f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nexit {exits}\n')
+    monkeypatch.setattr(facts, "_stamp", lambda path: "the same file")
+    first = Programs([])
+    assert first.zstd(str(script)) is answer
+    assert Programs([], first.told).zstd(str(script)) is answer
+    assert len((tmp_path / "asked").read_text().splitlines()) == 1
+    assert Programs([]).zstd(None) is None
+
+
+def test_the_qemu_img_of_this_machine_compresses_with_zstd(program: Path) -> None:
+    assert Programs([]).zstd(str(program))

@@ -67,8 +67,7 @@ class Tree:
             AssertionError: it failed.
         """
         certificates = 'test ! -d "$1/etc/ssl/certs" || mount --bind /etc/ssl/certs "$1/etc/ssl/certs"\n'
-        into = f'exec chroot "$1" sh -ec {shlex.quote(line)}'
-        argv = ["unshare", "--mount", "sh", "-ec", _MOUNTS + certificates + into, "sh", str(self.folder)]
+        argv = self._enter(certificates, f"sh -ec {shlex.quote(line)}")
         own = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "DEBIAN_FRONTEND": "noninteractive"}
         passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         forbid = self.folder / "usr/sbin/policy-rc.d"
@@ -78,6 +77,16 @@ class Tree:
             return _said(argv, own | passed_on | environment)
         finally:
             forbid.unlink()
+
+    def command(self, line: str, shared: Path) -> list[str]:
+        """An argument list that runs a command in it, which sees /sys and a folder of this machine."""
+        there = shlex.quote(f"{self.folder}{shared}")
+        mounts = f'mkdir -p {there} && mount --bind {shlex.quote(str(shared))} {there}\nmount --bind /sys "$1/sys"\n'
+        return self._enter(mounts, line)
+
+    def _enter(self, mounts: str, line: str) -> list[str]:
+        into = f'exec chroot "$1" {line}'
+        return ["unshare", "--mount", "sh", "-ec", _MOUNTS + mounts + into, "sh", str(self.folder)]
 
     def named(self, word: str) -> list[str]:
         """Every path in it whose last part has the word."""

@@ -20,7 +20,7 @@ from typing import Any
 from storage_admin.agent.host import nbd
 from storage_admin.agent.host.mounts import Mounts
 from storage_admin.agent.programs import confined
-from storage_admin.agent.programs.tools import find_any
+from storage_admin.agent.programs.tools import compresses_by_zstd, find_any
 from storage_admin.agent.protocol import HostError, machine_id
 
 _TOOLS = ("qemu-img", "qemu-nbd", "setpriv", "ionice", "virsh", "pvesh", "vzctl", "fio", "bonnie++")
@@ -78,8 +78,7 @@ def host_event(etc_pve: str = "/etc/pve", known: Any = None) -> dict[str, Any]:
         "qemu_img": version,
         "qemu_system": asked.version(paths["qemu-system"], _EMULATOR_VERSION),
         "older_qemus": older_qemus(),
-        # qemu writes zstd clusters since 5.1, and distributions build it in.
-        "zstd": None if version is None else tuple(map(int, version.split(".")[:2])) >= (5, 1),
+        "zstd": asked.zstd(paths["qemu-img"]),
         # How a tool is kept from what an image's header names; None where it cannot be.
         "confinement": confined.means(),
         "weighing_disks": weighing_disks(),
@@ -304,6 +303,18 @@ class Programs:
             HostError: it is, and does not answer as expected.
         """
         return self.version(path, _QEMU_IMG_VERSION, must=True)
+
+    def zstd(self, path: str | None) -> bool | None:
+        """Whether qemu-img compresses with zstd; ``None`` where it is not installed."""
+        if path is None:
+            return None
+        name, stamp = f"{path} with zstd", _stamp(path)
+        known = self._known.get(name)
+        if not stamp or known not in ([stamp, "yes"], [stamp, "no"]):
+            known = [stamp, "yes" if compresses_by_zstd(path) else "no"]
+        if stamp:
+            self.told[name] = known
+        return bool(known[1] == "yes")
 
     def _ask(self, path: str) -> None:
         stamp, before = _stamp(path), self._known.get(path)

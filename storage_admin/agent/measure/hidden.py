@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import Union
 
 from storage_admin.agent.formats import Reader, UnreadableError
 from storage_admin.agent.formats.qcow2 import parse_header
@@ -16,7 +17,7 @@ from storage_admin.agent.measure.file_data import DataMap
 from storage_admin.agent.measure.qcow2_map import Map
 from storage_admin.agent.protocol import HostError, RefusedError
 
-Fields = dict[str, int | str | None]
+Fields = dict[str, Union[int, str, None]]  # read by Python, which has had | since 3.10
 
 
 def hidden_basis(

@@ -331,8 +331,10 @@ def start(
     stdin: int | None,
 ) -> subprocess.Popen[bytes]:
     """A tool at work, in a session of its own, for who looks after it; arguments and errors as of :func:`run_all`."""
-    programs = [find("setpriv")]
-    command: list[Argument] = [programs[0], "--pdeathsig", "KILL", "--"]
+    programs, command = list[str](), list[Argument]()
+    if files is None:  # who is confined has it from there; setpriv of Debian 11 ends where it cannot read /proc
+        programs.append(find("setpriv"))
+        command += [programs[-1], "--pdeathsig", "KILL", "--"]
     if limits is not None:
         programs.append(find("prlimit"))
         command.append(programs[-1])
@@ -372,3 +374,18 @@ def _popen(
 
 def _text(argument: Argument) -> str:
     return display(argument) if isinstance(argument, bytes) else argument
+
+
+def compresses_by_zstd(qemu_img: str) -> bool:
+    """Whether a qemu-img can (since 5.1, where it was built with it: Debian 11's was not): tried out in memory."""
+    fd = os.memfd_create("zstd")
+    asked = ["create", "-q", "-f", "qcow2", "-o", "compression_type=zstd", f"/proc/self/fd/{fd}", "1M"]
+    try:
+        done = subprocess.run(
+            [qemu_img, *asked], pass_fds=[fd], stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False
+        )
+        return done.returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    finally:
+        os.close(fd)

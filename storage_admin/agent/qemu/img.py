@@ -134,7 +134,7 @@ def _convert(io: AgentIO, source: Node, image: Node, target: Conversion, effort:
     asked += ["-r", str(target.bandwidth)] if target.bandwidth else []
     asked += ["-O", target.format]
     if target.backing is not None:
-        asked += ["-n", "-B", target.backing[0], "-F", target.backing[1]]
+        asked += ["-n", "-B", target.backing[0]]  # its format is in the header; QEMU before 6.1 has no -F here
     elif options := _options(io, target):
         asked += ["-o", options]
     written = image.path_by_descriptor() if target.backing is None else image.written()

@@ -231,11 +231,10 @@ def version(io: AgentIO) -> tuple[int, int]:
 
 
 def supports_zstd(io: AgentIO) -> bool:
-    """Whether this host's qemu-img can compress with zstd: since 5.1, where it was built with it; asked once."""
+    """Whether this host's qemu-img can compress with zstd; asked once."""
     program = _program()
     if program not in _known_zstd:
-        asked = ["qemu-img", "measure", "-O", "qcow2", "-o", "compression_type=zstd", "--size", "1M"]
-        _known_zstd[program] = version(io) >= (5, 1) and tools.run(asked, io).exit_code == 0
+        _known_zstd[program] = version(io) >= (5, 1) and tools.compresses_by_zstd(tools.find("qemu-img"))
     return _known_zstd[program]
 
 
