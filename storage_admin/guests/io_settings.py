@@ -11,6 +11,7 @@ from storage_admin.guests.models import Guest
 from storage_admin.guests.proxmox_vms import Vm
 from storage_admin.hosts import openvz, transport
 from storage_admin.hosts.libvirt import control
+from storage_admin.hosts.libvirt.io import IoOutcome
 from storage_admin.hosts.libvirt.relay import why_read_only
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox import changes
@@ -250,9 +251,7 @@ def _container(guest: Guest, setting: Setting, recorder: Recorder) -> Outcome:
         raise
     if done.by == "file":
         recorder.log(f"{done.path} was edited, because vzctl is not installed.")
-    for note in done.notes:
-        recorder.log(note, JobLog.Level.WARNING)
-    recorder.log(done.words)
+    _tell(done, recorder)
     return Outcome(
         Values(done.before.priority), Values(done.now.priority), str(done.effect), done.words, done.as_asked, done.notes
     )
@@ -261,11 +260,17 @@ def _container(guest: Guest, setting: Setting, recorder: Recorder) -> Outcome:
 def _domain(guest: Guest, setting: Setting, recorder: Recorder) -> Outcome:
     limits = None if setting.limits is None else dict.fromkeys(targets_of(guest, setting), setting.limits)
     done = control.set_io(guest.host, guest.uid, weight=setting.weight, limits=limits)
-    recorder.log(done.words)
+    _tell(done, recorder)
     return Outcome(
         Values(None, done.before.weight, done.before.limits), Values(None, done.now.weight, done.now.limits),
-        done.effect, done.words, done.as_asked,
+        done.effect, done.words, done.as_asked, done.notes,
     )  # fmt: skip
+
+
+def _tell(done: openvz.PrioritySet | IoOutcome, recorder: Recorder) -> None:
+    for note in done.notes:
+        recorder.log(note, JobLog.Level.WARNING)
+    recorder.log(done.words)
 
 
 def _vm(vm: Vm, setting: Setting, recorder: Recorder) -> Outcome:

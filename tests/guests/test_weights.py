@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.host import facts
+from storage_admin.guests import io_settings
+from storage_admin.hosts.libvirt import control
 from storage_admin.hosts.libvirt.io import outcome
+from storage_admin.jobs.models import JobLog
+from storage_admin.jobs.plan_and_progress import Recorder
+from tests.factories import GuestFactory, JobFactory
 
 SET: dict[str, Any] = {"weight": 300, "disks": {}}
 UNSET: dict[str, Any] = {"weight": None, "disks": {}}
@@ -33,6 +38,22 @@ def test_a_weight_is_in_effect_only_where_a_disk_weighs_guests(
 
 def test_a_guest_that_is_off_has_its_weight_from_its_next_start_on() -> None:
     assert outcome(answer("config"), 300, None, []).effect == "next_start"
+
+
+@pytest.mark.django_db
+def test_what_an_admin_should_know_beside_stands_in_the_jobs_log_and_in_its_outcome(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guest, job = GuestFactory.create(), JobFactory.create()
+    untried = outcome(answer("config") | {"can_weigh": None}, 300, None, [])
+    assert untried.notes, "libvirt refuses to start a guest with a weight where the host cannot weigh"
+    monkeypatch.setattr(control, "set_io", lambda *_, **__: untried)
+    recorder = Recorder(job, {})
+    done = io_settings.apply(guest, io_settings.Setting(weight=300), recorder)
+    recorder.flush()
+    assert done.notes == untried.notes
+    warned = JobLog.objects.filter(job=job, level=JobLog.Level.WARNING).values_list("text", flat=True)
+    assert tuple(warned) == untried.notes
 
 
 def test_limits_count_on_every_disk() -> None:
