@@ -23,19 +23,33 @@ for name in sys.argv[2:]:
 print(sys.version_info[:2])
 """
 
+#: Starts the agent as on Debian 11's own kernel.
+WITHOUT_LANDLOCK = """
+import sys
+sys.path.insert(0, {built!r})
+from storage_admin.agent import main
+from storage_admin.agent.programs import confined
+confined.means = lambda: confined.NAMESPACES
+sys.exit(main.main())
+"""
+
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     return Tree(tmp_path_factory.mktemp("debian") / "tree", "bullseye", ["python3", "qemu-utils", "util-linux"])
 
 
-@pytest.fixture
-def agent(tree: Tree, tmp_path: Path) -> list[str]:
-    """The command of an agent there, which finds the test's pool, as root has listed it."""
+@pytest.fixture(params=["landlock", "namespaces"])
+def agent(tree: Tree, tmp_path: Path, request: pytest.FixtureRequest) -> list[str]:
+    """The command of an agent there, which finds the test's pool, as root has listed it; confined in either way."""
     listed = tree.folder / image_folders.FILE.lstrip("/")
     listed.parent.mkdir(exist_ok=True)
     listed.write_text(f"{tmp_path}/pool\n")
     built = bundle.build(tmp_path / "program").path
+    if request.param == "namespaces":
+        started = tmp_path / "program/started.py"
+        started.write_text(WITHOUT_LANDLOCK.format(built=str(built)))
+        built = started
     return tree.command(f"env -u {image_folders.VARIABLE} python3 -I {built}", tmp_path)
 
 

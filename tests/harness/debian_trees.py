@@ -67,7 +67,7 @@ class Tree:
             AssertionError: it failed.
         """
         certificates = 'test ! -d "$1/etc/ssl/certs" || mount --bind /etc/ssl/certs "$1/etc/ssl/certs"\n'
-        argv = self._enter(certificates, f"sh -ec {shlex.quote(line)}")
+        argv = self._enter(certificates, f'exec chroot "$1" sh -ec {shlex.quote(line)}')
         own = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "DEBIAN_FRONTEND": "noninteractive"}
         passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         forbid = self.folder / "usr/sbin/policy-rc.d"
@@ -79,13 +79,15 @@ class Tree:
             forbid.unlink()
 
     def command(self, line: str, shared: Path) -> list[str]:
-        """An argument list that runs a command in it, which sees /sys and a folder of this machine."""
+        """An argument list that runs a command in it, which sees /sys and a folder of this machine.
+
+        Not by chroot: the agent's tools find the files that they are given by the paths that the kernel tells.
+        """
         there = shlex.quote(f"{self.folder}{shared}")
         mounts = f'mkdir -p {there} && mount --bind {shlex.quote(str(shared))} {there}\nmount --bind /sys "$1/sys"\n'
-        return self._enter(mounts, line)
+        return self._enter(mounts, f'cd "$1" && pivot_root . . && umount -l . && cd / && exec {line}')
 
-    def _enter(self, mounts: str, line: str) -> list[str]:
-        into = f'exec chroot "$1" {line}'
+    def _enter(self, mounts: str, into: str) -> list[str]:
         return ["unshare", "--mount", "sh", "-ec", _MOUNTS + mounts + into, "sh", str(self.folder)]
 
     def named(self, word: str) -> list[str]:
