@@ -11,7 +11,7 @@ check:
 	@setup/prepare test
 	@exec $(VENV_PYTHON) -m tests.stages check
 
-# What a merge has to pass. About 20 minutes on two idle cores.
+# What a merge has to pass. About 15 minutes on two cores.
 test:
 	@setup/prepare test
 	@exec $(VENV_PYTHON) -m tests.stages test
