@@ -31,7 +31,6 @@ from storage_admin.accounts.models import Role
 from storage_admin.errors import NotFoundError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import pools_for
-from storage_admin.jobs.api import idempotency_key
 from storage_admin.rest.pagination import LARGEST, whole_number
 from storage_admin.rest.views import EndpointSet
 
@@ -74,8 +73,10 @@ class BenchmarkEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpo
             raise ValidationError(
                 {"host": gettext("Pool {pool} is on another host: {host}.").format(pool=pool.pk, host=pool.host_id)}
             )
-        key = idempotency_key(request)
-        run = services.submit(self.actor, given["kind"], pool.pk, given.get("options"), idempotency_key=key)
+        run = services.submit(
+            self.actor, given["kind"], pool.pk, given.get("options"),
+            idempotency_key=request.headers.get("Idempotency-Key", ""),
+        )  # fmt: skip
         return Response(BenchmarkSerializer(run).data, status=status.HTTP_202_ACCEPTED)
 
     @extend_schema(summary=_("The results of a run and its recommendation"), responses=ResultsSerializer)

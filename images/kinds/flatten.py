@@ -203,7 +203,7 @@ def _needed_by(base: Image, image: Image) -> str:
     """What else needs a base whose data moves up."""
     others = base.overlays_count - (image.backing_id == base.pk)
     needed = [plural(others, gettext("other overlay,other overlays"))] if others > 0 else []
-    needed += [f"guest {name}" for name in base.guest_names]
+    needed += [gettext("guest {name}").format(name=name) for name in base.guest_names]
     needed += (
         [gettext("{snapshots} in it").format(snapshots=plural(len(base.snapshots), gettext("snapshot,snapshots")))]
         if base.snapshots

@@ -68,16 +68,22 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
     """
     found = []
     for disk in _linked(image):
-        guest, code = disk.guest, ""
+        guest, code = disk.guest, "guest_records_chain"
         if guest.kind != Guest.Kind.VM or disk.only_in:
-            told = _(
-                "{where}{guest} uses it as a linked clone ({volume}). Delete that snapshot or revert that change "
-                "first, or move the disk to another storage, which makes a full copy."
+            first = _(
+                "Delete that snapshot or revert that change first, or move the disk to another storage, which makes a "
+                "full copy."
             )
+            told = (
+                _("The image is a linked clone that section {section} of {guest} uses ({volume}).")
+                if disk.only_in
+                else _("The image is a linked clone that {guest} uses ({volume}).")
+            )
+            told = f"{told} {first}"
         elif disk.target.startswith("unused"):
             told = _(
-                "{guest} has the image as {target}, not as a drive. Attach it to a bus (qm set {uid} --scsi1 "
-                "{volume}), then flatten it. Or remove it from the VM."
+                "The image is {target} of {guest}, not a drive. Attach it to a bus (qm set {uid} --scsi1 {volume}), "
+                "then flatten it. Or remove it from the VM."
             )
         elif disk.target in guest.waiting:
             code = "stale_plan"
@@ -86,37 +92,38 @@ def refusals(image: Image, *, down_to_base: bool) -> list[Refusal]:
                 "change, then scan the host."
             )
         elif disk.volume.rpartition("/")[2].startswith("base-"):
-            code, told = "immutable", _("{guest} is a template. Proxmox VE protects its disks.")
+            code, told = "immutable", _("The image is a disk of {guest}, a template. Proxmox VE protects its disks.")
         elif down_to_base:
             told = _(
-                "{guest} uses the image as a linked clone. It can only be flattened completely: leave down_to out."
+                "The image is a linked clone that {guest} uses. It can only be flattened completely: leave down_to out."
             )
         elif not _has_a_way(image.host):
             told = _(
-                "{guest} uses the image as a linked clone ({volume}), and its configuration cannot be changed from "
-                "here. Give {host} an API token, or an SSH account that is root."
+                "The image is a linked clone that {guest} uses ({volume}), and the configuration of the guest cannot "
+                "be changed from here. Give {host} an API token, or an SSH account that is root."
             )
         else:
             continue
         sentence = told.format(
-            where=f"Section {disk.only_in} of " if disk.only_in else "",
+            section=disk.only_in,
             guest=guest.name_for(image.host_id),
             target=disk.target,
             volume=disk.volume,
             uid=guest.uid,
             host=image.host.name,
         )
-        found.append(Refusal(code, sentence) if code else _recorded(sentence))
+        found.append(Refusal(code, sentence))
     return found
 
 
 def against_replacing(image: Image) -> list[Refusal]:
     """What stands against putting a whole copy in the image's place by another way than flattening."""
     return [
-        _recorded(
-            _("{guest} uses the image as a linked clone ({volume}). Flatten the image first.").format(
+        Refusal(
+            "guest_records_chain",
+            _("The image is a linked clone that {guest} uses ({volume}). Flatten the image first.").format(
                 guest=disk.guest.name_for(image.host_id), volume=disk.volume
-            )
+            ),
         )
         for disk in _linked(image)[:1]
     ]
@@ -139,10 +146,6 @@ def commands(image: Image) -> list[list[str]]:
 
 def _linked(image: Image) -> list[GuestDisk]:
     return [disk for disk in neighbours.of(image).own_disks if is_linked(disk)]
-
-
-def _recorded(sentence: str) -> Refusal:
-    return Refusal("guest_records_chain", sentence[:1].upper() + sentence[1:])
 
 
 def _has_a_way(host: Host) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 from django.db.models import Q
 from django.utils import timezone
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.models import Image
@@ -93,17 +94,18 @@ def set_aside(
         The refusals that are left, and warnings for the plan that say what is waited for.
     """
     if options.get("start_after") and (why := why_read_only(image.host)):
-        against = [*against, Refusal("tool_missing", f"No guest can be started again after this job. {why}")]
+        told = gettext("No guest can be started again after this job. {why}").format(why=why)
+        against = [*against, Refusal("tool_missing", told)]
     if not waits(options) or not any(refusal.code in OF_GUESTS for refusal in against):
         return against, ()
     running = in_use.guests_known_to_run(image)
     if not running:
         return against, ()
     who = _guests([_name(guest, image) for guest in running])
-    warning = (
-        f"The job waits until {who} has been shut down, for at most {options['wait_hours']:g} hours. It does not shut "
-        "down any guest itself."
-    )
+    warning = gettext(
+        "The job waits until {who} has been shut down, for at most {hours} hours. It does not shut down any guest "
+        "itself."
+    ).format(who=who, hours=f"{options['wait_hours']:g}")
     return [refusal for refusal in against if refusal.code not in OF_GUESTS], (warning,)
 
 

@@ -98,7 +98,7 @@ class JobEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointSet
             return Response(PlanSerializer(plan).data)
         job = services.submit(
             self.actor, kind.name, target_id, options, secrets=given.get("secrets", {}),
-            idempotency_key=idempotency_key(request),
+            idempotency_key=request.headers.get("Idempotency-Key", ""),
         )  # fmt: skip
         return self._accepted(job)
 
@@ -172,12 +172,3 @@ def _target(kind: kinds.JobKind, given: dict[str, Any]) -> int:
         told = gettext("{kind} jobs work on a {target}. Specify its id.")
         raise ValidationError({kind.target: told.format(kind=kind.name, target=kind.target)})
     return int(given[kind.target])
-
-
-def idempotency_key(request: Request) -> str:
-    """The key by which a request is told from another one that asks for the same; empty where it has none."""
-    key = request.headers.get("Idempotency-Key", "")
-    if len(key) > services.LONGEST_KEY:
-        told = gettext("Use at most {longest} characters.").format(longest=services.LONGEST_KEY)
-        raise ValidationError({"Idempotency-Key": told})
-    return str(key)

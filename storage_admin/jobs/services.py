@@ -84,9 +84,8 @@ def submit(
     if secrets:  # without any, the job asks later
         sealed.check(chosen, options, secrets)
     if len(idempotency_key) > LONGEST_KEY or not idempotency_key.isprintable():
-        raise InvalidError(
-            _("Use at most {longest} printable characters for an Idempotency-Key.").format(longest=LONGEST_KEY)
-        )
+        told = _("Use at most {longest} printable characters for an Idempotency-Key.").format(longest=LONGEST_KEY)
+        raise InvalidError(told, {"Idempotency-Key": told})
     request_digest = hashlib.sha256(json.dumps([kind, target_id, options], sort_keys=True).encode()).hexdigest()
     if idempotency_key and (first := _first_answer(actor, idempotency_key, request_digest)):
         return first

@@ -137,6 +137,8 @@ def test_the_same_idempotency_key_gets_the_same_job(operator: APIClient) -> None
     assert (first.status_code, second.status_code) == (202, 202)
     assert first.json()["id"] == second.json()["id"]
     assert Job.objects.count() == 1
+    told = post(operator, body=body, **{"Idempotency-Key": "x" * 256})
+    assert (told.status_code, told.json()["code"], set(told.json()["fields"])) == (400, "invalid", {"Idempotency-Key"})
 
 
 def test_a_host_is_scanned_by_its_own_address(operator: APIClient) -> None:

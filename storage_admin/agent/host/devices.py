@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from storage_admin.agent.host.in_use import loop_devices, process_name
@@ -152,7 +152,7 @@ def users(nodes: Mapping[int, tuple[int, int]]) -> dict[int, str]:
     return found
 
 
-def _attached(numbers: Mapping[int, int]) -> Iterator[tuple[int, str]]:
+def _attached(numbers: Collection[int]) -> Iterator[tuple[int, str]]:
     """What of these is mounted, swap, or below another device."""
     points = {mount.device: mount.point for mount in mounted()}
     yield from ((one, f"mounted at {display(points[one])}") for one in numbers if one in points)
@@ -207,7 +207,4 @@ def _holders(number: int) -> str:
 
 def _use(number: int) -> str:
     """What is done with a device that somebody has for himself alone."""
-    if at := next((mount.point for mount in mounted() if mount.device == number), b""):
-        return f"mounted at {display(at)}"
-    held = _holders(number)
-    return f"part of {held}" if held else "mounted elsewhere, or part of something that uses it"
+    return next((why for _, why in _attached([number])), "mounted elsewhere, or part of something that uses it")

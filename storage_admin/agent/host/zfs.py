@@ -162,7 +162,7 @@ def parsed(pools: Sequence[dict[str, str]], datasets: Sequence[dict[str, str]]) 
 
 
 def disks(pool: str, io: AgentIO) -> list[str]:
-    """The paths of what a pool lies on, those of its caches and spares among them.
+    """The paths of what a pool lies on, without its logs, caches and spares: by these alone nobody else has the pool.
 
     Raises:
         RefusedError, HostError: as of :func:`ask`.
