@@ -1,6 +1,7 @@
 """An image is written onto a block device that nobody uses; the image is only read."""
 
 import os
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -104,7 +105,27 @@ def test_a_device_that_holds_something_is_only_overwritten_where_that_is_asked_f
     assert behind.read_bytes()[MIB : 4 * MIB] == b"\x42" * (3 * MIB)
 
 
-@pytest.mark.parametrize("what", ["LVM", "LVM beside ext4", "Ceph", "Ceph behind a partition table"])
+#: Where their tools write what they know a part by (DRBD: the last 4 KiB, version 8 and later), and that.
+MARKS = {
+    "Ceph": (0, b"bluestore block device\n60a1b2c3-0000-4000-8000-000000000000\n"),
+    "DRBD": (-4096, struct.pack(">Q52xI", 81920, 0x8374026B)),
+    "VMware": (1 << 20, b"\x0d\xd0\x01\xc0"),
+}
+
+
+def make_member(device: Path, what: str, locks: Path) -> None:
+    """A part of a group, or of a cluster, of which nothing is active; LVM's locks are in a folder of their own."""
+    if what.startswith("LVM"):
+        only = f'devices{{filter=["a|^{device}$|","r|.*|"] use_devicesfile=0}} global{{locking_dir="{locks}"}}'
+        subprocess.run(["pvcreate", "-q", "-y", "-Z", "n", "--config", only, device], check=True, capture_output=True)
+    else:
+        at, words = MARKS[what.partition(" ")[0]]
+        with device.open("r+b") as file:
+            file.seek(at, os.SEEK_SET if at >= 0 else os.SEEK_END)
+            file.write(words)
+
+
+@pytest.mark.parametrize("what", ["LVM", "LVM beside ext4", "Ceph", "Ceph behind a partition table", "DRBD", "VMware"])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_part_of_a_group_or_a_cluster_is_not_overwritten_though_nothing_on_it_is_active(
     image: Path, behind: Path, device: Path, what: str, overwrite: bool
@@ -114,12 +135,7 @@ def test_a_part_of_a_group_or_a_cluster_is_not_overwritten_though_nothing_on_it_
         subprocess.run(["mkfs.ext4", "-q", "-F", device], check=True)
     if "partition" in what:
         subprocess.run(["sfdisk", "-q", device], input=b"label: gpt\n,\n", check=True, capture_output=True)
-    if what.startswith("LVM"):
-        only = f'devices{{filter=["a|^{device}$|","r|.*|"] use_devicesfile=0}} global{{locking_dir="{image.parent}"}}'
-        subprocess.run(["pvcreate", "-q", "-y", "-Z", "n", "--config", only, device], check=True, capture_output=True)
-    else:
-        with device.open("r+b") as file:  # as ceph-bluestore-tool writes it
-            file.write(b"bluestore block device\n60a1b2c3-0000-4000-8000-000000000000\n")
+    make_member(device, what, image.parent)
     before = behind.read_bytes()
     answer = ask("to_device", args_for(image, device, overwrite=overwrite))
     assert answer.get("code") == "device_in_use", answer
@@ -195,6 +211,20 @@ def test_who_has_a_part_of_it_open_has_all_of_it(image: Path, behind: Path, devi
         assert ask("to_device", args_for(small, partition, overwrite=True))["code"] == "device_in_use"
     assert behind.read_bytes() == before
     assert ask("to_device", args_for(small, partition, overwrite=True), job="j2").get("virtual_size") == MIB
+
+
+@pytest.mark.parametrize("what", ["LVM", "Ceph"])
+def test_a_disk_is_not_overwritten_where_a_partition_is_a_part_of_a_group_or_a_cluster(
+    image: Path, behind: Path, device: Path, partition: Path, what: str
+) -> None:
+    make_member(partition, what, image.parent)
+    before = behind.read_bytes()
+    answer = ask("to_device", args_for(image, device, overwrite=True))
+    assert answer.get("code") == "device_in_use", answer
+    assert f"wipefs -a {partition}" in answer["detail"]
+    assert behind.read_bytes() == before
+    subprocess.run(["wipefs", "-a", "-q", partition], check=True)
+    assert ask("to_device", args_for(image, device, overwrite=True)).get("virtual_size") == 40 * MIB
 
 
 def test_a_device_that_is_somebodys_under_another_name_is_refused(image: Path, behind: Path, device: Path) -> None:

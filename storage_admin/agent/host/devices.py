@@ -9,6 +9,7 @@ import stat
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from storage_admin.agent.host.in_use import loop_devices, process_name
 from storage_admin.agent.host.locking import file_id
@@ -17,6 +18,8 @@ from storage_admin.agent.protocol import INVALID, RefusedError, display
 
 #: Seconds that what only looks at all devices, as LVM's tools, blkid and udev do, has one open at most.
 _PASSING = 2.0
+#: Of sysfs, whatever the device's own sectors are.
+_SECTOR = 512
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,15 @@ class Device:
                 continue  # it has ended
         return ""
 
+    def partitions(self) -> list[tuple[str, int, int]]:
+        """Its partitions that the kernel knows: the name of each below ``/dev``, its offset and its size in bytes."""
+        found = []
+        for part in _partitions(_place(self.number)):
+            with contextlib.suppress(OSError):  # it was deleted
+                start, size = (int(Path(part, name).read_text()) * _SECTOR for name in ("start", "size"))
+                found.append((os.path.basename(part).replace("!", "/"), start, size))
+        return found
+
     def refuse_owned(self, owners: Sequence[tuple[bytes, str]]) -> None:
         """Refuse one that is known to be somebody's, perhaps under another name.
 
@@ -180,17 +192,25 @@ def _number(status: os.stat_result) -> int | None:
 
 def _related(number: int) -> frozenset[int]:
     """The numbers of a device, of its partitions, and of the disk that it is a partition of: they share their bytes."""
-    place = f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"
+    place = _place(number)
     named = [f"{place}/../dev"] if os.path.exists(f"{place}/partition") else []
-    with contextlib.suppress(FileNotFoundError):
-        parts = [f"{place}/{name}" for name in os.listdir(place)]
-        named += [f"{part}/dev" for part in parts if os.path.exists(f"{part}/partition")]
+    named += [f"{part}/dev" for part in _partitions(place)]
     found = {number}
     for path in named:
         with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
             major, minor = map(int, file.read().split(":"))
             found.add(os.makedev(major, minor))
     return frozenset(found)
+
+
+def _place(number: int) -> str:
+    return f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"
+
+
+def _partitions(place: str) -> list[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(f"{place}/{name}" for name in os.listdir(place) if os.path.exists(f"{place}/{name}/partition"))
+    return []
 
 
 def _parent(pid: str) -> int:
@@ -201,7 +221,7 @@ def _parent(pid: str) -> int:
 
 def _holders(number: int) -> str:
     """The devices that stand on one."""
-    place = f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/holders"
+    place = f"{_place(number)}/holders"
     return ", ".join(sorted(os.listdir(place))) if os.path.isdir(place) else ""
 
 

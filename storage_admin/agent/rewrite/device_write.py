@@ -25,7 +25,10 @@ _ENDS = 1 << 20
 #: As blkid calls them, and whose they are: the kernel holds none of them unless something on it is active.
 _MEMBERS = {
     "LVM2_member": "a volume group of LVM", "linux_raid_member": "an array (md)", "zfs_member": "a pool of ZFS",
-    "ceph_bluestore": "a cluster of Ceph",
+    "ceph_bluestore": "a cluster of Ceph", "drbd": "a resource of DRBD", "bcache": "a cache (bcache)",
+    "isw_raid_member": "an array of the firmware", "ddf_raid_member": "an array of the firmware",
+    "VMFS_volume_member": "a datastore of VMware", "oracleasm": "a disk group of Oracle",
+    "gfs2": "a filesystem of a cluster", "ocfs2": "a filesystem of a cluster",
 }  # fmt: skip
 #: What a copy on a device does not carry stays in the image.
 _CARRIED = frozenset({"has_internal_snapshots", "hard_linked", "immutable"})
@@ -157,17 +160,21 @@ class DeviceWrite:
         }
 
     def _refuse_member(self) -> None:
-        """Refuse a part of a group, an array, a pool or a cluster, which nothing may have open just now."""
-        shown = display(self.device.path)
-        done, told = self._probe("-n", ",".join(_MEMBERS))
-        if done.exit_code and not _knows_nothing(done):
-            raise RefusedError("device_in_use", f"nobody can tell what {shown} is a part of (blkid: {done.words()})")
-        if whose := _MEMBERS.get(told.get("TYPE", "")):
-            raise RefusedError(
-                "device_in_use",
-                f"{shown} is a part of {whose}, active or not. Choose another device; if nothing needs what is on this "
-                f"one, take it out of there and clear it yourself: wipefs -a {shown}",
-            )
+        """Refuse a part of a group, an array, a pool or a cluster, which nothing may have open just now; also a disk
+        with a partition that is one.
+        """
+        parts = [(f"/dev/{name}", start, size) for name, start, size in self.device.partitions()]
+        for shown, start, size in [(display(self.device.path), 0, self.device.size), *parts]:
+            done, told = self._probe("-O", str(start), "-S", str(size), "-n", ",".join(_MEMBERS))
+            if done.exit_code and not _knows_nothing(done):
+                words = f"nobody can tell what {shown} is a part of (blkid: {done.words()})"
+                raise RefusedError("device_in_use", words)
+            if whose := _MEMBERS.get(told.get("TYPE", "")):
+                raise RefusedError(
+                    "device_in_use",
+                    f"{shown} is a part of {whose}, active or not. Choose another device; if nothing needs what is on "
+                    f"this one, take it out of there and clear it yourself: wipefs -a {shown}",
+                )
 
     def _held(self) -> str:
         """What is on the device, in a few words, as ``blkid`` knows it; empty where it knows nothing of that."""
