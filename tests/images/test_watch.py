@@ -38,6 +38,12 @@ def open_ones() -> dict[str, str]:
     return dict(Alert.objects.filter(closed=None).order_by("id").values_list("key", "severity"))
 
 
+def looked() -> dict[str, str]:
+    """What is open after a look."""
+    look(now())
+    return open_ones()
+
+
 def use(pool: StoragePool, percent: float) -> None:
     StoragePool.objects.filter(pk=pool.pk).update(available_bytes=int(100 * GIB * (100 - percent) / 100))
     look(now())
@@ -63,15 +69,13 @@ def test_a_change_of_the_threshold_opens_and_closes_it() -> None:
     pool = StoragePoolFactory.create(available_bytes=40 * GIB)
     for warn, found in ((50, True), (70, False)):
         StoragePool.objects.update(warn_percent=warn)
-        look(now())
-        assert (f"pool_over_threshold:{pool.pk}" in open_ones()) is found
+        assert (f"pool_over_threshold:{pool.pk}" in looked()) is found
 
 
 def test_a_filesystem_with_many_pools_is_told_of_once_by_its_lowest_threshold() -> None:
     first = StoragePoolFactory.create(fs_key="one", available_bytes=30 * GIB, warn_percent=85)
     second = StoragePoolFactory.create(fs_key="one", available_bytes=30 * GIB, warn_percent=60, host=first.host)
-    look(now())
-    assert list(open_ones()) == [f"pool_over_threshold:{first.pk}"]
+    assert list(looked()) == [f"pool_over_threshold:{first.pk}"]
     assert Alert.objects.get().title == f"{first} is over the threshold of its filesystem of 60 %"
     assert f"On the same filesystem: {second}." in Alert.objects.get().detail
 
@@ -97,8 +101,7 @@ def test_a_storage_of_several_hosts_is_told_of_to_whoever_is_limited_to_any_of_t
     names = list(Event.objects.order_by("id").values_list("name", "host"))
     assert sorted(names[1:]) == [("alert.closed", hosts[0].slug), ("alert.opened", hosts[1].slug)]
     StoragePool.objects.update(available_bytes=90 * GIB)
-    look(now())
-    assert open_ones() == {}
+    assert looked() == {}
     assert list(Event.objects.order_by("id").values_list("name", "host"))[3:] == [("alert.closed", hosts[1].slug)]
 
 
@@ -125,19 +128,16 @@ def test_an_alert_tells_the_percent_that_the_pages_tell() -> None:
 
 def test_what_is_kept_for_root_is_neither_used_nor_left() -> None:
     pool = StoragePoolFactory.create(available_bytes=40 * GIB, reserved_bytes=50 * GIB, warn_percent=20)
-    look(now())
-    assert open_ones() == {f"pool_over_threshold:{pool.pk}": "warning"}
+    assert looked() == {f"pool_over_threshold:{pool.pk}": "warning"}
     told_of = Alert.objects.get().detail
     assert told_of.startswith("20.0 % used: 10 GiB of 100 GiB, 40 GiB free, 50 GiB reserved for root.")
     StoragePool.objects.filter(pk=pool.pk).update(available_bytes=0, reserved_bytes=90 * GIB)
-    look(now())
-    assert open_ones() == {f"pool_over_threshold:{pool.pk}": "danger"}
+    assert looked() == {f"pool_over_threshold:{pool.pk}": "danger"}
 
 
 def test_pools_of_unknown_size_are_not_judged() -> None:
     StoragePoolFactory.create(capacity_bytes=None, available_bytes=None, virtual_bytes=10**15, warn_overcommit=1)
-    look(now())
-    assert open_ones() == {}
+    assert looked() == {}
 
 
 def grow(pool: StoragePool, per_day: int, days: int = 10) -> None:
@@ -153,20 +153,18 @@ def test_a_pool_that_is_full_soon_is_told_of_with_its_range() -> None:
     never = StoragePoolFactory.create(available_bytes=20 * GIB, warn_days=None)
     for pool in (soon, later, never):
         grow(pool, 2 * GIB)
-    look(now())
-    assert open_ones() == {f"pool_days_until_full:{soon.pk}": "warning"}
+    assert looked() == {f"pool_days_until_full:{soon.pk}": "warning"}
     detail = Alert.objects.get().detail
     assert detail.startswith("Forecast full in about 10 days: used space grew by 2 GiB a day in the last 10 days")
     StoragePool.objects.filter(pk=soon.pk).update(available_bytes=34 * GIB)
-    look(now())
-    assert list(open_ones()) == [f"pool_days_until_full:{soon.pk}"], "17 days are more than 14, and not well more"
+    assert list(looked()) == [f"pool_days_until_full:{soon.pk}"], "17 days are more than 14, and not well more"
     StoragePool.objects.filter(pk=soon.pk).update(available_bytes=36 * GIB)
-    look(now())
-    assert open_ones() == {}
+    assert looked() == {}
 
 
 def told() -> dict[str, str]:
-    """What is open for whoever sees all, as receivers were told: the title by the key."""
+    """What is open after a look for whoever sees all, as receivers were told: the title by the key."""
+    look(now())
     return dict(alerts_for(SYSTEM).filter(closed=None).values_list("key", "title"))
 
 
@@ -175,7 +173,6 @@ def test_of_several_thresholds_the_one_that_tells_the_earliest_counts() -> None:
     StoragePoolFactory.create(fs_key="one", available_bytes=40 * GIB, warn_days=30)
     StoragePoolFactory.create(fs_key="one", available_bytes=40 * GIB, warn_days=None)
     grow(early, 2 * GIB)
-    look(now())
     assert list(told()) == [f"pool_days_until_full:{early.pk}"]
     assert Alert.objects.filter(told_under="").get().detail.startswith("Forecast full in about 20 days")
     assert "The alert is raised at 30 days." in Alert.objects.filter(told_under="").get().detail
@@ -187,21 +184,17 @@ def test_overcommit_is_told_of_only_where_a_threshold_is_set_and_once_for_a_shar
         StoragePoolFactory.create(virtual_bytes=200 * GIB, warn_overcommit=2.0, shared_key="nfs:a", fs_key="nfs:a")
         for _ in range(2)
     ]
-    look(now())
     assert told() == {f"pool_overcommit:{pools[0].pk}": f"{pools[0]} has more than 2 times its capacity provisioned"}
     StoragePool.objects.update(virtual_bytes=191 * GIB)
-    look(now())
     assert len(told()) == 1
     StoragePool.objects.update(virtual_bytes=189 * GIB)
-    look(now())
-    assert open_ones() == {}
+    assert looked() == {}
 
 
 def test_undo_copies_that_hold_much_are_told_of() -> None:
     pool = StoragePoolFactory.create(undo_bytes=25 * GIB)
     StoragePoolFactory.create(undo_bytes=24 * GIB)
     StoragePoolFactory.create(undo_bytes=90 * GIB, warn_undo_percent=None)
-    look(now())
     assert told() == {f"undo_held:{pool.pk}": f"Undo copies hold a large part of {pool}"}
 
 
@@ -210,7 +203,6 @@ def test_what_folders_of_one_filesystem_promise_and_hold_is_added_up() -> None:
     second = StoragePoolFactory.create(
         fs_key="one", virtual_bytes=80 * GIB, undo_bytes=20 * GIB, warn_overcommit=1.5, host=first.host
     )
-    look(now())
     assert told() == {
         f"pool_overcommit:{first.pk}": f"The filesystem of {first} has more than 1.5 times its capacity provisioned",
         f"undo_held:{first.pk}": f"Undo copies hold a large part of the filesystem of {first}",
@@ -228,7 +220,6 @@ def test_what_folders_of_one_filesystem_promise_and_hold_is_added_up() -> None:
 def test_the_lowest_threshold_of_undo_copies_counts(one: int | None, other: int | None, found: bool) -> None:
     for threshold in (one, other):
         StoragePoolFactory.create(fs_key="one", undo_bytes=20 * GIB, warn_undo_percent=threshold)
-    look(now())
     assert bool(told()) is found
 
 
@@ -242,10 +233,8 @@ def test_a_storage_of_several_hosts_is_added_up_once_and_told_to_whoever_is_limi
         host=pools[1].host, shared_key="nfs:a/more", virtual_bytes=40 * GIB, undo_bytes=20 * GIB, **shared
     )
     WebhookFactory.create()
-    look(now())
-    assert open_ones() == {}, "40 GiB are held, whichever host counts them"
+    assert looked() == {}, "40 GiB are held, whichever host counts them"
     StoragePool.objects.filter(pk=beside.pk).update(warn_overcommit=1.5, warn_undo_percent=40)
-    look(now())
     assert set(told()) == {f"pool_overcommit:{pools[0].pk}", f"undo_held:{pools[0].pk}"}
     assert Event.objects.count() == 2  # receivers are told once
     for pool in pools:
@@ -260,21 +249,17 @@ def test_a_storage_of_several_hosts_is_added_up_once_and_told_to_whoever_is_limi
 def test_a_folder_that_another_host_has_only_the_outer_one_of_is_not_added_twice() -> None:
     outer = StoragePoolFactory.create(fs_key="nfs:a", shared_key="nfs:a/", virtual_bytes=90 * GIB, warn_overcommit=1.0)
     inner = StoragePoolFactory.create(fs_key="nfs:a", shared_key="nfs:a/vm", virtual_bytes=60 * GIB)
-    look(now())
     assert told() == {}, "the outer one's images are all there are"
     # Where one host has both, each has its own images.
     StoragePool.objects.filter(pk=inner.pk).update(host=outer.host)
-    look(now())
     assert list(told()) == [f"pool_overcommit:{outer.pk}"]
 
 
 def test_what_a_host_knows_that_does_not_answer_counts_only_where_nobody_else_knows() -> None:
     pools = [StoragePoolFactory.create(fs_key="a", shared_key="a", undo_bytes=undo * GIB) for undo in (90, 1)]
     Host.objects.filter(pk=pools[0].host_id).update(status="unreachable")
-    look(now())
     assert [kind for kind, _, _ in (key.partition(":") for key in told())] == ["host_unreachable"]
     Host.objects.update(status="unreachable")
-    look(now())
     assert f"undo_held:{pools[0].pk}" in told()
 
 
@@ -282,7 +267,6 @@ def test_an_alert_that_was_opened_by_another_pool_of_the_filesystem_goes_on_unde
     first, second = (StoragePoolFactory.create(fs_key="one", undo_bytes=12 * GIB) for _ in range(2))
     AlertFactory.create(key=f"undo_held:{second.pk}", host=second.host.slug)
     WebhookFactory.create()
-    look(now())
     # As it was open it stays so a little below its threshold; receivers hear of one end and one beginning.
     assert list(told()) == [f"undo_held:{first.pk}"]
     assert sorted(Event.objects.values_list("name", "host")) == [
@@ -290,22 +274,18 @@ def test_an_alert_that_was_opened_by_another_pool_of_the_filesystem_goes_on_unde
     ]  # fmt: skip
     StoragePool.objects.filter(pk=first.pk).delete()
     StoragePool.objects.update(undo_bytes=24 * GIB)
-    look(now())
     assert list(told()) == [f"undo_held:{second.pk}"]
     StoragePool.objects.update(undo_bytes=23 * GIB)
-    look(now())
-    assert open_ones() == {}
+    assert looked() == {}
 
 
 def test_a_host_that_does_not_answer_is_told_of_until_it_does() -> None:
     host = HostFactory.create(status="unreachable", status_detail="No route to it.")
     HostFactory.create(status="degraded")
-    look(now())
-    assert open_ones() == {f"host_unreachable:{host.pk}": "danger"}
+    assert looked() == {f"host_unreachable:{host.pk}": "danger"}
     assert Alert.objects.get().detail.startswith("No route to it. Last seen ")
     Host.objects.update(status="ok")
-    look(now())
-    assert open_ones() == {}
+    assert looked() == {}
 
 
 def test_broken_chains_and_contradicted_formats_are_told_of_image_by_image() -> None:
@@ -313,23 +293,19 @@ def test_broken_chains_and_contradicted_formats_are_told_of_image_by_image() -> 
     circle = ImageFactory.create(state="chain_cycle")
     other = ImageFactory.create(state="format_mismatch")
     ImageFactory.create(state="missing")
-    look(now())
     keys = {f"broken_chain:{broken.pk}", f"broken_chain:{circle.pk}", f"format_mismatch:{other.pk}"}
-    assert open_ones().keys() == keys
+    assert looked().keys() == keys
     assert "/srv/base.qcow2 is missing." in Alert.objects.get(target_id=broken.pk).detail
     Image.objects.update(state="ok")
-    look(now())
-    assert open_ones() == {}
+    assert looked() == {}
 
 
 def test_a_merged_overlay_is_told_of_once_a_guest_names_it() -> None:
     merged = ImageFactory.create(state="merged", state_detail="Job 7 merged it.")
-    look(now())
-    assert open_ones() == {}
+    assert looked() == {}
     for _ in range(2):
         ImageUseFactory.create(image=merged)
-    look(now())
-    assert open_ones() == {f"broken_chain:{merged.pk}": "danger"}
+    assert looked() == {f"broken_chain:{merged.pk}": "danger"}
     assert Alert.objects.get().detail == "Job 7 merged it."
 
 
@@ -338,8 +314,7 @@ def test_thousands_of_broken_chains_are_few_alerts() -> None:
     for _ in range(EACH + 7):
         ImageFactory.create(pool=pool, state="chain_broken")
     ImageFactory.create(pool=second, state="chain_broken")
-    look(now())
-    assert len(open_ones()) == EACH + 2
+    assert len(looked()) == EACH + 2
     assert Alert.objects.get(target_kind="pool").detail.startswith("7 more than the 20 ")
 
 
@@ -348,8 +323,7 @@ def test_what_others_raise_stays_until_they_close_it_or_its_pool_is_gone() -> No
     kept = AlertFactory.create(key=f"benchmark_regression:{pool.pk}:dd:x", target_kind="pool", target_id=pool.pk)
     AlertFactory.create(key="benchmark_regression:999:dd:x", target_kind="pool", target_id=999)
     policy = AlertFactory.create(key="policy_failed:1", target_kind="policy", target_id=1)
-    look(now())
-    assert set(open_ones()) == {kept.key, policy.key}
+    assert set(looked()) == {kept.key, policy.key}
 
 
 def test_pausing_automation_does_not_pause_the_look() -> None:
@@ -370,20 +344,16 @@ def test_a_look_costs_as_many_queries_for_many_pools_as_for_one() -> None:
 
 def test_another_folder_in_a_pools_place_is_told_of_until_it_is_confirmed() -> None:
     pool = StoragePoolFactory.create(state="changed", state_detail="/srv/a is another folder.")
-    look(now())
-    assert open_ones() == {f"pool_changed:{pool.pk}": "danger"}
+    assert looked() == {f"pool_changed:{pool.pk}": "danger"}
     StoragePool.objects.update(state="ok")
-    look(now())
-    assert open_ones() == {}
+    assert looked() == {}
 
 
 def test_a_pool_that_root_took_off_the_list_is_told_of_once_and_one_that_never_was_on_it_is_not() -> None:
     StoragePoolFactory.create(state="not_listed", last_scanned=None)
     pool = StoragePoolFactory.create(state="not_listed", state_detail="Add it to the list", last_scanned=now())
     for _ in range(2):
-        look(now())
-        assert open_ones() == {f"pool_changed:{pool.pk}": "warning"}
+        assert looked() == {f"pool_changed:{pool.pk}": "warning"}
     assert Alert.objects.get().detail.startswith("Add it to the list. ")
     StoragePool.objects.update(state="ok")
-    look(now())
-    assert open_ones() == {}
+    assert looked() == {}
