@@ -78,6 +78,21 @@ def test_a_name_of_255_bytes_breaks_no_layout(page: Page, width: int) -> None:
     assert broken == []
 
 
+@pytest.mark.parametrize("name", ["vm-104-disk-0.qcow2", "W" * 249 + ".qcow2"])
+def test_on_a_small_screen_what_can_be_done_with_an_image_is_in_sight(page: Page, name: str) -> None:
+    filled = fill(name)
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.goto("/images/")
+    button, box = page.locator(f".act a[href='/images/{filled.image.pk}/reclaim/']"), page.locator(".wide")
+    edges = [found.evaluate("it => it.getBoundingClientRect().right") for found in (button, box)]
+    assert edges[0] < edges[1]
+    if len(name) < 30:
+        assert box.evaluate("it => it.scrollWidth <= it.clientWidth")
+        page.goto("/hosts/")
+        for table in page.locator(".wide").all():
+            assert table.evaluate("it => it.scrollWidth <= it.clientWidth"), table.inner_text()[:200]
+
+
 def test_typing_filters_the_table_and_the_address_bar_says_so(page: Page) -> None:
     filled = fill()
     page.goto("/images/")
