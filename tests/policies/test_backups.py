@@ -18,15 +18,7 @@ from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox.backups import Backup, Backups, Gap
 from storage_admin.hosts.proxmox.reader import ProxmoxFacts
 from storage_admin.jobs import kinds
-from tests.factories import (
-    GuestFactory,
-    HostFactory,
-    ImageFactory,
-    ImageUseFactory,
-    PolicyFactory,
-    PolicyRunFactory,
-    StoragePoolFactory,
-)
+from tests.factories import ImageFactory, ImageUseFactory, PolicyFactory, PolicyRunFactory, StoragePoolFactory
 from tests.working import ADMIN, at_most_queries, client_as, invalid_fields
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
@@ -44,9 +36,8 @@ def image(**disk: Any) -> Image:
     one = ImageFactory.create(
         name="vm-100-disk-0.qcow2", reclaimable_bytes=1 << 30, first_seen=NOW - timedelta(days=90)
     )
-    guest = GuestFactory.create(host=one.host, kind="vm", uid="100", state="running")
-    values = {"disk__in_backups": True} | disk
-    ImageUseFactory.create(image=one, disk__guest=guest, **values)
+    guest = {"disk__guest__kind": "vm", "disk__guest__uid": "100", "disk__guest__state": "running"}
+    ImageUseFactory.create(image=one, **guest | {"disk__in_backups": True} | disk)
     return one
 
 
@@ -56,9 +47,7 @@ def codes(policy: Policy) -> dict[int, str]:
     return {skip.id: skip.code for skip in found.skips} | {one.id: "" for one in found.chosen}
 
 
-@pytest.mark.parametrize(
-    ("days_ago", "code"), [(0.5, ""), (6.9, ""), (7.1, CODE), (None, CODE)]
-)  # fmt: skip
+@pytest.mark.parametrize(("days_ago", "code"), [(0.5, ""), (6.9, ""), (7.1, CODE), (None, CODE)])
 def test_an_image_is_taken_while_its_last_backup_is_young_enough(days_ago: float | None, code: str) -> None:
     one = image()
     backed_up(one.host, days_ago=days_ago)
@@ -105,9 +94,8 @@ def test_guests_are_asked_for_theirs_with_all_their_disks(kind: str) -> None:
     GuestDisk.objects.create(guest=guest, target="scsi1", path="/b", in_backups=False)
     assert codes(policy) == {guest.pk: CODE}
     run = PolicyRunFactory.create(policy=policy)
-    assert {pk: code for pk, (code, _why) in _left_out_by_now(run, Rules.of(policy), [guest.pk], NOW).items()} == {
-        guest.pk: CODE
-    }
+    left_out = _left_out_by_now(run, Rules.of(policy), [guest.pk], NOW)
+    assert {pk: code for pk, (code, _why) in left_out.items()} == {guest.pk: CODE}
 
 
 def test_it_is_looked_at_again_right_before_the_job() -> None:
@@ -121,16 +109,14 @@ def test_it_is_looked_at_again_right_before_the_job() -> None:
 
 
 def test_more_images_cost_no_more_queries() -> None:
-    host = HostFactory.create()
-    pool = StoragePoolFactory.create(host=host)
-    backed_up(host)
+    pool = StoragePoolFactory.create()
+    backed_up(pool.host)
     rules = Rules.of(PolicyFactory.create(backup_max_days=7))
 
     def more(count: int) -> None:
         for _one in range(count):
             row = ImageFactory.create(pool=pool, reclaimable_bytes=1 << 30, first_seen=NOW - timedelta(days=90))
-            guest = GuestFactory.create(host=host, kind="vm")
-            ImageUseFactory.create(image=row, disk__guest=guest, disk__in_backups=True)
+            ImageUseFactory.create(image=row, disk__guest__kind="vm", disk__in_backups=True)
 
     more(3)
     with at_most_queries(20):
@@ -153,16 +139,13 @@ def test_it_is_kept_shown_and_taken_back_over_rest() -> None:
     body = {"name": "n", "cron": "0 22 * * *", "backup_max_days": 30}
     made = client.post("/api/v1/policies/", body, content_type="application/json").json()
     assert made["backup_max_days"] == 30
-    changed = client.patch(
-        f"/api/v1/policies/{made['id']}/", {"backup_max_days": None}, content_type="application/json"
-    )
-    assert changed.json()["backup_max_days"] is None
+    change, address = {"backup_max_days": None}, f"/api/v1/policies/{made['id']}/"
+    assert client.patch(address, change, content_type="application/json").json()["backup_max_days"] is None
 
 
 def test_a_policy_on_pools_can_ask_for_none() -> None:
-    assert "backup_max_days" in invalid_fields(
-        services.create, ADMIN, {"name": "n", "cron": "0 22 * * *", "kind": "benchmark", "backup_max_days": 3}
-    )
+    columns = {"name": "n", "cron": "0 22 * * *", "kind": "benchmark", "backup_max_days": 3}
+    assert "backup_max_days" in invalid_fields(services.create, ADMIN, columns)
 
 
 def test_runs_of_earlier_versions_ask_for_none() -> None:

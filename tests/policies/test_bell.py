@@ -1,11 +1,10 @@
 """A run goes on when one of its jobs has ended, not only when the scheduler rings."""
 
 import pytest
-from django.utils import timezone
 
-from images.models import Policy, PolicyPick, PolicyRun
+from images.models import PolicyPick, PolicyRun
 from images.rewrite import record
-from tests.factories import JobFactory
+from tests.factories import JobFactory, PolicyRunFactory
 
 pytestmark = pytest.mark.django_db
 
@@ -19,10 +18,7 @@ def rung(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_rings_when_a_job_of_a_run_at_work_has_ended(rung: list[int]) -> None:
     job = JobFactory.create(state="succeeded")
-    now = timezone.now()
-    policy = Policy.objects.create(name="nightly", cron="0 22 * * *", created_by="ada")
-    run = PolicyRun.objects.create(policy=policy, due=now, ends=now, by="policy nightly")
-    PolicyPick.objects.create(run=run, label="vm.qcow2", state="submitted", job=job)
+    PolicyPick.objects.create(run=PolicyRunFactory.create(), label="vm.qcow2", state="submitted", job=job)
     record.ring_policies_after(job)
     assert rung == [1]
     PolicyRun.objects.update(state="stopped")

@@ -1,7 +1,5 @@
 """What a run says of itself at its end, and whom an alert tells of what failed in it."""
 
-from typing import Any
-
 import pytest
 
 from images.models import PolicyRun
@@ -10,15 +8,13 @@ from storage_admin.events.models import Alert
 from storage_admin.jobs import automation
 from storage_admin.jobs.models import Job
 from tests.factories import PolicyFactory
-from tests.policies.test_runs import MINUTE, NOW, begun, end, images, night, picks
+from tests.harness.patching import raising
+from tests.policies.test_runs import MINUTE, NOW, begun, end, images, night, picks, stepped
 from tests.working import ADMIN, OPERATOR, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 LATE = "Started 20 minutes late; the rest of the window is used."
-
-
-def broken(*_about: Any) -> None:
-    raise OSError("database is locked")
+broken = raising(OSError("database is locked"))
 
 
 def test_a_job_that_failed_in_a_run_that_is_stopped_then_is_told() -> None:
@@ -26,8 +22,7 @@ def test_a_job_that_failed_in_a_run_that_is_stopped_then_is_told() -> None:
     end("failed", error_code="bug", error_detail="It broke.")
     services.stop(OPERATOR, run)
     assert not Alert.objects.exists()
-    runs.work(NOW + MINUTE)
-    assert (reread(run).state, picks(run)[0]) == ("stopped", ("disk0", "failed", "bug"))
+    assert (stepped(run, NOW + MINUTE).state, picks(run)[0]) == ("stopped", ("disk0", "failed", "bug"))
     alert = Alert.objects.get(closed=None)
     assert ("1 of its jobs failed" in alert.title, "disk0: It broke." in alert.detail) == (True, True)
 
@@ -81,8 +76,7 @@ def test_what_kept_a_run_from_going_on_is_said_until_it_goes_on_and_nothing_else
         for minute in (1, 2):
             runs.work(NOW + minute * MINUTE)
     assert reread(run).detail == f"{before} The run cannot continue for now: OSError: database is locked".strip()
-    runs.work(NOW + 3 * MINUTE)
-    assert (reread(run).state, run.detail) == ("running", before)
+    assert (stepped(run, NOW + 3 * MINUTE).state, run.detail) == ("running", before)
 
 
 def test_what_keeps_a_run_from_choosing_is_said_while_nobody_may_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +85,8 @@ def test_what_keeps_a_run_from_choosing_is_said_while_nobody_may_try_again(monke
     with monkeypatch.context() as patched:
         patched.setattr("images.policies.rules.choose", broken)
         runs.work(NOW)
-    runs.work(NOW + MINUTE)
-    assert "database is locked" in reread(run).detail
-    runs.work(NOW + 6 * MINUTE)
-    assert (reread(run).detail, picks(run)) == ("", [("disk0", "submitted", "")])
+    assert "database is locked" in stepped(run, NOW + MINUTE).detail
+    assert (stepped(run, NOW + 6 * MINUTE).detail, picks(run)) == ("", [("disk0", "submitted", "")])
 
 
 def test_what_was_in_the_way_before_is_not_said_of_a_run_that_ends_in_its_next_step(
@@ -105,16 +97,14 @@ def test_what_was_in_the_way_before_is_not_said_of_a_run_that_ends_in_its_next_s
     with monkeypatch.context() as patched:
         patched.setattr("images.policies.submitting.submit", broken)
         runs.work(NOW + MINUTE)
-    runs.work(NOW + 2 * MINUTE)
-    assert (reread(run).state, run.detail) == ("finished", "")
+    assert (stepped(run, NOW + 2 * MINUTE).state, run.detail) == ("finished", "")
 
 
 def test_a_run_that_was_late_and_whose_jobs_all_failed_says_both() -> None:
     run = night(1)
     PolicyRun.objects.update(detail=LATE)
     end("failed", error_code="bug")
-    runs.work(NOW + MINUTE)
-    assert (reread(run).state, run.detail) == ("failed", f"{LATE} All of its jobs failed.")
+    assert (stepped(run, NOW + MINUTE).state, run.detail) == ("failed", f"{LATE} All of its jobs failed.")
 
 
 def test_a_run_that_a_pause_held_back_until_its_window_closed_says_so() -> None:
@@ -134,5 +124,4 @@ def test_a_pause_that_held_nothing_back_is_not_said() -> None:
     automation.switch(ADMIN, paused=True)
     runs.work(run.ends)
     end()
-    runs.work(run.ends + MINUTE)
-    assert (reread(run).state, run.detail) == ("finished", "")
+    assert (stepped(run, run.ends + MINUTE).state, run.detail) == ("finished", "")

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from images.models import Policy, PolicyRun
-from images.policies import clock, services, validation
-from storage_admin.accounts.models import Actor, AuditEntry
+from images.policies import clock, services
+from storage_admin.accounts.models import AuditEntry
 from storage_admin.errors import NotFoundError
 from tests.factories import PolicyFactory
+from tests.harness.patching import do_before
 from tests.jobs.test_claims import at_once
 from tests.policies.test_runs import NOW, begun
 from tests.working import ADMIN, OPERATOR
@@ -48,22 +49,20 @@ def test_a_run_that_went_with_its_policy_is_not_there_to_be_stopped() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_policy_that_is_deleted_while_it_is_being_changed_stays_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = PolicyFactory.create()
+    policy, threads = PolicyFactory.create(), list[Thread]()
 
-    def slow(row: Policy, actor: Actor) -> Policy:
+    def meanwhile(*_: Any) -> None:
         # In the middle of the change; it may have to wait until that is over.
         threads.append(in_background(lambda: services.remove(ADMIN, Policy.objects.get(pk=policy.pk))))
-        return validation.clean(row, actor)
 
-    threads: list[Any] = []
-    monkeypatch.setattr("images.policies.services.clean", slow)
+    do_before(monkeypatch, services, "clean", meanwhile)
     services.change(ADMIN, policy, {"max_jobs_per_host": 2})
     for thread in threads:
         thread.join()
     assert not Policy.objects.exists()
 
 
-def in_background(act: Callable[[], Any]) -> Any:
+def in_background(act: Callable[[], Any]) -> Thread:
     thread = Thread(target=at_once, args=(1, lambda _number: act()))
     thread.start()
     thread.join(0.3)

@@ -7,15 +7,7 @@ import pytest
 from images.policies import guests
 from images.policies.rules import others_not_meant
 from images.policies.shape import Rules
-from tests.factories import (
-    GuestFactory,
-    HostFactory,
-    ImageFactory,
-    ImageUseFactory,
-    JobFactory,
-    PolicyFactory,
-    StoragePoolFactory,
-)
+from tests.factories import GuestFactory, HostFactory, ImageFactory, ImageUseFactory, JobFactory, PolicyFactory
 from tests.policies.test_rules import NOW, chosen, look
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
@@ -55,15 +47,12 @@ def test_live_flattening_is_for_libvirts_guests_that_run_with_a_chain() -> None:
     )
     policy = PolicyFactory.create(kind="live_flatten")
     assert [one.id for one in look(policy).chosen] == [runs.pk]
-    assert {(skip.label, skip.code) for skip in look(policy).skips} == {
-        ("flat", "chain_too_short"), ("off", "guest_off"),
-    }  # fmt: skip
+    skipped = {(skip.label, skip.code) for skip in look(policy).skips}
+    assert skipped == {("flat", "chain_too_short"), ("off", "guest_off")}
     policy.min_chain_depth = 4
     assert chosen(policy) == []
-    deeper = ImageUseFactory.create(
-        image=ImageFactory.create(pool=StoragePoolFactory.create(host=top.host), chain_depth=5), disk__guest=runs,
-        disk__target="vdz",
-    )  # fmt: skip
+    other = ImageFactory.create(pool__host=top.host, chain_depth=5)
+    deeper = ImageUseFactory.create(image=other, disk__guest=runs, disk__target="vdz")
     assert guests.options_for(Rules.of(policy), runs.pk)["disk"] == "vdz"
     policy.pools, policy.min_chain_depth = [top.pool_id], 2
     assert [one.id for one in look(policy).chosen] == [runs.pk]

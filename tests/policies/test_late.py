@@ -11,11 +11,10 @@ from storage_admin.jobs import automation, claims
 from storage_admin.jobs import services as jobs
 from storage_admin.jobs.models import Job
 from tests.factories import PolicyFactory
-from tests.policies.test_runs import NOW, at_work, begun, end, images, night, picks
+from tests.policies.test_runs import MINUTE, NOW, at_work, begun, end, images, night, picks
 from tests.working import ADMIN, OPERATOR, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
-MINUTE = timedelta(minutes=1)
 
 
 def test_what_was_given_back_or_submitted_while_a_run_was_being_stopped_ends_with_it() -> None:
@@ -58,9 +57,7 @@ def test_a_job_of_a_policy_never_begins_outside_of_its_window_though_nobody_with
     begun(PolicyFactory.create(), timezone.now() - timedelta(hours=5, minutes=31))
     job = Job.objects.get()
     assert claims.claim(job.pk, "worker") is None
-    assert (reread(job).state, job.waiting_for) == (
-        "queued", "its withdrawal, because its window has closed"
-    )  # fmt: skip
+    assert (reread(job).state, job.waiting_for) == ("queued", "its withdrawal, because its window has closed")
     runs.work(timezone.now())
     assert reread(job).state == "cancelled"
 

@@ -1,6 +1,6 @@
 """A run at work, over rows: what is submitted when, and how each pick ends."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,7 +13,8 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.events.models import Alert
 from storage_admin.jobs import automation
 from storage_admin.jobs.models import Job, ResourceLock
-from tests.factories import GIB, HostFactory, ImageFactory, JobFactory, PolicyFactory, StoragePoolFactory
+from tests.factories import GIB, ImageFactory, JobFactory, PolicyFactory, StoragePoolFactory
+from tests.harness.patching import raising
 from tests.working import ADMIN, OPERATOR, reread, said
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
@@ -36,17 +37,20 @@ def images(count: int, **columns: Any) -> list[Image]:
 
 def estimated(eighths: int) -> dict[str, Any]:
     wins = eighths * (GIB // 8)
-    numbers = {
-        "reclaimable_bytes": wins, "predicted_after_bytes": 4 * GIB - wins, "predicted_low": 4 * GIB - wins,
-        "predicted_high": 4 * GIB - wins,
-    }  # fmt: skip
-    return {"estimate": {"methods": {"copy": numbers, "compress": numbers}}}
+    after = dict.fromkeys(("predicted_after_bytes", "predicted_low", "predicted_high"), 4 * GIB - wins)
+    return {"estimate": {"methods": dict.fromkeys(("copy", "compress"), {"reclaimable_bytes": wins} | after)}}
 
 
 def begun(policy: Policy, at: Any = NOW) -> PolicyRun:
     run = services.run_now(OPERATOR, policy, at)
     runs.work(at)
     return PolicyRun.objects.get(pk=run.pk)
+
+
+def stepped(run: PolicyRun, at: datetime) -> PolicyRun:
+    """The run as it is after a step of all runs at that time."""
+    runs.work(at)
+    return reread(run)
 
 
 def night(count: int, **columns: Any) -> PolicyRun:
@@ -103,8 +107,7 @@ def test_a_run_ends_when_all_has_ended_and_says_how() -> None:
     end()
     runs.work(NOW + MINUTE)
     end("failed", error_code="bug", error_detail="It broke.")
-    runs.work(NOW + 2 * MINUTE)
-    assert picks(reread(run))[:2] == [("disk0", "succeeded", ""), ("disk1", "failed", "bug")]
+    assert picks(stepped(run, NOW + 2 * MINUTE))[:2] == [("disk0", "succeeded", ""), ("disk1", "failed", "bug")]
     assert (run.state, run.finished) == ("finished", NOW + 2 * MINUTE)
     entry = AuditEntry.objects.get(what="policy run ended")
     assert (entry.who, entry.after) == (f"policy {run.policy.name}", {"run": run.pk, "state": "finished"})
@@ -135,26 +138,22 @@ def test_an_alert_of_a_failed_policy_is_closed_by_a_run_that_ends_well() -> None
 def test_a_job_that_was_interrupted_has_failed_once_its_host_was_recovered() -> None:
     run = night(1)
     end("interrupted", error_code="interrupted", needs_recovery=True)
-    runs.work(NOW + MINUTE)
-    assert picks(run) == [("disk0", "submitted", "")]
+    assert picks(stepped(run, NOW + MINUTE)) == [("disk0", "submitted", "")]
     Job.objects.update(needs_recovery=False, error_detail="Its worker was lost.")
-    runs.work(NOW + 2 * MINUTE)
-    assert picks(run) == [("disk0", "failed", "interrupted")]
+    assert picks(stepped(run, NOW + 2 * MINUTE)) == [("disk0", "failed", "interrupted")]
     assert run.picks.get().reason == "Its worker was lost."
 
 
 def test_a_host_that_is_never_recovered_does_not_keep_a_run_for_ever() -> None:
     run = night(1)
     end("interrupted", error_code="interrupted", needs_recovery=True)
-    runs.work(run.ends)
-    assert (reread(run).state, picks(run)) == ("failed", [("disk0", "failed", "interrupted")])
+    assert (stepped(run, run.ends).state, picks(run)) == ("failed", [("disk0", "failed", "interrupted")])
 
 
 def test_what_the_agent_refuses_on_the_spot_is_left_out_and_is_no_failure() -> None:
     run = night(1)
     end("failed", error_code="guest_running", error_detail="Guest web was started.")
-    runs.work(NOW + MINUTE)
-    assert picks(reread(run)) == [("disk0", "skipped", "guest_running")]
+    assert picks(stepped(run, NOW + MINUTE)) == [("disk0", "skipped", "guest_running")]
     assert run.state == "finished"
     assert not Alert.objects.exists()
 
@@ -162,8 +161,7 @@ def test_what_the_agent_refuses_on_the_spot_is_left_out_and_is_no_failure() -> N
 def test_a_job_that_somebody_cancelled_is_left_out() -> None:
     run = night(1)
     end("cancelled")
-    runs.work(NOW + MINUTE)
-    assert picks(run) == [("disk0", "skipped", "cancelled")]
+    assert picks(stepped(run, NOW + MINUTE)) == [("disk0", "skipped", "cancelled")]
 
 
 def test_what_a_plan_refuses_is_left_out_with_its_code_and_the_next_one_comes() -> None:
@@ -192,8 +190,7 @@ def test_in_the_last_quiet_minutes_nothing_begins_and_what_has_not_begun_is_with
     assert (reread(first).state, first.cancel_requested) == ("running", False)
     runs.work(run.ends + 60 * MINUTE)
     end()
-    runs.work(run.ends + 61 * MINUTE)
-    assert (reread(run).state, run.finished) == ("finished", run.ends + 61 * MINUTE)
+    assert (stepped(run, run.ends + 61 * MINUTE).state, run.finished) == ("finished", run.ends + 61 * MINUTE)
 
 
 def test_jobs_of_the_last_run_that_are_still_at_work_take_slots_of_the_next() -> None:
@@ -226,11 +223,9 @@ def test_an_image_that_another_job_has_waits_for_its_turn() -> None:
     end()
     blocker = JobFactory.create(target=Image.objects.get(name="disk1"), kind="check", state="running")
     ResourceLock.objects.create(job=blocker, key=f"image:{Image.objects.get(name='disk1').pk}", exclusive=True)
-    runs.work(NOW + MINUTE)
-    assert picks(run) == [("disk0", "succeeded", ""), ("disk1", "chosen", "busy")]
+    assert picks(stepped(run, NOW + MINUTE)) == [("disk0", "succeeded", ""), ("disk1", "chosen", "busy")]
     ResourceLock.objects.all().delete()
-    runs.work(NOW + 2 * MINUTE)
-    assert picks(run)[1] == ("disk1", "submitted", "")
+    assert picks(stepped(run, NOW + 2 * MINUTE))[1] == ("disk1", "submitted", "")
 
 
 def test_what_still_waits_for_another_job_when_the_window_closes_says_so() -> None:
@@ -275,10 +270,8 @@ def test_after_a_job_the_next_one_waits_for_the_scan_that_tells_how_much_is_free
     run = begun(PolicyFactory.create())
     end()
     scan = JobFactory.create(target=one.host, kind="scan", created=NOW)
-    runs.work(NOW + MINUTE)
-    assert picks(run)[1] == ("disk1", "chosen", "")
-    runs.work(NOW + 6 * MINUTE)
-    assert picks(run)[1] == ("disk1", "submitted", "")
+    assert picks(stepped(run, NOW + MINUTE))[1] == ("disk1", "chosen", "")
+    assert picks(stepped(run, NOW + 6 * MINUTE))[1] == ("disk1", "submitted", "")
     assert reread(scan).state == "queued"
 
 
@@ -325,14 +318,9 @@ def test_what_is_wrong_with_one_run_does_not_keep_the_others(monkeypatch: pytest
 
 def test_a_run_whose_choice_could_never_be_made_has_failed_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     run = services.run_now(OPERATOR, PolicyFactory.create(), NOW)
-
-    def broken(*_about: Any) -> None:
-        raise ZeroDivisionError("no such thing")
-
-    monkeypatch.setattr("images.policies.rules.choose", broken)
+    monkeypatch.setattr("images.policies.rules.choose", raising(ZeroDivisionError("no such thing")))
     runs.work(NOW)
-    runs.work(run.ends)
-    assert reread(run).state == "failed"
+    assert stepped(run, run.ends).state == "failed"
     assert "no such thing" in run.detail
     assert "could not run any job" in Alert.objects.get(closed=None).title
 
@@ -356,12 +344,11 @@ def test_an_image_that_is_gone_when_its_turn_comes_says_so() -> None:
     run = night(2)
     end()
     Image.objects.filter(name="disk1").delete()
-    runs.work(NOW + MINUTE)
-    assert picks(run)[1] == ("disk1", "skipped", "gone")
+    assert picks(stepped(run, NOW + MINUTE))[1] == ("disk1", "skipped", "gone")
 
 
 def test_a_host_with_many_refused_images_still_gets_to_the_others() -> None:
-    pool = StoragePoolFactory.create(host=HostFactory.create())
+    pool = StoragePoolFactory.create()
     images(30, pool=pool, header={"data_file": "data.raw"})
     ImageFactory.create(name="good", pool=pool, reclaimable_bytes=1 << 20, **estimated(1))
     run = begun(PolicyFactory.create())

@@ -6,13 +6,14 @@ import pytest
 from django.utils import timezone
 
 from images.models import PolicyRun
-from images.policies import planned, runs, services
+from images.policies import runs, services, submitting
 from images.policies.shape import Rules
 from storage_admin.jobs import kinds
 from storage_admin.jobs.models import Job
 from tests.factories import ImageFactory, JobFactory, PolicyFactory, StoragePoolFactory
+from tests.harness.patching import do_before
 from tests.jobs.test_claims import at_once
-from tests.policies.test_runs import MINUTE, NOW, at_work, end, images, picks
+from tests.policies.test_runs import MINUTE, NOW, at_work, end, images, picks, stepped
 from tests.working import OPERATOR
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
@@ -69,8 +70,7 @@ def test_another_measurement_or_a_closer_look_is_done_after_the_first_one(
 ) -> None:
     target_of(kind)
     _first, later = both_chosen(kind, first, second)
-    runs.work(NOW)
-    assert picks(later) == [("one", "chosen", "busy")]
+    assert picks(stepped(later, NOW)) == [("one", "chosen", "busy")]
     end()
     runs.work(timezone.now() + MINUTE)
     assert (at_work(), picks(later)) == (["one"], [("one", "submitted", "")])
@@ -80,11 +80,9 @@ def test_what_a_person_analyzes_since_the_run_chose_waits_and_keeps_no_other_fro
     first, _second = images(2)
     (run,) = both_chosen("analyze", {})
     job = JobFactory.create(target=first, kind="analyze", state="running")
-    runs.work(NOW)
-    assert sorted(picks(run)) == [("disk0", "chosen", "busy"), ("disk1", "submitted", "")]
+    assert sorted(picks(stepped(run, NOW))) == [("disk0", "chosen", "busy"), ("disk1", "submitted", "")]
     Job.objects.filter(pk=job.pk).update(state="succeeded", finished=timezone.now())
-    runs.work(timezone.now() + MINUTE)
-    assert min(picks(run)) == ("disk0", "chosen", "")
+    assert min(picks(stepped(run, timezone.now() + MINUTE))) == ("disk0", "chosen", "")
 
 
 def test_a_job_that_comes_and_ends_between_the_look_and_the_submission_is_not_repeated(
@@ -92,17 +90,12 @@ def test_a_job_that_comes_and_ends_between_the_look_and_the_submission_is_not_re
 ) -> None:
     image = ImageFactory.create(name="one")
     (run,) = both_chosen("analyze", {})
-
-    def quick(*about: Any, **more: Any) -> Any:
-        JobFactory.create(target=image, kind="analyze", state="succeeded", finished=timezone.now())
-        return planned.planned(*about, **more)
-
+    done = {"target": image, "kind": "analyze", "state": "succeeded"}
     with monkeypatch.context() as patched:
-        patched.setattr("images.policies.submitting.planned", quick)
+        do_before(patched, submitting, "planned", lambda *_, **__: JobFactory.create(**done, finished=timezone.now()))
         runs.work(NOW)
     assert (at_work(), picks(run)) == ([], [("one", "chosen", "")])
-    runs.work(timezone.now() + MINUTE)
-    assert picks(run) == [("one", "skipped", "done_meanwhile")]
+    assert picks(stepped(run, timezone.now() + MINUTE)) == [("one", "skipped", "done_meanwhile")]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -13,7 +13,7 @@ from images.policies import clock, forgetting, runs, selectors, services
 from storage_admin.jobs.models import Job
 from tests.factories import GIB, ImageFactory, PolicyFactory
 from tests.jobs.test_claims import at_once
-from tests.policies.test_runs import MINUTE, NOW, begun, end, images, night
+from tests.policies.test_runs import MINUTE, NOW, begun, end, images, night, stepped
 from tests.web.html import text_of
 from tests.working import OPERATOR, client_as, reread
 
@@ -66,8 +66,7 @@ def old(db: None) -> PolicyRun:
     run = begun(policy)
     Image.objects.filter(name="disk1", reclaimable_bytes__gt=0).delete()
     end()
-    runs.work(NOW + MINUTE)
-    assert (reread(run).state, counts_of(run)) == ("finished", {"too_little": 2, "gone": 1})
+    assert (stepped(run, NOW + MINUTE).state, counts_of(run)) == ("finished", {"too_little": 2, "gone": 1})
     return run
 
 

@@ -12,6 +12,7 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.events.models import Alert
 from storage_admin.jobs.models import Job, ResourceLock
 from tests.factories import PolicyFactory
+from tests.harness.patching import raising
 from tests.jobs.test_claims import at_once
 from tests.policies.test_runs import end, images
 from tests.working import OPERATOR, reread
@@ -73,14 +74,10 @@ def test_of_two_people_who_start_it_by_hand_one_does() -> None:
 def test_what_was_cut_off_between_two_steps_is_taken_up_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     images(3)
     run = services.run_now(OPERATOR, PolicyFactory.create(max_jobs_per_host=3), NOW)
-
-    def killed(*_about: Any, **_more: Any) -> None:
-        raise SystemExit
-
     # Right after the picks were written; then in the middle of submitting, after the job's row was.
     for name in ("images.policies.runs._settle", "storage_admin.jobs.services.ring"):
         with monkeypatch.context() as patched:
-            patched.setattr(name, killed)
+            patched.setattr(name, raising(SystemExit()))
             with pytest.raises(SystemExit):
                 runs.work(NOW)
     assert Job.objects.count() == PolicyPick.objects.filter(state="submitted").count() == 0

@@ -7,13 +7,13 @@ from django.template.loader import render_to_string
 from django.test import RequestFactory
 
 from images.api.policy_shapes import preview_of
-from images.models import Image, PolicyPick
+from images.models import Image, PolicyPick, PolicyRun
 from images.policies import runs, services, submitting
 from images.policies.preview import preview
 from images.policies.shape import Rules
 from storage_admin.jobs.models import Job, ResourceLock
 from tests.factories import GIB, HostFactory, ImageFactory, JobFactory, PolicyFactory, StoragePoolFactory, UserFactory
-from tests.policies.test_runs import MINUTE, NOW, at_work, begun, images, picks
+from tests.policies.test_runs import MINUTE, NOW, at_work, begun, images, picks, stepped
 from tests.working import OPERATOR, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
@@ -23,6 +23,14 @@ def taken(one: Image, kind: str = "flatten") -> Job:
     job = JobFactory.create(target=one, kind=kind, state="running")
     ResourceLock.objects.create(job=job, key=f"image:{one.pk}", exclusive=True)
     return job
+
+
+def waits(one: Image, **rules: Any) -> tuple[PolicyRun, Job]:
+    """A run of a policy with these rules, and the job of another that has its only image."""
+    job = taken(one)
+    run = begun(PolicyFactory.create(**rules))
+    assert picks(run) == [("disk0", "chosen", "busy")]
+    return run, job
 
 
 def ended(job: Job, state: str = "succeeded", **columns: Any) -> None:
@@ -43,8 +51,7 @@ def test_an_image_that_another_job_has_waits_its_turn_and_keeps_no_other_from_th
     # Nothing keeps it any more but that there is one slot.
     assert picks(run)[0] == ("disk0", "chosen", "")
     ended(own)
-    runs.work(NOW + 2 * MINUTE)
-    assert picks(run) == [("disk0", "submitted", ""), ("disk1", "succeeded", "")]
+    assert picks(stepped(run, NOW + 2 * MINUTE)) == [("disk0", "submitted", ""), ("disk1", "succeeded", "")]
 
 
 def test_many_images_that_other_jobs_have_keep_nobody_behind_them_from_the_slots(
@@ -105,9 +112,7 @@ def test_the_first_ones_are_looked_at_in_each_step_however_many_wait_for_space()
 
 
 def test_what_another_job_has_until_the_window_closes_is_left_out_and_says_so() -> None:
-    (one,) = images(1)
-    taken(one)
-    run = begun(PolicyFactory.create())
+    run, _job = waits(*images(1))
     runs.work(run.ends)
     pick = run.picks.get()
     assert (pick.state, pick.code) == ("skipped", "busy")
@@ -116,9 +121,7 @@ def test_what_another_job_has_until_the_window_closes_is_left_out_and_says_so() 
 
 
 def test_a_run_that_is_stopped_lets_nothing_wait_any_longer() -> None:
-    (one,) = images(1)
-    job = taken(one)
-    run = begun(PolicyFactory.create())
+    run, job = waits(*images(1))
     services.stop(OPERATOR, run)
     assert picks(run) == [("disk0", "skipped", "busy")]
     ended(job)
@@ -129,14 +132,10 @@ def test_a_run_that_is_stopped_lets_nothing_wait_any_longer() -> None:
 @pytest.mark.parametrize(("min_age_hours", "code"), [(0, "done_meanwhile"), (24, "too_young")])
 def test_what_another_run_or_a_person_does_meanwhile_is_not_done_twice(min_age_hours: int, code: str) -> None:
     (one,) = images(1)
-    job = taken(one)
-    run = begun(PolicyFactory.create(min_age_hours=min_age_hours))
-    assert picks(run) == [("disk0", "chosen", "busy")]
+    run, job = waits(one, min_age_hours=min_age_hours)
     ended(job)
-    done = JobFactory.create(target=one, kind="reclaim", state="running")
-    ResourceLock.objects.create(job=done, key=f"image:{one.pk}", exclusive=True)
-    runs.work(NOW + MINUTE)
-    assert picks(run) == [("disk0", "chosen", "busy")]
+    done = taken(one, "reclaim")
+    assert picks(stepped(run, NOW + MINUTE)) == [("disk0", "chosen", "busy")]
     ended(done, result={"before_bytes": 8 * GIB, "after_bytes": one.allocated_size})
     runs.work(NOW + 2 * MINUTE)
     pick = run.picks.get()
@@ -146,12 +145,9 @@ def test_what_another_run_or_a_person_does_meanwhile_is_not_done_twice(min_age_h
 
 
 def test_what_has_gone_wrong_by_another_is_tried_all_the_same() -> None:
-    (one,) = images(1)
-    job = taken(one)
-    run = begun(PolicyFactory.create())
+    run, job = waits(*images(1))
     ended(job, "failed")
-    runs.work(NOW + MINUTE)
-    assert picks(run) == [("disk0", "submitted", "")]
+    assert picks(stepped(run, NOW + MINUTE)) == [("disk0", "submitted", "")]
 
 
 @pytest.mark.parametrize(
@@ -168,45 +164,34 @@ def test_what_the_rules_would_not_choose_after_the_other_job_is_left_out(
     rules: dict[str, Any], columns: dict[str, Any], code: str
 ) -> None:
     (one,) = images(1, declared_format="vmdk", chain_depth=2)
-    job = taken(one)
-    run = begun(PolicyFactory.create(**rules))
-    assert picks(run) == [("disk0", "chosen", "busy")]
+    run, job = waits(one, **rules)
     Image.objects.filter(pk=one.pk).update(**columns)
     ended(job)
-    runs.work(NOW + MINUTE)
-    assert picks(run) == [("disk0", "skipped", code)]
+    assert picks(stepped(run, NOW + MINUTE)) == [("disk0", "skipped", code)]
 
 
 def test_a_listing_that_another_hosts_has_come_before_is_worked_on_no_further() -> None:
     pools = [StoragePoolFactory.create(shared_key="nfs:nas:/vms", available_bytes=90 * GIB) for _ in range(2)]
-    (one,) = images(1, pool=pools[1])
-    job = taken(one)
-    run = begun(PolicyFactory.create())
+    run, job = waits(*images(1, pool=pools[1]))
     images(1, pool=pools[0])
     ended(job)
-    runs.work(NOW + MINUTE)
-    assert picks(run) == [("disk0", "skipped", "listed_elsewhere")]
+    assert picks(stepped(run, NOW + MINUTE)) == [("disk0", "skipped", "listed_elsewhere")]
 
 
 def test_an_image_that_another_node_lists_by_now_is_not_worked_on_there() -> None:
     (one,) = images(1)
-    job = taken(one)
-    run = begun(PolicyFactory.create(hosts=[one.host_id]))
+    run, job = waits(one, hosts=[one.host_id])
     Image.objects.filter(pk=one.pk).update(host=HostFactory.create())
     ended(job)
-    runs.work(NOW + MINUTE)
-    assert picks(run) == [("disk0", "skipped", "lister_not_named")]
+    assert picks(stepped(run, NOW + MINUTE)) == [("disk0", "skipped", "lister_not_named")]
 
 
 def test_what_a_scan_saw_of_the_job_that_has_an_image_does_not_leave_it_out() -> None:
     (one,) = images(1, in_use=True, in_use_detail="locked by qemu or a like program")
-    job = taken(one)
-    run = begun(PolicyFactory.create())
-    assert picks(run) == [("disk0", "chosen", "busy")]
+    run, job = waits(one)
     Image.objects.filter(pk=one.pk).update(in_use=False, in_use_detail="")
     ended(job)
-    runs.work(NOW + MINUTE)
-    assert picks(run) == [("disk0", "submitted", "")]
+    assert picks(stepped(run, NOW + MINUTE)) == [("disk0", "submitted", "")]
 
 
 def test_the_preview_says_that_an_image_is_busy_now_and_would_wait(rf: RequestFactory) -> None:
