@@ -1,29 +1,33 @@
-"""Webhooks that lead to real receivers."""
+"""Webhooks, and tries until nobody tries any more."""
 
-from collections.abc import Callable
+from datetime import datetime
 
 import pytest
+from django.utils import timezone
 
-from storage_admin import sealing
+from storage_admin.events import sending
 from storage_admin.events.models import Webhook
+from tests.factories import WebhookFactory
 
+#: Of the factory's webhooks.
 SECRET = "whsec_of-the-tests"
-MakeHook = Callable[..., Webhook]
 
 
-@pytest.fixture
-def make_hook() -> MakeHook:
-    """Makes a webhook; ``make_hook(url, name=..., events=[...])``."""
-
-    def make(url: str, name: str = "ops", **values: object) -> Webhook:
-        return Webhook.objects.create(
-            name=name, url=url, secret_locked=sealing.lock(SECRET), created_by="admin", **values
-        )
-
-    return make
+def hook_to(url: str, name: str = "ops", **values: object) -> Webhook:
+    return WebhookFactory.create(url=url, name=name, **values)
 
 
 @pytest.fixture
 def hook() -> Webhook:
     """One that leads to nobody."""
-    return Webhook.objects.create(name="ops", url="http://127.0.0.1:9/", secret_locked=b"x", created_by="admin")
+    return WebhookFactory.create(name="ops")
+
+
+def try_until_the_end(now: datetime | None = None) -> datetime:
+    """All tries of what waits now, each when it is due; the time of the last one."""
+    now = now or timezone.now()
+    sending.deliver(now)
+    for delay in sending.DELAYS:
+        now += delay
+        sending.deliver(now)
+    return now

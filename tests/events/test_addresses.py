@@ -9,7 +9,7 @@ from storage_admin.accounts.models import SYSTEM, AuditEntry
 from storage_admin.errors import InvalidError
 from storage_admin.events import addresses, posting, sending, services, webhooks
 from storage_admin.events.models import Alert, Delivery
-from tests.events.conftest import MakeHook
+from tests.events.conftest import hook_to
 from tests.harness.receiver import receiver
 from tests.working import client_as
 
@@ -71,7 +71,7 @@ def test_ipv6_that_leads_to_other_addresses_is_taken() -> None:
 
 
 @pytest.mark.django_db
-def test_pages_rest_and_the_trail_tell_the_same_of_an_address(make_hook: MakeHook) -> None:
+def test_pages_rest_and_the_trail_tell_the_same_of_an_address() -> None:
     hook, _ = webhooks.create(SYSTEM, "chat", f"{SLACK}?key=QUERYSECRET")
     client = client_as(role="admin")
     for address in ("/webhooks/", f"/webhooks/{hook.pk}/", "/audit/", "/audit/export.csv", "/webhooks/export.csv"):
@@ -86,7 +86,7 @@ def test_pages_rest_and_the_trail_tell_the_same_of_an_address(make_hook: MakeHoo
 
 
 @pytest.mark.django_db
-def test_a_change_of_what_is_not_shown_is_audited_and_half_an_address_is_refused(make_hook: MakeHook) -> None:
+def test_a_change_of_what_is_not_shown_is_audited_and_half_an_address_is_refused() -> None:
     hook, _ = webhooks.create(SYSTEM, "chat", SLACK)
     webhooks.update(SYSTEM, hook, url=addresses.shown(SLACK))
     assert hook.url == SLACK
@@ -103,9 +103,9 @@ def test_a_change_of_what_is_not_shown_is_audited_and_half_an_address_is_refused
     "answer",
     ["Cannot POST /hook/T0PATHSECRET", "no \\/T0PATHSECRET here", "x" * 190 + " /hook/T0PATHSECRET is unknown"],
 )
-def test_an_answer_that_repeats_the_address_is_told_without_it(make_hook: MakeHook, answer: str) -> None:
+def test_an_answer_that_repeats_the_address_is_told_without_it(answer: str) -> None:
     with receiver(404, body=answer.encode()) as there:
-        make_hook(f"{there.url}/T0PATHSECRET")
+        hook_to(f"{there.url}/T0PATHSECRET")
         services.emit("job.finished", data={})
         sending.deliver()
     problem = Delivery.objects.get().problem

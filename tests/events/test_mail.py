@@ -12,6 +12,7 @@ from storage_admin.errors import InvalidError
 from storage_admin.events import mailing, sending, services, webhooks
 from storage_admin.events.models import Alert, Delivery, Event
 from storage_admin.events.services import Trouble
+from tests.events.conftest import try_until_the_end
 from tests.harness.mailbox import mailbox
 from tests.harness.processes import free_port
 
@@ -69,10 +70,7 @@ def test_an_address_that_is_refused_does_not_keep_the_others_from_theirs(setting
     with mailbox(refused={ANN}) as box:
         settings.EMAIL_PORT = box.port
         services.raise_alert(FULL)
-        now = timezone.now()
-        for delay in (timedelta(0), *sending.DELAYS):
-            now += delay
-            sending.deliver(now)
+        try_until_the_end()
     assert [recipients for recipients, _ in box.got] == [[BOB]]
     given_up = Delivery.objects.get(state="given_up")
     assert (given_up.recipients, given_up.status_code) == ([ANN], 550)
@@ -96,8 +94,8 @@ def test_the_test_mail_goes_to_everybody(settings: Any) -> None:
 @pytest.mark.parametrize("name", ["a\r\nBcc: eve@example.org", "a\u2028b", "a\x00b", "=?utf-8?q?x?=", "\x0b\x85"])
 def test_a_hostile_name_makes_no_header_and_holds_up_nothing(settings: Any, name: str) -> None:
     settings.ALERT_EMAILS = [ANN]
-    event = Event(name=services.ALERT_OPENED, host=name, data={"title": name, "detail": name, "severity": "danger"})
-    event.pk = 7
+    told = {"title": name, "detail": name, "severity": "danger"}
+    event = Event(pk=7, name=services.ALERT_OPENED, host=name, data=told)
     with mailbox() as box:
         settings.EMAIL_PORT = box.port
         outcome = mailing.send(Delivery(pk=3, event=event, recipients=[ANN]))
@@ -109,13 +107,11 @@ def test_a_hostile_name_makes_no_header_and_holds_up_nothing(settings: Any, name
 
 
 def test_what_no_mail_can_carry_is_a_failure_like_any_other(settings: Any) -> None:
-    event = Event(name=services.ALERT_OPENED, data={"title": "\udc80"})
-    event.pk = 7
+    event = Event(pk=7, name=services.ALERT_OPENED, data={"title": "\udc80"})
     with mailbox() as box:
         settings.EMAIL_PORT = box.port
-        assert mailing.send(Delivery(pk=3, event=event, recipients=[ANN])).problem.startswith(
-            "The event cannot be sent as mail"
-        )
+        outcome = mailing.send(Delivery(pk=3, event=event, recipients=[ANN]))
+    assert outcome.problem.startswith("The event cannot be sent as mail")
     assert box.got == []
 
 
@@ -141,20 +137,15 @@ def test_no_control_characters_of_what_a_mail_server_says_are_kept(settings: Any
     with mailbox(greeting=b"554 go\x00 \x1b[31maway") as box:
         settings.EMAIL_PORT = box.port
         sending.deliver()
-    assert Delivery.objects.values_list("status_code", "problem").get() == (
-        554,
-        "The mail server answered 554: go [31maway",
-    )
+    delivery = Delivery.objects.get()
+    assert (delivery.status_code, delivery.problem) == (554, "The mail server answered 554: go [31maway")
 
 
 def test_an_address_that_is_told_of_nothing_any_more_has_no_open_alert_and_gets_nothing(settings: Any) -> None:
     with mailbox(refused={ANN, BOB}) as box:
         settings.EMAIL_PORT = box.port
         services.raise_alert(FULL)
-        now = timezone.now()
-        for delay in (timedelta(0), *sending.DELAYS):
-            now += delay
-            sending.deliver(now)
+        now = try_until_the_end()
     keys = Alert.objects.filter(kind="delivery_given_up", closed=None).values_list("key", flat=True)
     assert set(keys.all()) == {f"delivery_given_up:mail:{ANN}", f"delivery_given_up:mail:{BOB}"}
     settings.ALERT_EMAILS = [BOB]

@@ -2,18 +2,18 @@
 
 import re
 import threading
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.utils import timezone
 
 from storage_admin.events import posting, sending, services, signing
 from storage_admin.events.models import Alert, Delivery, Event
-from tests.events.conftest import SECRET, MakeHook
-from tests.harness.receiver import receiver
+from tests.events.conftest import SECRET, hook_to, try_until_the_end
+from tests.harness.processes import wait_until
+from tests.harness.receiver import Receiver, receiver
 from tests.jobs.test_claims import at_once
 from tests.working import reread
 
@@ -28,6 +28,15 @@ def emitted(count: int = 1) -> None:
         )
 
 
+def sent(*answers: int | str, **settings: Any) -> tuple[Receiver, Delivery]:
+    """A receiver that an event was sent to, which answers so, and the delivery."""
+    with receiver(*answers, **settings) as there:
+        hook_to(there.url)
+        emitted()
+        sending.deliver()
+    return there, Delivery.objects.get()
+
+
 def as_documented() -> Any:
     """The function that the documentation gives to receivers."""
     [code] = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
@@ -36,13 +45,9 @@ def as_documented() -> Any:
     return names["verified"]
 
 
-def test_what_arrives_is_signed_as_the_documentation_verifies_it(make_hook: MakeHook) -> None:
-    with receiver() as there:
-        make_hook(there.url)
-        emitted()
-        assert sending.deliver() == 1
+def test_what_arrives_is_signed_as_the_documentation_verifies_it() -> None:
+    there, delivery = sent()
     [got] = there.got
-    delivery = Delivery.objects.get()
     assert (delivery.state, delivery.status_code, delivery.attempts, delivery.problem) == ("sent", 200, 1, "")
     assert got.headers["X-Storage-Admin-Event"] == "job.finished"
     assert got.headers["X-Storage-Admin-Delivery"] == str(delivery.pk)
@@ -57,9 +62,9 @@ def test_what_arrives_is_signed_as_the_documentation_verifies_it(make_hook: Make
     assert not verified(SECRET, old, got.body), "what was recorded is played again"
 
 
-def test_an_error_is_tried_again_with_growing_delays_until_it_is_taken(make_hook: MakeHook) -> None:
+def test_an_error_is_tried_again_with_growing_delays_until_it_is_taken() -> None:
     with receiver(500, 503, 200, body=b"<b>not\nnow</b>") as there:
-        make_hook(there.url)
+        hook_to(there.url)
         emitted()
         now = timezone.now()
         sending.deliver(now)
@@ -77,19 +82,11 @@ def test_an_error_is_tried_again_with_growing_delays_until_it_is_taken(make_hook
     assert len({got.headers["X-Storage-Admin-Delivery"] for got in there.got}) == 1
 
 
-def _try_until_the_end(now: datetime) -> datetime:
-    for delay in sending.DELAYS:
-        sending.deliver(now)
-        now += delay
-    sending.deliver(now)
-    return now
-
-
-def test_after_the_last_try_it_is_given_up_and_an_alert_says_so_until_something_arrives(make_hook: MakeHook) -> None:
+def test_after_the_last_try_it_is_given_up_and_an_alert_says_so_until_something_arrives() -> None:
     with receiver(500, body=b"") as there:
-        hook = make_hook(there.url, events=["job.finished"])
+        hook = hook_to(there.url, events=["job.finished"])
         emitted()
-        now = _try_until_the_end(timezone.now())
+        now = try_until_the_end()
         assert len(there.got) == len(sending.DELAYS) + 1
         assert Delivery.objects.get().state == "given_up"
         alert = Alert.objects.get(closed=None)
@@ -103,33 +100,23 @@ def test_after_the_last_try_it_is_given_up_and_an_alert_says_so_until_something_
     assert not Alert.objects.filter(closed=None).exists()
 
 
-def test_a_redirect_is_not_followed(make_hook: MakeHook) -> None:
-    with receiver(302) as there:
-        make_hook(there.url)
-        emitted()
-        sending.deliver()
+@pytest.mark.parametrize("elsewhere", ["/elsewhere", "http://["], ids=["an address", "no address"])
+def test_a_redirect_is_not_followed(elsewhere: str) -> None:
+    there, delivery = sent(302, elsewhere=elsewhere)
     assert [got.path for got in there.got] == ["/hook"]
-    assert Delivery.objects.get().problem.startswith("The server redirected (302)")
+    assert (delivery.status_code, delivery.problem[:27]) == (302, "The server redirected (302)")
 
 
-def test_of_a_long_answer_little_is_kept(make_hook: MakeHook) -> None:
-    with receiver(500, body=b"\x1b[31m" + b"x" * 100_000) as there:
-        make_hook(there.url)
-        emitted()
-        sending.deliver()
-    problem = Delivery.objects.get().problem
-    assert len(problem) == len("The server answered 500: ") + posting.KEPT
-    assert "\x1b" not in problem
+def test_of_a_long_answer_little_is_kept() -> None:
+    _, delivery = sent(500, body=b"\x1b[31m" + b"x" * 100_000)
+    assert len(delivery.problem) == len("The server answered 500: ") + posting.KEPT
+    assert "\x1b" not in delivery.problem
 
 
 @pytest.mark.parametrize("answer", [200, 302, 307, 500])
-def test_of_a_long_answer_little_is_taken(make_hook: MakeHook, answer: int) -> None:
-    with receiver(answer, body=bytes(64 << 20)) as there:
-        make_hook(there.url)
-        emitted()
-        sending.deliver()
-    assert Delivery.objects.get().status_code == answer
-    assert len(there.got) == 1
+def test_of_a_long_answer_little_is_taken(answer: int) -> None:
+    there, delivery = sent(answer, body=bytes(64 << 20))
+    assert (delivery.status_code, len(there.got)) == (answer, 1)
     assert there.sent < 16 << 20, "more than what the kernel holds on the way"
 
 
@@ -141,14 +128,12 @@ def test_of_a_long_answer_little_is_taken(make_hook: MakeHook, answer: int) -> N
         ("close", "The connection failed: "),
     ],
 )
-def test_a_receiver_that_hangs_is_left(
-    make_hook: MakeHook, monkeypatch: pytest.MonkeyPatch, answer: str, said: str
-) -> None:
+def test_a_receiver_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch, answer: str, said: str) -> None:
     monkeypatch.setattr(posting, "READ", 0.4)
     monkeypatch.setattr(posting, "WHOLE", 1.0)
     began = timezone.now()
     with receiver(answer) as there:
-        make_hook(there.url)
+        hook_to(there.url)
         emitted(3)
         assert sending.deliver() == 0
         assert len(there.got) == 1, "who does not answer is asked for one thing a round"
@@ -158,31 +143,29 @@ def test_a_receiver_that_hangs_is_left(
     assert tried.status_code is None
 
 
-def test_nobody_listens(make_hook: MakeHook) -> None:
+def test_nobody_listens() -> None:
     with receiver() as there:
         pass
-    make_hook(there.url)
+    hook_to(there.url)
     emitted()
     sending.deliver()
     assert Delivery.objects.get().problem == "Connection refused."
 
 
-def test_a_name_that_leads_to_a_machines_own_link_is_not_sent_to(
-    make_hook: MakeHook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_leads_to_a_machines_own_link_is_not_sent_to(monkeypatch: pytest.MonkeyPatch) -> None:
     # Loopback stands in for the link here: what counts is the address that was connected to, not the name.
     monkeypatch.setattr(posting, "forbidden", lambda host: host == "127.0.0.1")
     with receiver() as there:
-        make_hook(there.url.replace("127.0.0.1", "localhost"))
+        hook_to(there.url.replace("127.0.0.1", "localhost"))
         emitted()
         sending.deliver()
     assert there.got == []
     assert Delivery.objects.get().problem == "The host name resolves to a link-local address, which is not allowed."
 
 
-def test_the_address_does_not_stand_in_what_went_wrong(make_hook: MakeHook) -> None:
-    make_hook("http://127.0.0.1:9/hook?token=very-secret")
-    make_hook("https://does-not-exist.invalid/?token=very-secret", name="other")
+def test_the_address_does_not_stand_in_what_went_wrong() -> None:
+    hook_to("http://127.0.0.1:9/hook?token=very-secret")
+    hook_to("https://does-not-exist.invalid/?token=very-secret", name="other")
     emitted()
     sending.deliver()
     problems = list(Delivery.objects.values_list("problem", flat=True))
@@ -190,41 +173,31 @@ def test_the_address_does_not_stand_in_what_went_wrong(make_hook: MakeHook) -> N
     assert all(problem and "very-secret" not in problem for problem in problems)
 
 
-def test_a_slow_receiver_does_not_hold_up_the_others(make_hook: MakeHook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_receiver_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(posting, "READ", 1.5)
     with receiver("hang") as slow, receiver() as quick:
-        make_hook(slow.url, name="a slow one")
-        make_hook(quick.url, name="quick")
+        hook_to(slow.url, name="a slow one")
+        hook_to(quick.url, name="quick")
         emitted(5)
-
-        def send() -> None:
-            try:
-                sending.deliver()
-            finally:
-                connection.close()
-
-        work = threading.Thread(target=send)
+        work = threading.Thread(target=at_once, args=(1, lambda _: sending.deliver()))
         work.start()
-        for _ in range(100):
-            if len(quick.got) == 5:
-                break
-            threading.Event().wait(0.01)
-        assert (len(quick.got), work.is_alive()) == (5, True)
+        wait_until(lambda: len(quick.got) == 5, 1, "the quick one has them all")
+        assert work.is_alive()
         work.join(10)
     assert Delivery.objects.filter(webhook__name="quick", state="sent").count() == 5
 
 
-def test_of_two_senders_at_once_each_delivery_is_sent_by_one(make_hook: MakeHook) -> None:
+def test_of_two_senders_at_once_each_delivery_is_sent_by_one() -> None:
     with receiver(slow=0.01) as there:
-        make_hook(there.url)
+        hook_to(there.url)
         emitted(20)
         assert sum(at_once(4, lambda _: sending.deliver())) == 20
     assert sorted(got.json["data"]["id"] for got in there.got) == list(range(20))
     assert set(Delivery.objects.values_list("attempts", "state")) == {(1, "sent")}
 
 
-def test_who_comes_late_does_not_overwrite_what_another_sender_has_written(make_hook: MakeHook) -> None:
-    make_hook("http://127.0.0.1:9/")
+def test_who_comes_late_does_not_overwrite_what_another_sender_has_written() -> None:
+    hook_to("http://127.0.0.1:9/")
     emitted()
     now = timezone.now()
     ours, theirs = Delivery.objects.get(), Delivery.objects.get()
@@ -236,9 +209,9 @@ def test_who_comes_late_does_not_overwrite_what_another_sender_has_written(make_
     assert Delivery.objects.get().state == "sent"
 
 
-def test_what_is_old_is_forgotten_but_not_what_is_on_its_way(make_hook: MakeHook) -> None:
+def test_what_is_old_is_forgotten_but_not_what_is_on_its_way() -> None:
     with receiver() as there:
-        make_hook(there.url)
+        hook_to(there.url)
         emitted(2)
         sending.deliver()
         emitted()
@@ -251,27 +224,15 @@ def test_what_is_old_is_forgotten_but_not_what_is_on_its_way(make_hook: MakeHook
 @pytest.mark.parametrize(
     "url", ["http://a..b/hook", f"http://{'x' * 64}.example.org/hook", "http://*.example.org/hook"]
 )
-def test_an_address_that_was_taken_and_cannot_be_one_is_a_failure_like_any_other(make_hook: MakeHook, url: str) -> None:
-    make_hook(url)
+def test_an_address_that_was_taken_and_cannot_be_one_is_a_failure_like_any_other(url: str) -> None:
+    hook_to(url)
     emitted()
-    _try_until_the_end(timezone.now())
+    try_until_the_end()
     delivery = Delivery.objects.get(event__name="job.finished")
-    assert (delivery.state, delivery.status_code) == ("given_up", None)
-    assert delivery.problem == "Invalid URL."
+    assert (delivery.state, delivery.status_code, delivery.problem) == ("given_up", None, "Invalid URL.")
 
 
-def test_a_redirect_to_what_is_no_address_is_a_redirect_like_any_other(make_hook: MakeHook) -> None:
-    with receiver(302, elsewhere="http://[") as there:
-        make_hook(there.url)
-        emitted()
-        sending.deliver()
-    assert Delivery.objects.get().status_code == 302
-    assert Delivery.objects.get().problem.startswith("The server redirected (302)")
-
-
-def test_what_nobody_thought_of_holds_up_nothing_and_is_given_up(
-    make_hook: MakeHook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nobody_thought_of_holds_up_nothing_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     post = posting.post
 
     def failing(url: str, body: bytes, headers: dict[str, str]) -> posting.Outcome:
@@ -281,22 +242,20 @@ def test_what_nobody_thought_of_holds_up_nothing_and_is_given_up(
 
     monkeypatch.setattr(posting, "post", failing)
     with receiver() as there:
-        make_hook("http://bad.invalid/", name="bad")
-        make_hook(there.url, name="good")
+        hook_to("http://bad.invalid/", name="bad")
+        hook_to(there.url, name="good")
         emitted()
         assert sending.deliver() == 1
-        _try_until_the_end(timezone.now() + timedelta(seconds=10))
+        try_until_the_end(timezone.now() + timedelta(seconds=10))
     delivery = Delivery.objects.get(webhook__name="bad", event__name="job.finished")
     assert (delivery.state, delivery.attempts) == ("given_up", len(sending.DELAYS) + 1)
     assert delivery.problem == "The dashboard could not send the event: RuntimeError. See the worker's log."
 
 
-def test_an_outcome_that_no_database_takes_is_a_failure_like_any_other(
-    make_hook: MakeHook, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outcome_that_no_database_takes_is_a_failure_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(posting, "post", lambda *_given: posting.Outcome(-1, "The server answered -1."))
-    make_hook("http://127.0.0.1:9/")
+    hook_to("http://127.0.0.1:9/")
     emitted()
-    _try_until_the_end(timezone.now())
+    try_until_the_end()
     delivery = Delivery.objects.get(event__name="job.finished")
     assert (delivery.state, delivery.status_code) == ("given_up", None)
