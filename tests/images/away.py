@@ -8,18 +8,22 @@ from django.db import OperationalError
 from storage_admin.jobs import runner
 
 
-def goes_away(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, text: str = "", *, times: int = 2) -> list[int]:
-    """Has calls of a function find the database locked, the first ones of those whose arguments hold a text.
+def goes_away(
+    monkeypatch: pytest.MonkeyPatch, where: Any, name: str, text: str = "", *, times: int = 2, spared: int = 0
+) -> list[int]:
+    """Has calls of a function find the database locked, the first ones of those whose arguments hold a text, after as
+    many that are spared.
 
     Returns:
         A list that gets a 1 for each of these calls.
     """
-    real, failed = getattr(where, name), list[int]()
+    real, failed, others = getattr(where, name), list[int](), list[int]()
 
     def locked(*args: Any, **kwargs: Any) -> Any:
         if len(failed) < times and any(text in str(one) for one in args):
-            failed.append(1)
-            raise OperationalError("database is locked")
+            (failed if len(others) == spared else others).append(1)
+            if failed:
+                raise OperationalError("database is locked")
         return real(*args, **kwargs)
 
     monkeypatch.setattr(runner, "FINISH_AGAIN", 0.05)

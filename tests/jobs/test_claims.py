@@ -14,7 +14,7 @@ from storage_admin.jobs.routing import Heart
 from tests.factories import HostFactory, ImageFactory, JobFactory, ResourceLockFactory
 from tests.working import reread
 
-pytestmark = pytest.mark.sql
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 
 
 def at_once(count: int, act: Callable[[int], Any]) -> list[Any]:
@@ -59,7 +59,6 @@ def test_of_twenty_rewrites_at_once_a_host_starts_as_many_as_it_may() -> None:
     assert waiting == {f"a free slot on {host.name} (limit: 3 rewriting jobs)"}
 
 
-@pytest.mark.django_db
 def test_what_starts_by_itself_leaves_threads_for_what_somebody_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     rung: list[int] = []
     monkeypatch.setattr(routing, "ring_now", rung.append)
@@ -67,8 +66,7 @@ def test_what_starts_by_itself_leaves_threads_for_what_somebody_asked_for(monkey
     samples = [JobFactory.create(kind="sample", target=HostFactory.create()) for _ in range(7)]
     taken = [claims.claim(job.pk, "worker") for job in samples]
     assert [job is not None for job in taken] == [True] * 4 + [False] * 3
-    samples[-1].refresh_from_db()
-    assert samples[-1].waiting_for == "one of the 4 running sample jobs on other hosts"
+    assert reread(samples[-1]).waiting_for == "one of the 4 running sample jobs on other hosts"
     assert claims.claim(samples[4].pk, "another worker") is not None, "which has threads of its own"
     asked = JobFactory.create(kind="reclaim", target=ImageFactory.create())
     assert claims.claim(asked.pk, "worker") is not None
@@ -80,36 +78,29 @@ def test_what_starts_by_itself_leaves_threads_for_what_somebody_asked_for(monkey
     assert claims.claim(samples[6].pk, "worker") is None
 
 
-@pytest.mark.django_db
 def test_a_worker_with_one_thread_samples_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "threads", 1)
     job = JobFactory.create(kind="sample", target=HostFactory.create())
     assert claims.claim(job.pk, "worker") is not None
 
 
-@pytest.mark.django_db
 def test_a_rewrite_waits_for_a_slot_and_goes_on_when_one_is_free() -> None:
     image = ImageFactory.create()
     first, second = (JobFactory.create(kind="reclaim", target=image) for _ in range(2))
-    held = claims.claim(first.pk, "w")
-    assert held is not None
+    held = claimed(first)
     assert claims.claim(second.pk, "w") is None
     assert (reread(second).state, second.worker) == ("queued", "")
     assert "free slot" in second.waiting_for
     assert claims.finish(held, Job.State.SUCCEEDED)
-    taken = claims.claim(second.pk, "w")
-    assert taken is not None
-    assert taken.waiting_for == ""
+    assert claimed(second).waiting_for == ""
 
 
-@pytest.mark.django_db
 def test_what_rewrites_nothing_waits_for_no_slot() -> None:
     host = HostFactory.create()
     JobFactory.create(kind="reclaim", target=ImageFactory.create(pool__host=host), state="running")
     assert claims.claim(JobFactory.create(kind="scan", target=host).pk, "w") is not None
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("state", ["running", "succeeded", "failed", "cancelled", "interrupted"])
 def test_only_a_queued_job_can_be_claimed(state: str) -> None:
     job = JobFactory.create(state=state)
@@ -117,16 +108,19 @@ def test_only_a_queued_job_can_be_claimed(state: str) -> None:
     assert (reread(job).state, job.generation) == (state, 0)
 
 
-@pytest.mark.django_db
 def test_a_job_that_does_not_exist_can_not_be_claimed() -> None:
     assert claims.claim(4711, "w") is None
 
 
+def claimed(job: Job) -> Job:
+    taken = claims.claim(job.pk, "w")
+    assert taken is not None
+    return taken
+
+
 @pytest.fixture
-def held(db: None) -> Job:
-    job = claims.claim(JobFactory.create().pk, "w")
-    assert job is not None
-    return job
+def held() -> Job:
+    return claimed(JobFactory.create())
 
 
 def test_whoever_holds_it_may_swap(held: Job) -> None:

@@ -20,6 +20,9 @@ from storage_admin.jobs.models import Job, JobLog
 from storage_admin.jobs.plan_and_progress import Recorder
 from storage_admin.jobs.routing import Heart
 from tests.factories import ImageFactory, JobFactory
+from tests.harness.patching import do_after, do_before, raising
+from tests.images.away import goes_away
+from tests.jobs.test_claims import claimed
 from tests.jobs.test_running import POLITE, READY, DoneBy, done_by, job
 from tests.working import reread, said
 
@@ -39,14 +42,17 @@ def heart(monkeypatch: pytest.MonkeyPatch) -> Heart:
 
 def reap_meanwhile(monkeypatch: pytest.MonkeyPatch, after: str) -> None:
     """The reaper takes the worker for dead when its agent says these words."""
-    log = Recorder.log
 
-    def reaped(keeper: Recorder, text: str, *more: Any) -> None:
-        log(keeper, text, *more)
+    def reaped(_: Recorder, text: str, *more: Any) -> None:
         if text == after:
-            assert reaper.reap(timezone.now() + claims.LEASE + timedelta(seconds=1)) == 1
+            assert reap_later() == 1
 
-    monkeypatch.setattr(Recorder, "log", reaped)
+    do_after(monkeypatch, Recorder, "log", reaped)
+
+
+def reap_later() -> int:
+    """As of when a job has had no heartbeat for too long."""
+    return reaper.reap(timezone.now() + claims.LEASE + timedelta(seconds=1))
 
 
 def test_the_result_of_a_job_that_was_called_interrupted_too_soon_is_recorded(
@@ -61,8 +67,7 @@ def test_the_result_of_a_job_that_was_called_interrupted_too_soon_is_recorded(
 
 def test_one_that_was_called_interrupted_before_is_not_let_go(monkeypatch: pytest.MonkeyPatch, done_by: DoneBy) -> None:
     reap_meanwhile(monkeypatch, "made")
-    program = READY.replace('say("ready"', 'say("log", text="made")\nsay("ready"')
-    job = done_by(program)
+    job = done_by(READY.replace('say("ready"', 'say("log", text="made")\nsay("ready"'))
     assert (job.state, job.generation, job.needs_recovery, job.result) == ("interrupted", 2, True, None)
 
 
@@ -70,21 +75,11 @@ def test_one_that_was_called_interrupted_before_is_not_let_go(monkeypatch: pytes
 def test_a_finished_rewrite_waits_for_a_database_that_is_locked(
     monkeypatch: pytest.MonkeyPatch, done_by: DoneBy, step: str
 ) -> None:
-    where = claims if step == "may_swap" else Reclaim
-    asked, works = list[int](), getattr(where, step)
-
-    def locked(*args: Any) -> Any:
-        asked.append(1)
-        if 1 < len(asked) < 4:  # it is there at first, where that is asked twice
-            raise OperationalError("database is locked")
-        return works(*args)
-
-    monkeypatch.setattr(runner, "FINISH_AGAIN", 0.05)
-    monkeypatch.setattr(runner, "connection", type("Kept", (), {"close": staticmethod(lambda: None)}))
-    asked += [1] * (step in {"note_ready", "before_swap"})
-    monkeypatch.setattr(where, step, locked)
+    # It is there at first, where that is asked twice.
+    spared = 0 if step in {"note_ready", "before_swap"} else 1
+    failed = goes_away(monkeypatch, claims if step == "may_swap" else Reclaim, step, spared=spared)
     job = done_by(READY)
-    assert (job.state, job.error_code, len(asked) >= 4) == ("succeeded", "", True)
+    assert (job.state, job.error_code, len(failed)) == ("succeeded", "", 2)
 
 
 def test_a_worker_that_is_told_to_end_puts_a_finished_rewrite_back_while_the_database_is_locked(
@@ -105,25 +100,16 @@ def test_a_worker_that_is_told_to_end_puts_a_finished_rewrite_back_while_the_dat
 def test_a_measure_of_space_that_cannot_be_written_yet_does_not_end_a_rewrite(
     monkeypatch: pytest.MonkeyPatch, done_by: DoneBy
 ) -> None:
-    asked, works = list[int](), Reclaim.on_event
-
-    def locked(*args: Any) -> Any:
-        asked.append(1)
-        if len(asked) < 3:
-            raise OperationalError("database is locked")
-        return works(*args)
-
-    monkeypatch.setattr(runner, "FINISH_AGAIN", 0.05)
-    monkeypatch.setattr(runner, "connection", type("Kept", (), {"close": staticmethod(lambda: None)}))
-    monkeypatch.setattr(Reclaim, "on_event", locked)
+    asked = list[Any]()
+    goes_away(monkeypatch, Reclaim, "on_event")
+    do_before(monkeypatch, Reclaim, "on_event", lambda *given: asked.append(given))
     job = done_by(POLITE + 'say("space", needed_bytes=5)\nsay("result", data=RESULT)')
     assert (job.state, len(asked)) == ("succeeded", 3)
 
 
 def test_what_recovery_has_told_already_stays(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
-    taken = claims.claim(job.pk, "w")
-    assert taken is not None
-    reaper.reap(timezone.now() + claims.LEASE + timedelta(seconds=1))
+    taken = claimed(job)
+    reap_later()
     Job.objects.filter(pk=job.pk).update(state="succeeded")
     assert not claims.take_back(taken)
     Job.objects.filter(pk=job.pk).update(state="interrupted", generation=3)
@@ -131,9 +117,8 @@ def test_what_recovery_has_told_already_stays(monkeypatch: pytest.MonkeyPatch, j
 
 
 def test_what_rewrites_nothing_is_not_taken_back() -> None:
-    scan = claims.claim(JobFactory.create().pk, "w")
-    assert scan is not None
-    reaper.reap(timezone.now() + claims.LEASE + timedelta(seconds=1))
+    scan = claimed(JobFactory.create())
+    reap_later()
     assert not claims.take_back(scan)
     assert reread(scan).state == "interrupted"
 
@@ -205,15 +190,13 @@ def test_a_recovery_that_was_cut_off_is_done_again_at_once() -> None:
 def test_a_heart_that_has_missed_beats_is_not_steady_at_once(heart: Heart) -> None:
     assert not heart.is_beating()
     heart.beat()
-    assert heart.is_beating()
-    assert not heart.is_steady()
+    assert (heart.is_beating(), heart.is_steady()) == (True, False)
     heart._steady_since -= 2 * routing.HEARTBEAT_INTERVAL
     assert heart.is_steady()
     heart._beaten -= 3 * routing.HEARTBEAT_INTERVAL
     assert not heart.is_steady()
     heart.beat()
-    assert heart.is_beating()
-    assert not heart.is_steady()
+    assert (heart.is_beating(), heart.is_steady()) == (True, False)
 
 
 def away_for(seconds: float) -> Callable[[], None]:
@@ -259,10 +242,7 @@ def test_a_worker_that_is_told_to_end_does_not_wait_for_the_database_for_ever(
 
 
 def test_a_worker_ends_also_when_the_database_is_away(monkeypatch: pytest.MonkeyPatch, heart: Heart) -> None:
-    def away(**_: Any) -> None:
-        raise OperationalError("gone")
-
-    monkeypatch.setattr("storage_admin.jobs.routing.Worker.objects.filter", away)
+    monkeypatch.setattr("storage_admin.jobs.routing.Worker.objects.filter", raising(OperationalError("gone")))
     monkeypatch.setattr("storage_admin.jobs.routing.close_old_connections", lambda: None)
     heart.stop()
     assert not heart.is_beating()

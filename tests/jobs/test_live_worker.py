@@ -168,9 +168,8 @@ def stand_still(tool: psutil.Process, job: Job) -> datetime:
     time.sleep(1)  # what was on its way is written
     last = Job.objects.get(pk=job.pk).progressed
     time.sleep(2)
-    job.refresh_from_db()
     assert last is not None
-    assert (job.state, job.progressed) == ("running", last)
+    assert (reread(job).state, job.progressed) == ("running", last)
     assert not told_as_stalled(job, PATIENCE - timedelta(minutes=1))
     assert told_as_stalled(job, PATIENCE + timedelta(minutes=1))
     return last

@@ -11,14 +11,7 @@ from django.utils import timezone
 
 from storage_admin.jobs import claims, reaper, routing
 from storage_admin.jobs.models import Job, ResourceLock, Worker
-from tests.factories import (
-    HostFactory,
-    ImageFactory,
-    JobFactory,
-    ResourceLockFactory,
-    StoragePoolFactory,
-    WorkerFactory,
-)
+from tests.factories import ImageFactory, JobFactory, ResourceLockFactory, StoragePoolFactory, WorkerFactory
 from tests.working import reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
@@ -42,13 +35,10 @@ def test_a_job_without_a_heartbeat_is_interrupted_and_its_host_recovered() -> No
     alive = rewrite(state="running", generation=1, heartbeat=now - timedelta(seconds=20))
     ResourceLockFactory.create(job=silent)
     assert reaper.reap() == 2
-    for job in (silent, never, alive):
-        job.refresh_from_db()
-    assert (silent.state, silent.generation, silent.error_code, silent.needs_recovery) == (
-        "interrupted", 2, "interrupted", True,
-    )  # fmt: skip
+    silent, never, alive = map(reread, (silent, never, alive))
+    assert (silent.state, silent.generation, silent.error_code) == ("interrupted", 2, "interrupted")
+    assert (silent.needs_recovery, silent.finished is not None) == (True, True)
     assert (never.state, alive.state, alive.generation) == ("interrupted", "running", 1)
-    assert silent.finished is not None
     assert not ResourceLock.objects.exists()
     recoveries = Job.objects.filter(kind="recover", state="queued")
     assert set(recoveries.values_list("host_id", flat=True)) == {silent.host_id, never.host_id}
@@ -69,9 +59,8 @@ def test_an_interrupted_job_that_rewrites_nothing_needs_no_recovery() -> None:
 
 
 def test_a_benchmark_that_was_cut_off_has_its_host_recovered() -> None:
-    job = JobFactory.create(
-        kind="benchmark", target=StoragePoolFactory.create(), state="running", heartbeat=None, options={"kind": "dd"}
-    )
+    running = {"state": "running", "heartbeat": None, "options": {"kind": "dd"}}
+    job = JobFactory.create(kind="benchmark", target=StoragePoolFactory.create(), **running)
     reaper.reap()
     assert (reread(job).state, job.rewrites, job.needs_recovery) == ("interrupted", False, True)
     assert Job.objects.get(kind="recover").host_id == job.host_id
@@ -125,10 +114,9 @@ def test_jobs_of_a_dead_worker_of_this_machine_wait_for_no_lease() -> None:
 
 def test_old_queued_jobs_are_rung_again_and_young_ones_are_not(rung: list[int]) -> None:
     now = timezone.now()
-    host = HostFactory.create()
-    old = JobFactory.create(target=host, rung=now - timedelta(minutes=5))
-    JobFactory.create(target=host, rung=now)
-    JobFactory.create(target=host, rung=now - timedelta(minutes=5), state="running")
+    old = JobFactory.create(rung=now - timedelta(minutes=5))
+    JobFactory.create(target=old.host, rung=now)
+    JobFactory.create(target=old.host, rung=now - timedelta(minutes=5), state="running")
     assert reaper.sweep() == 1
     assert rung == [old.pk]
     assert reaper.sweep() == 0

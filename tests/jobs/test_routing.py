@@ -19,6 +19,8 @@ from storage_admin.hosts.services import ensure_local_host
 from storage_admin.jobs import claims, routing
 from storage_admin.jobs.models import Job, Worker
 from tests.factories import HostFactory, ImageFactory, JobFactory, WorkerFactory
+from tests.harness.patching import do_before
+from tests.jobs.test_claims import claimed
 from tests.working import reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
@@ -31,10 +33,9 @@ def rung(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, str | None]]:
     """The messages that were sent: task, its one argument, queue."""
     sent: list[tuple[str, int, str | None]] = []
 
-    def send_task(name: str, args: tuple[int], queue: str | None = None, **_options: Any) -> None:
-        sent.append((name, args[0], queue))
-
-    monkeypatch.setattr(current_app, "send_task", send_task)
+    monkeypatch.setattr(
+        current_app, "send_task", lambda name, args, queue=None, **_: sent.append((name, args[0], queue))
+    )
     return sent
 
 
@@ -76,21 +77,17 @@ def test_a_worker_for_a_host_takes_the_jobs_of_no_other(settings: Settings) -> N
     own, foreign = (JobFactory.create(target=an_ssh_host(slug)) for slug in ("a", "b"))
     local = JobFactory.create(target=HostFactory.create(slug="local"))
     before = list(Job.objects.filter(pk__in=[foreign.pk, local.pk]).order_by("pk").values())
-    assert claims.claim(foreign.pk, "w") is None
-    assert claims.claim(local.pk, "w") is None
+    assert [claims.claim(job.pk, "w") for job in (foreign, local)] == [None, None]
     assert list(Job.objects.filter(pk__in=[foreign.pk, local.pk]).order_by("pk").values()) == before
-    claimed = claims.claim(own.pk, "w")
-    assert claimed is not None
-    assert transport.is_here(claimed.host)
+    assert transport.is_here(claimed(own).host)
 
 
 def test_a_general_worker_takes_the_jobs_of_every_host_but_those_of_another_local_machine() -> None:
     here = JobFactory.create(target=HostFactory.create(slug="local", capabilities=transport.machine_facts()))
     by_ssh = JobFactory.create(target=an_ssh_host("a", capabilities=ELSEWHERE))
     elsewhere = JobFactory.create(target=HostFactory.create(slug="other", name="Other", capabilities=ELSEWHERE))
-    assert claims.claim(here.pk, "w") is not None
-    assert claims.claim(by_ssh.pk, "w") is not None
-    assert claims.claim(elsewhere.pk, "w") is None
+    taken = [claims.claim(job.pk, "w") for job in (here, by_ssh, elsewhere)]
+    assert [job is not None for job in taken] == [True, True, False]
     assert (reread(elsewhere).state, elsewhere.waiting_for) == ("queued", "a worker on Other")
     WorkerFactory.create(host="other", general=True)
     Job.objects.filter(pk=elsewhere.pk).update(waiting_for="")
@@ -137,19 +134,12 @@ def test_libvirt_on_another_local_machine_is_unknown_and_not_absent() -> None:
 def test_guests_are_looked_at_by_the_worker_of_their_host(
     rung: list[Any], monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
-    asked: list[str] = []
-
-    def states(host: Host) -> dict[str, str]:
-        asked.append(host.slug)
-        return {"g": "running"}
-
-    def apply_async(args: tuple[int], *, queue: str, **_options: Any) -> None:
-        rung.append((look_at_guests_of.name, args[0], queue))
-
-    monkeypatch.setattr(control, "states", states)
+    asked, task = list[str](), look_at_guests_of
+    monkeypatch.setattr(control, "states", lambda host: {"g": "running"})
+    do_before(monkeypatch, control, "states", lambda host: asked.append(host.slug))
     # Nobody listens to libvirt in a thread that outlives the test.
     monkeypatch.setattr(watchers, "attend", lambda host_ids: None)
-    monkeypatch.setattr(look_at_guests_of, "apply_async", apply_async)
+    monkeypatch.setattr(task, "apply_async", lambda args, queue, **_: rung.append((task.name, args[0], queue)))
     hosts = [an_ssh_host(slug) for slug in ("a", "b")]
     for host in hosts:
         now = timezone.now()

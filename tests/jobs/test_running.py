@@ -20,15 +20,15 @@ from images.models import Image
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts import session
-from storage_admin.hosts.models import Host
 from storage_admin.hosts.session import AgentSession
 from storage_admin.hosts.transport import agent_bundle
 from storage_admin.jobs import plan_and_progress, runner, services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Recorder
 from tests.factories import ImageFactory
+from tests.harness.patching import do_after, raising
 from tests.images.away import goes_away
-from tests.working import OPERATOR, run, said, succeeded
+from tests.working import OPERATOR, reread, run, said, succeeded
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "no_hypervisor"), pytest.mark.sql]
 
@@ -44,6 +44,7 @@ RESULT = dict(method="compress", before_bytes=100, after_bytes=40, held_bytes=10
 """
 DoneBy = Callable[[str], Job]
 POLITE = PROGRAM + 'say("hello", **HELLO)\nrequest = hear()\n'
+OBEDIENT = f'{POLITE}say("log", text="at work")\nsay("error", code="cancelled", detail=hear()["event"])\n'
 
 
 @pytest.fixture
@@ -164,9 +165,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
     monkeypatch.setattr(Reclaim, "prepare", second)
 
 
-READY = (
-    POLITE
-    + """
+READY = f"""{POLITE}
 say("ready", generation=request["generation"], before_bytes=100, made_bytes=40, made_inode=2)
 answer = hear()
 say("log", text="heard " + answer["event"])
@@ -175,7 +174,6 @@ if answer["event"] == "go":
 else:
     say("error", code="cancelled", detail="put back")
 """
-)
 
 
 def test_an_agent_that_is_ready_is_let_go(done_by: DoneBy) -> None:
@@ -187,11 +185,7 @@ def test_an_agent_that_is_ready_is_let_go(done_by: DoneBy) -> None:
 def test_one_that_has_exchanged_files_is_told_whether_guests_stayed_off(
     monkeypatch: pytest.MonkeyPatch, done_by: DoneBy, error: RefusedError | None
 ) -> None:
-    def look(kind: Reclaim, job: Job) -> None:
-        if error is not None:
-            raise error
-
-    monkeypatch.setattr(Reclaim, "exchanged", look)
+    monkeypatch.setattr(Reclaim, "exchanged", raising(error) if error else lambda *_: None)
     asks = """
 say("ready", generation=request["generation"], exchanged=1)
 answer = hear()
@@ -218,10 +212,7 @@ def test_a_job_that_was_taken_away_is_not_let_go(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_guest_that_started_meanwhile_wins(monkeypatch: pytest.MonkeyPatch, done_by: DoneBy) -> None:
-    def start(job: Job) -> None:
-        raise RefusedError("guest_running", "Guest web is running.")
-
-    meanwhile(monkeypatch, start)
+    meanwhile(monkeypatch, raising(RefusedError("guest_running", "Guest web is running.")))
     job = done_by(READY)
     assert (job.state, job.error_code) == ("failed", "guest_running")
     assert "heard go" not in said(job)
@@ -230,18 +221,9 @@ def test_a_guest_that_started_meanwhile_wins(monkeypatch: pytest.MonkeyPatch, do
 def test_what_comes_after_go_comes_too_late_to_stop_it(
     monkeypatch: pytest.MonkeyPatch, job: Job, done_by: DoneBy
 ) -> None:
-    go = AgentSession.go
-
-    def go_and_cancel(agent: AgentSession, generation: int) -> None:
-        go(agent, generation)
-        services.cancel(OPERATOR, job)
-
-    monkeypatch.setattr(AgentSession, "go", go_and_cancel)
-    job = done_by(
-        READY.replace('    say("result"', '    say("log", text=f"then {hear(1.5)}")\n    say("result"'),
-    )
-    assert job.state == "succeeded"
-    assert "then None" in said(job)
+    do_after(monkeypatch, AgentSession, "go", lambda *_: services.cancel(OPERATOR, job))
+    ended = done_by(READY.replace('    say("result"', '    say("log", text=f"then {hear(1.5)}")\n    say("result"'))
+    assert "then None" in said(succeeded(ended))
 
 
 def test_a_running_job_that_is_cancelled_has_its_agent_stopped(
@@ -249,9 +231,7 @@ def test_a_running_job_that_is_cancelled_has_its_agent_stopped(
 ) -> None:
     monkeypatch.setattr(Recorder, "log", _then(Recorder.log, lambda: services.cancel(OPERATOR, job)))
     began = time.monotonic()
-    job = done_by(
-        POLITE + 'say("log", text="at work")\nheard = hear()\nsay("error", code="cancelled", detail=heard["event"])\n',
-    )
+    job = done_by(OBEDIENT)
     assert (job.state, job.error_code, job.error_detail) == ("cancelled", "", "cancel")
     assert not job.needs_recovery
     assert time.monotonic() - began < 5
@@ -274,9 +254,7 @@ def test_a_worker_that_is_told_to_end_has_everything_put_back(monkeypatch: pytes
     stopping = threading.Event()
     monkeypatch.setattr(runner, "stopping", stopping)
     monkeypatch.setattr(Recorder, "log", _then(Recorder.log, stopping.set))
-    job = done_by(
-        POLITE + 'say("log", text="at work")\nheard = hear()\nsay("error", code="cancelled", detail=heard["event"])\n',
-    )
+    job = done_by(OBEDIENT)
     assert (job.state, job.error_code) == ("interrupted", "interrupted")
     assert "was stopped" in job.error_detail
     assert job.needs_recovery
@@ -302,20 +280,15 @@ def test_work_goes_on_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Recorder, "flush", away)
     monkeypatch.setattr(plan_and_progress, "connection", type("Kept", (), {"close": staticmethod(lambda: None)}))
     monkeypatch.setattr(plan_and_progress, "INTERVAL", 0.0)
-    job = done_by(
-        POLITE + 'for i in range(9):\n    say("log", text=f"line {i}")\nsay("result", data=RESULT)\n',
-    )
-    assert job.state == "succeeded"
+    program = POLITE + 'for i in range(9):\n    say("log", text=f"line {i}")\nsay("result", data=RESULT)'
+    job = succeeded(done_by(program))
     assert [line for line in said(job) if line.startswith("line")] == [f"line {number}" for number in range(9)]
 
 
 def test_a_result_that_cannot_be_recorded_is_a_bug_that_recovery_looks_at(
     monkeypatch: pytest.MonkeyPatch, done_by: DoneBy
 ) -> None:
-    def fail(*_: Any) -> None:
-        raise ZeroDivisionError("oops")
-
-    monkeypatch.setattr(Reclaim, "record", fail)
+    monkeypatch.setattr(Reclaim, "record", raising(ZeroDivisionError("oops")))
     job = done_by(POLITE + 'say("result", data=RESULT)')
     assert (job.state, job.error_code, job.needs_recovery, job.undo_state) == ("failed", "bug", True, "none")
     assert any("ZeroDivisionError" in line and "Traceback" in line for line in said(job))
@@ -336,10 +309,9 @@ def test_without_the_right_to_become_root_the_host_says_how_to_give_it(
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    job = run(job)
-    assert (job.state, job.error_code) == ("failed", "host_unreachable")
+    assert (run(job).state, job.error_code) == ("failed", "host_unreachable")
     assert "agent_installer --user" in job.error_detail
-    host = Host.objects.get(pk=job.host_id)
+    host = reread(job.host)
     assert (host.status, host.status_detail) == ("degraded", job.error_detail)
 
 
@@ -360,8 +332,7 @@ def test_percent_speed_and_time_left_follow_the_stages(monkeypatch: pytest.Monke
         clock[0] += 10
     assert seen == [(2.0, None, None), (19.0, 5, 30), (36.0, 5, 20)]
     keeper.progress({"stage": "verifying", "done": None, "total": None})
-    assert keeper._progress["progress"] == 70.0
-    assert keeper._progress["bytes_per_sec"] is None
+    assert (keeper._progress["progress"], keeper._progress["bytes_per_sec"]) == (70.0, None)
 
 
 @pytest.mark.parametrize(("limit", "shown"), [(None, (797, 1)), (1, (None, None)), (797, (797, 1))])
@@ -370,7 +341,7 @@ def test_holes_that_are_passed_are_no_speed_above_the_limit(
 ) -> None:
     clock = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    job.options = {"bandwidth_bytes_sec": None if limit is None else limit}
+    job.options = {"bandwidth_bytes_sec": limit}
     keeper = Recorder(job, Reclaim.stages, at_most=Reclaim().at_most(job))
     for done in (0, 7970):
         keeper.progress({"stage": "copying", "done": done, "total": 8767})

@@ -1,10 +1,8 @@
 """What a request for a job becomes: a row with its locks, the first answer again, or a reason why not."""
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.utils import timezone
 
 from images.models import Image
 from storage_admin.accounts.models import Actor, AuditEntry, ForbiddenError, Role
@@ -14,7 +12,7 @@ from storage_admin.jobs import kinds, services
 from storage_admin.jobs.models import IdempotentAnswer, Job, JobLog, ResourceLock
 from tests.factories import GuestFactory, HostFactory, ImageFactory, JobFactory, StoragePoolFactory
 from tests.jobs.test_claims import at_once
-from tests.working import ADMIN, OPERATOR, VIEWER, at_most_queries, reread
+from tests.working import ADMIN, OPERATOR, VIEWER, at_most_queries, refused_as, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "no_hypervisor"), pytest.mark.sql]
 
@@ -51,8 +49,7 @@ def test_a_writer_of_the_template_keeps_its_clones_waiting_outside() -> None:
     base = ImageFactory.create()
     first = reclaim(base)
     clone = ImageFactory.create(backing=base)
-    with pytest.raises(RefusedError, match="busy"):
-        reclaim(clone)
+    assert refused_as(reclaim, clone) == "busy"
     services.cancel(OPERATOR, first)
     assert reclaim(clone).state == "queued"
 
@@ -61,22 +58,19 @@ def test_an_image_that_became_another_file_while_its_job_waits_stays_locked() ->
     image = ImageFactory.create()
     reclaim(image)
     Image.objects.filter(pk=image.pk).update(inode="999999")
-    with pytest.raises(RefusedError, match="busy"):
-        reclaim(image)
+    assert refused_as(reclaim, image) == "busy"
 
 
 def test_two_names_of_one_file_share_its_lock() -> None:
     image = ImageFactory.create()
     other = ImageFactory.create(pool=image.pool, inode=image.inode, dev=image.dev)
     reclaim(image)
-    with pytest.raises(RefusedError, match="busy"):
-        reclaim(other)
+    assert refused_as(reclaim, other) == "busy"
 
 
 def test_a_refused_job_leaves_nothing_but_a_line_in_the_audit_trail() -> None:
     image = ImageFactory.create(in_use=True, in_use_detail="guest web is running")
-    with pytest.raises(RefusedError, match="image_in_use"):
-        reclaim(image)
+    assert refused_as(reclaim, image) == "image_in_use"
     assert (Job.objects.count(), ResourceLock.objects.count()) == (0, 0)
     assert (AuditEntry.objects.get().after or {})["code"] == "image_in_use"
 
@@ -85,8 +79,7 @@ def test_a_busy_job_leaves_no_locks_behind() -> None:
     base = ImageFactory.create()
     reclaim(base)
     before = ResourceLock.objects.count()
-    with pytest.raises(RefusedError):
-        reclaim(ImageFactory.create(backing=base))
+    assert refused_as(reclaim, ImageFactory.create(backing=base)) == "busy"
     assert (Job.objects.count(), ResourceLock.objects.count()) == (1, before)
 
 
@@ -143,8 +136,7 @@ def test_two_users_at_once_get_one_job_and_one_refusal() -> None:
     image = ImageFactory.create()
     answers = at_once(8, lambda number: reclaim(image, Actor(f"user{number}", Role.OPERATOR)).pk)
     refused = [answer for answer in answers if isinstance(answer, RefusedError)]
-    assert len(refused) == 7
-    assert {error.code for error in refused} == {"busy"}
+    assert [error.code for error in refused] == ["busy"] * 7
     assert Job.objects.count() == 1
 
 
@@ -158,11 +150,9 @@ def test_two_users_at_once_get_one_job_and_one_refusal() -> None:
 )  # fmt: skip
 def test_an_option_that_cannot_be_is_named(options: dict[str, Any], field: str) -> None:
     image = ImageFactory.create()
-    with pytest.raises(InvalidError) as invalid:
+    with pytest.raises(InvalidError, match=r".") as invalid:
         reclaim(image, **options)
-    assert set(invalid.value.fields) == {field}
-    assert invalid.value.detail
-    assert Job.objects.count() == 0
+    assert (set(invalid.value.fields), Job.objects.count()) == ({field}, 0)
 
 
 @pytest.mark.parametrize("options", [[], "x", 5, None])
@@ -201,9 +191,8 @@ def test_a_viewer_may_look_at_a_plan_and_do_nothing_else() -> None:
     job = reclaim(image)
     for act in (services.cancel, services.retry, services.undo, services.discard_undo):
         Job.objects.filter(pk=job.pk).update(state="queued" if act is services.cancel else "failed")
-        job.refresh_from_db()
         with pytest.raises(ForbiddenError):
-            act(VIEWER, job)
+            act(VIEWER, reread(job))
 
 
 def test_what_is_on_other_hosts_does_not_exist_for_a_limited_token() -> None:
@@ -257,8 +246,7 @@ def test_a_retry_is_a_new_job_planned_anew() -> None:
     assert (again.options, again.state) == (job.options, "queued")
     services.cancel(OPERATOR, again)
     Image.objects.filter(pk=image.pk).update(in_use=None)
-    with pytest.raises(RefusedError, match="guests_unknown"):
-        services.retry(OPERATOR, job)
+    assert refused_as(services.retry, OPERATOR, job) == "guests_unknown"
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "succeeded"])
@@ -269,26 +257,19 @@ def test_only_what_did_not_succeed_is_retried(state: str) -> None:
 
 def test_forcing_an_undo_is_for_admins_also_as_a_plain_job_and_as_a_retry() -> None:
     image = ImageFactory.create()
-    done = JobFactory.create(
-        kind="reclaim", target=image, state="succeeded", undo_state="available",
-        undo_expires=timezone.now() + timedelta(hours=1),
-    )  # fmt: skip
+    done = JobFactory.create(kind="reclaim", target=image, state="succeeded", undo_state="available")
     with pytest.raises(ForbiddenError):
         services.undo(OPERATOR, done, force=True)
     with pytest.raises(ForbiddenError):
         services.submit(OPERATOR, "undo", done.pk, {"force": True})
     forced = services.undo(ADMIN, done, force=True)
     services.cancel(ADMIN, forced)
-    forced.refresh_from_db()
     with pytest.raises(ForbiddenError):
-        services.retry(OPERATOR, forced)
+        services.retry(OPERATOR, reread(forced))
 
 
 def test_an_undo_and_a_reclaim_of_one_image_exclude_each_other() -> None:
     image = ImageFactory.create()
     done = JobFactory.create(kind="reclaim", target=image, state="succeeded", undo_state="available")
     services.undo(OPERATOR, done)
-    with pytest.raises(RefusedError, match="busy"):
-        reclaim(image)
-    with pytest.raises(RefusedError, match="busy"):
-        services.discard_undo(ADMIN, done)
+    assert refused_as(reclaim, image) == refused_as(services.discard_undo, ADMIN, done) == "busy"

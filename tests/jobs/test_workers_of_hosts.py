@@ -6,7 +6,7 @@ All hosts are this machine under several names, each with a folder of its own.
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -74,11 +74,8 @@ def settled(seconds: float = 60) -> None:
 
 
 def messages(server: RedisServer, queue: str) -> int:
-    client = redis.Redis.from_url(server.url)
-    try:
+    with closing(redis.Redis.from_url(server.url)) as client:
         return int(client.llen(queue))
-    finally:
-        client.close()
 
 
 def send(job: Job, queue: str, times: int = 1) -> None:
@@ -103,10 +100,8 @@ def test_each_hosts_jobs_are_done_by_its_own_worker_whatever_is_rung_where(
         settled()
     wait_until(lambda: messages(redis_server, "host.a") + messages(redis_server, "host.b") == 0, 30, "all is heard")
     for slug, job in jobs:
-        job.refresh_from_db()
-        assert (job.state, job.generation, job.worker.rpartition(":")[2]) == ("succeeded", 1, str(pids[slug])), said(
-            job
-        )
+        expected = ("succeeded", 1, str(pids[slug]))
+        assert (reread(job).state, job.generation, job.worker.rpartition(":")[2]) == expected, said(job)
     assert {image.name: image.host.slug for image in Image.objects.all()} == {"a.qcow2": "a", "b.qcow2": "b"}
     assert {worker.host: worker.general for worker in Worker.objects.all()} == {"a": False, "b": False}
 
@@ -182,10 +177,8 @@ def test_where_the_worker_of_a_host_is_killed_its_job_is_interrupted_and_a_gener
     assert reaper.reap(later) == 1
     reaper.sweep(later)
     settled()
-    job.refresh_from_db()
-    waiting.refresh_from_db()
-    assert (job.state, job.error_code, job.needs_recovery) == ("interrupted", "interrupted", False)
-    assert (waiting.state, waiting.worker.endswith(f":{general.pid}")) == ("succeeded", True), said(waiting)
+    assert (reread(job).state, job.error_code, job.needs_recovery) == ("interrupted", "interrupted", False)
+    assert (reread(waiting).state, waiting.worker.endswith(f":{general.pid}")) == ("succeeded", True), said(waiting)
     recovery = Job.objects.get(kind="recover")
     assert (recovery.state, recovery.worker) == ("succeeded", waiting.worker)
     assert leftovers(tmp_path / "a") == set()
@@ -196,7 +189,4 @@ def test_where_the_worker_of_a_host_is_killed_its_job_is_interrupted_and_a_gener
     wait_until(lambda: messages(redis_server, "host.a") == 0, 30, "the old message is heard")
     next_one = services.submit(OPERATOR, "scan", host.pk, {})
     settled()
-    next_one.refresh_from_db()
-    waiting.refresh_from_db()
-    assert next_one.worker.endswith(f":{again.pid}")
-    assert waiting.generation == 1
+    assert (reread(next_one).worker.endswith(f":{again.pid}"), reread(waiting).generation) == (True, 1)
