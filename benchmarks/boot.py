@@ -47,7 +47,7 @@ PROPERTIES: dict[str, dict[str, Any]] = {
     },
     "initrd": {
         "type": "string", "maxLength": 1000, "default": "",
-        "description": _("Absolute path of the initial file system for the kernel, with the same restrictions "
+        "description": _("Absolute path of the initrd for the kernel, with the same restrictions "
                          "(admin)."),
     },
     "append": {

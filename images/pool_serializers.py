@@ -146,7 +146,9 @@ class HostRef(serializers.Field[Any, Any, Any, Any]):
         elif isinstance(data, str):
             found = hosts.filter(slug=data).first()
         if found is None:
-            raise serializers.ValidationError(gettext("This host does not exist. Give its id or slug."))
+            raise serializers.ValidationError(
+                gettext("There is no such host, or you have no access to it. Give its id or slug.")
+            )
         return found
 
 

@@ -169,7 +169,9 @@ class ImageEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, EndpointS
     @extend_schema(
         summary=_("A file of the guest (admin)"),
         parameters=[
-            OpenApiParameter("device", OpenApiTypes.STR, required=True, description=_("As named by `files`.")),
+            OpenApiParameter(
+                "device", OpenApiTypes.STR, required=True, description=_("A `device` that `files` lists.")
+            ),
             OpenApiParameter("path", OpenApiTypes.STR, required=True, description=_("Full path on that filesystem.")),
         ],
         responses={(200, "application/octet-stream"): OpenApiTypes.BINARY},

@@ -19,6 +19,7 @@ from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan, Refusal, refuse
+from storage_admin.words import plural
 
 #: Formats of backing files that can be written to.
 BASES = ("qcow2", "raw")
@@ -174,7 +175,9 @@ def _against(image: Image, base: Image) -> list[Refusal]:
         found.append(Refusal("stale_plan", told.format(image=image.name, base=base.name)))
     if base.overlays_count > 1 or base.disks:
         used = [gettext("Guest {guest} uses it.").format(guest=name) for name in base.guest_names]
-        why = " ".join(used) or gettext("{count} overlays use it.").format(count=base.overlays_count)
+        why = " ".join(used) or gettext("{overlays} besides {image}.").format(
+            overlays=plural(base.overlays_count - 1, gettext("overlay,overlays")), image=image.name
+        )
         found.append(_needed(base, why))
     if image.overlays_count:
         told = gettext("Overlays use {image}. Merge or flatten those first.").format(image=image.name)

@@ -308,7 +308,7 @@ def wrong_target(name: str | None, form: str) -> str:
     if name is None:
         return ""
     if not name.isprintable():
-        return gettext("the target needs a name without control characters.")
+        return gettext("Enter a name without control characters.")
     raw = os.fsencode(name)
     why = wrong_name(raw) or (wrong_name_for(raw, form) if form else "")
     return f"{why}." if why else ""

@@ -126,7 +126,7 @@ class Export(convert.Convert):
             reason = gettext("The file is packed to {path} by {packing}, unpacked again and compared with the image.")
         warnings = []
         if size.high is None:
-            warnings.append(gettext("How well the data can be packed is not known in advance."))
+            warnings.append(gettext("The size of the packed file is not known in advance."))
         part = options["part_bytes"]
         if part and whole > part * MOST_PARTS:
             told = gettext("There may be more than {most} parts, which are refused. Choose a larger size of a part.")

@@ -83,13 +83,13 @@ class Flatten(Rewriting):
         foreign, allowed = readers.for_taken(image, taken)
         size = forecasts.flattened(image, taken, method, alone=base is None) if taken else forecasts.UNKNOWN
         reason = gettext(
-            "Data of {images} further down the chain is copied into a copy of {image}, whose backing file will be "
-            "{base}. The chain depth becomes {depth} (now {now})."
+            "A new copy of {image} takes in the data of {images} further down the chain. Its backing file will be "
+            "{base}. The chain depth changes from {now} to {depth}."
         )
         if base is None:
             reason = gettext(
-                "Data of {images} further down the chain is copied into a copy of {image}, which will then have no "
-                "backing file. The chain depth becomes {depth} (now {now})."
+                "A new copy of {image} takes in the data of {images} further down the chain. It will have no backing "
+                "file. The chain depth changes from {now} to {depth}."
             )
         return Choice(
             method,

@@ -42,8 +42,8 @@ class Move(Rewriting):
     name = "move"
     title = _("Move")
     description = _(
-        "Copies the disk of a guest that is shut down onto a new volume of LVM or ZFS, or from a volume into a file, "
-        "and compares both. Its guests then use the copy. The original stays as it is."
+        "Copies the disk of a guest that is shut down to a new volume of LVM or ZFS, or from a volume to a file, and "
+        "compares both. Its guests then use the copy. The original is kept unchanged."
     )
     verb = "file_to_volume"
     volumes = frozenset(VOLUMES)
@@ -163,8 +163,8 @@ class Move(Rewriting):
             taken = taken * full // size
         foreign, allowed = readers.for_taken(image, below)
         told = gettext(
-            "What a guest reads of {image}, {size:,} bytes, is written to {path} and compared with it. The original "
-            "stays and still takes its space: set it aside once the guests have run with the copy."
+            "What a guest reads of {image}, {size:,} bytes, is copied to {path} and compared with it. The original is "
+            "kept and still takes its space: set it aside once the guests have run well with the copy."
         )
         guests = image.guest_names if options["repoint_guest"] else []
         warnings = [gettext("{name} uses the copy from then on.").format(name=name) for name in guests]

@@ -154,7 +154,7 @@ class DeleteSnapshot(SnapshotKind):
                 raise GoesOnError("this worker was told to end")
             if recorder.cancel_requested:
                 if not job.ours().exists():
-                    raise GoesOnError("another worker has it")
+                    raise GoesOnError("another worker has taken the job over")
                 told = gettext("Cancelled. libvirt finishes deleting the snapshot, unless it has ended.")
                 raise StoppedError(protocol.CANCELLED, told)
 

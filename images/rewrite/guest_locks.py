@@ -74,7 +74,7 @@ def refusals(image: Image, undo_hours: float) -> list[Refusal]:
         "locked during the swap"
     ).format(pool=image.pool.name, image=image.name)
     if image.is_volume:
-        why = _("The guests that use {image} must be locked while it has another name").format(image=image.name)
+        why = _("The guests that use {image} must be locked while the job renames it").format(image=image.name)
     guests = _guests(image)
     others = [guest for guest in guests if guest.kind != Guest.Kind.VM]
     if not guests:

@@ -124,7 +124,7 @@ def _add(source: str, external_id: str, username: str, rights: Rights, email: st
             user.save()
     except (ValueError, InvalidError, IntegrityError):
         raise DeniedError(
-            _("Your user name in the directory is not valid in this dashboard. Ask one of its admins.")
+            _("Your user name in the directory cannot be used in this dashboard. Ask one of its admins.")
         ) from None
     after = {"role": user.role, "hosts": user.hosts, "source": source}
     audit(DIRECTORY, "user added", user.username, after=after)

@@ -196,7 +196,9 @@ def unchecked(guest: Guest, digest: str, accepted: str | None) -> list[Refusal]:
     if not guest.host.by_api_alone or (digest and digest in (guest.accepted_digest, accepted)):
         return []
     asks = (
-        gettext("accept this for the current configuration (accept_hidden_lines: {digest})").format(digest=digest)
+        gettext("accept the loss of such lines in the current configuration (accept_hidden_lines: {digest})").format(
+            digest=digest
+        )
         if digest
         else gettext("scan the host first")
     )

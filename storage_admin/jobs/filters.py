@@ -35,7 +35,7 @@ class JobFilters(period_filters("created")):  # type: ignore[misc]  # an untyped
         field_name="created_by",
         lookup_expr="icontains",
         max_length=150,
-        label=_("Part of the name of the user or token that requested it."),
+        label=_("Part of the name of the user, token or policy that requested it."),
     )
     search = django_filters.CharFilter(
         field_name="target_label", lookup_expr="icontains", max_length=1100, label=_("Part of the target's name.")

@@ -134,7 +134,7 @@ class Supervisor:
                 self._start(child)
             except OSError as error:
                 wait = child.crashed(time.monotonic())
-                self.say(f"{child.spec.name} could not be started ({error.strerror}); the next try is in {wait:g} s.")
+                self.say(f"{child.spec.name} could not be started ({error.strerror}); trying again in {wait:g} s.")
             else:
                 self.say(f"{child.spec.name} was started again.")
 

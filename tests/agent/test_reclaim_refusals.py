@@ -255,7 +255,7 @@ def test_a_missing_tool(image: Path) -> None:
     )
     answer = ask("reclaim", reclaim_args(image), command=[*Agent.python(), "-c", program], env={"PATH": "/nowhere"})
     assert answer["code"] == "tool_missing"
-    assert "setpriv" in answer["detail"]
+    assert "prlimit" in answer["detail"]
     assert leftovers(image.parent) == set()
 
 

@@ -179,7 +179,7 @@ def test_unreadable_images_are_listed_with_the_reason(tmp_path: Path) -> None:
     create(tmp_path / "a.qcow", "qcow")
     (tmp_path / "b.qcow2").write_bytes(b"QFI\xfb" + bytes(1000))
     images = scanned(tmp_path).images()
-    assert images[b"a.qcow"]["detail"] == "looks like qcow, which this version does not read"
+    assert images[b"a.qcow"]["detail"] == "looks like qcow, a format that is not supported"
     assert (images[b"b.qcow2"]["state"], images[b"b.qcow2"]["virtual_size"]) == ("unreadable", None)
 
 

@@ -24,7 +24,10 @@ class Command(BaseCommand):
             raise CommandError(f"There is no host {options['host']}. Known hosts: {known}.")
         served = routing.is_served(host)
         if not served and not routing.serves(host):
-            raise CommandError(f"Only a worker on {host.name} can scan it, and none is alive.")
+            raise CommandError(
+                f"No running worker can scan {host.name}. Start one: manage.py worker, or on the host itself "
+                f"manage.py worker --host {host.slug}."
+            )
         job = services.submit(SYSTEM, "scan", host.pk, {})
         while job.active:
             if not served:

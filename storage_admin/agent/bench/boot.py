@@ -284,7 +284,9 @@ def _pattern(fields: Fields) -> bytes:
     if fields.word("up", (CONSOLE, AGENT)) == AGENT:
         return b""
     if not pattern.strip():
-        raise RefusedError(INVALID, "the text that a guest shows once it is up is one line, and not empty")
+        raise RefusedError(
+            INVALID, "pattern must not be empty: enter the text that a guest prints on its console once it is up"
+        )
     return pattern.encode("utf-8")
 
 

@@ -83,7 +83,8 @@ class Storm:
         package = _EMULATORS.get(os.uname().machine, "qemu-system")
         raise RefusedError(
             "tool_missing",
-            f"libvirt cannot run guests on this host ({done.words()}); install libvirt-daemon-system and {package}",
+            f"libvirt cannot run guests on this host ({done.words()}); start libvirtd, or install "
+            f"libvirt-daemon-system and {package}",
         )
 
     def path(self, name: str) -> str:

@@ -104,7 +104,10 @@ def check(folder: Reached) -> None:
     if forbidden(folder.real) or not is_listed(folder.real):
         raise refusal(folder.real)
     if _system_ids().intersection(folder.ids) and not is_beneath(folder.real, _homes()):
-        raise RefusedError("folder_not_listed", f"{display(folder.real)} leads to a folder of the operating system")
+        raise RefusedError(
+            "folder_not_listed",
+            f"{display(folder.real)} is a folder of the operating system by another name; choose another folder",
+        )
 
 
 def is_listed(real: bytes) -> bool:

@@ -173,8 +173,8 @@ def _make(pool: int, pool_path: bytes, job: str) -> Scratch:
         if not _is_own(os.fstat(fd)) or set(os.listdir(fd)) - {_LOCK}:
             raise RefusedError(
                 "unsupported_pool",
-                f"the agent cannot own a folder that it creates in {display(pool_path)}; benchmarks need a "
-                "filesystem that keeps owners and modes",
+                f"a folder that the agent creates in {display(pool_path)} does not belong to it; choose a pool on a "
+                "filesystem that keeps owners and modes (NFS: no_root_squash)",
             )
         lock = os.open(_LOCK, _NEW, 0o600, dir_fd=fd)
         if not locking.take_file(lock, _PATIENCE):

@@ -110,7 +110,7 @@ def read_as(reader: Reader, image_format: str) -> Facts:
     """
     reader_of_format = _READERS.get(image_format)
     if reader_of_format is None:
-        raise UnreadableError(f"looks like {image_format}, which this version does not read")
+        raise UnreadableError(f"looks like {image_format}, a format that is not supported")
     return reader_of_format(reader)
 
 

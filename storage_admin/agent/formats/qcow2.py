@@ -142,7 +142,8 @@ def _check_features(reader: Reader, header: Header) -> None:
     if header.incompatible & ~KNOWN_INCOMPATIBLE:
         raise UnreadableError("this version does not read qcow2 with " + _unknown_features(reader, header))
     if header.version == 3 and not 104 <= header.length <= 1 << header.cluster_bits:
-        raise UnreadableError(f"header length of {header.length} bytes")
+        most = 1 << header.cluster_bits
+        raise UnreadableError(f"header length of {header.length} bytes: qcow2 allows 104 to {most} here")
     if header.refcount_order > 6:
         raise UnreadableError(f"refcounts of 2^{header.refcount_order} bits: qcow2 allows at most 64 bits")
     if header.crypt_method not in _CRYPT:

@@ -55,7 +55,7 @@ def read(reader: Reader) -> Facts:
     if not _MIN_CLUSTER <= header.cluster_size <= _MAX_CLUSTER or header.cluster_size & (header.cluster_size - 1):
         raise UnreadableError(f"cluster size of {header.cluster_size} bytes: QED allows 4 KiB to 64 MiB")
     if header.table_size not in _TABLE_CLUSTERS:
-        raise UnreadableError(f"QED tables of {header.table_size} clusters: qemu opens those of 2, 4, 8 and 16")
+        raise UnreadableError(f"QED tables of {header.table_size} clusters: QEMU opens only 2, 4, 8 or 16")
     _check_layout(reader, header)
     backing_file = _backing_name(reader, header)
     return Facts(

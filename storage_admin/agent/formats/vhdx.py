@@ -120,7 +120,7 @@ def _header(reader: Reader) -> Header:
     """The header that holds: of two good ones the newer. One of them may be torn by a crash while it was written."""
     found = [one for one in (_one_header(reader, offset) for offset in _HEADERS) if one is not None]
     if not found:
-        raise UnreadableError("neither of the two VHDX headers is whole: their checksums, marks or versions are wrong")
+        raise UnreadableError("both VHDX headers are damaged: their signatures, checksums or versions are wrong")
     newest = max(found, key=lambda one: one.sequence)
     if any(one.sequence == newest.sequence and one.raw != newest.raw for one in found):
         raise UnreadableError("the two VHDX headers have the same number and contradict each other")

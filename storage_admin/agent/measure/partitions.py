@@ -334,7 +334,7 @@ def needed(read: Read, size: int) -> tuple[int, Table]:
             raise UnprovenError(f"partition {part.number} is not within the disk")
         inside = filesystem(read, part.start)
         if inside is not None and inside.size is not None and part.start + inside.size > part.end:
-            raise UnprovenError(f"the {inside.name} in partition {part.number} is larger than the partition")
+            raise UnprovenError(f"the {inside.name} in partition {part.number} reaches beyond the end of the partition")
     end = max((part.end for part in found.partitions), default=0)
     if not end:
         raise UnprovenError("the partition table is empty, so that it does not say what is used")

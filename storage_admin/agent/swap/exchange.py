@@ -22,6 +22,7 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from storage_admin.agent.protocol import display
 from storage_admin.agent.swap.journal import file_name
 from storage_admin.agent.swap.outcome import stat_in, unlink
 
@@ -82,7 +83,9 @@ def take(folder: int, name: bytes, hidden: bytes) -> None:
     if move(folder, name, hidden):
         return
     if stat_in(folder, hidden) is not None:
-        raise FileExistsError(errno.EEXIST, "a job's own name is taken")
+        raise FileExistsError(
+            errno.EEXIST, f"there is a file with the job's own name {display(hidden)}; recover the host"
+        )
     try:
         os.rename(name, hidden, src_dir_fd=folder, dst_dir_fd=folder)
     except FileNotFoundError:

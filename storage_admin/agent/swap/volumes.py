@@ -330,7 +330,8 @@ def find(backend: Backend[V], place: Place, name: str, io: AgentIO) -> V:
     found = [one for one in backend.there([place], io) if (one.group, one.id) == (place.group, place.id)]
     if len(found) != 1 or found[0].name != name:
         raise RefusedError(
-            "stale_plan", f"{place.group}/{name} is no longer the volume of the plan; scan the host and try again"
+            "stale_plan",
+            f"{place.group}/{name} was removed, renamed or replaced since the plan; scan the host, try again",
         )
     return found[0]
 

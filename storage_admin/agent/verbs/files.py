@@ -42,7 +42,9 @@ def run(request: Request, io: AgentIO) -> dict[str, Any]:
     if do != LOOK:
         where = {"device": args.take("device", str), "path": args.take("path", str)}
     if any("\0" in one for one in where.values()) or not where.get("path", "/").startswith("/"):
-        raise RefusedError(INVALID, "a path begins with a slash")
+        raise RefusedError(
+            INVALID, "the path has to begin with a slash, and neither it nor the device may contain a null byte"
+        )
     wish = Wish.parse(request.args, args)
     with opened(wish) as chain:
         links.refuse_unsafe(chain, children_known=True, carried=HARMLESS)

@@ -54,7 +54,10 @@ class _Image:
                 "stale_plan", f"{self.shown} is another image than in the plan, or resized; scan the host"
             )
         if watchers := [str(who["address"]) for who in self.ask("status")["watchers"]]:
-            raise RefusedError("image_in_use", f"{self.shown} is open by {', '.join(watchers)[:200]}; shut it down")
+            raise RefusedError(
+                "image_in_use",
+                f"{self.shown} is open by clients of Ceph: {', '.join(watchers)[:200]}. Shut the guest down",
+            )
         return info
 
     def used(self) -> int:

@@ -263,7 +263,10 @@ def _refuse(place: _Place, story: Story, new: int, old: int, *, force: bool) -> 
     done = story.done
     named = outcome.stat_in(place.folder, place.name)
     if done is None or here.inode != done.inode or named is None or named.inode != done.inode:
-        raise RefusedError("stale_plan", "the image was replaced again since the job; undo the later job first")
+        raise RefusedError(
+            "stale_plan",
+            "the image was replaced or removed since the job; if a later job replaced it, undo that one first",
+        )
     if not force and story.is_written_to(here):
         raise RefusedError(
             "undo_written_to",

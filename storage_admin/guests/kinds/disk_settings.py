@@ -47,7 +47,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "on": _("Zeros that the guest writes take no space in new clusters; costs some processor time."),
         "unmap": _("Zeros that the guest writes free space, too; needs discard=unmap."),
     },
-    "iothread": {"on": _("A thread of its own for the disk, which takes its work off the main loop; virtio only.")},
+    "iothread": {"on": _("Gives the disk a thread of its own, which relieves QEMU's main loop; virtio only.")},
 }
 _DIRECT = frozenset({"none", "directsync"})
 

@@ -111,9 +111,10 @@ class _Relay:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     self.stop()
                     raise HostError(
-                        _("{address} did not answer within {greeting:.0f} s.").format(
-                            address=self._where.address, greeting=GREETING_TIMEOUT
-                        ),
+                        _(
+                            "The agent on {address} did not answer within {greeting:.0f} s. Check the connection and "
+                            "try again."
+                        ).format(address=self._where.address, greeting=GREETING_TIMEOUT),
                         "host_unreachable",
                     )
                 byte = os.read(pipe, 1)

@@ -46,7 +46,7 @@ def _states(line: bytes) -> dict[str, str]:
 
 def _lines(process: "subprocess.Popen[bytes]", tick: float) -> Iterator[bytes | None]:
     if process.stdout is None:
-        raise TypeError("the program's pipe is missing")
+        raise TypeError("the libvirt watcher has no pipe for its output")
     descriptor, rest, deadline = process.stdout.fileno(), b"", time.monotonic() + FIRST_LINE
     told = False
     with selectors.DefaultSelector() as selector:

@@ -115,8 +115,8 @@ def pool_confirm_folder(request: PageRequest, pool_id: int) -> HttpResponseBase:
     """Takes the folder for the pool's that its path leads to now, and scans it."""
     row = pool_of(request, pool_id)
     confirm = partial(services.confirm_folder, request.actor, row, add_to_list="add_to_list" in request.POST)
-    if attempt(request, confirm, _("The folder of {row} is confirmed; a scan is queued.").format(row=row.name)):
-        attempt(request, partial(submit, request.actor, "scan", row.host.pk, {}))
+    if attempt(request, confirm, _("The folder of {row} is confirmed.").format(row=row.name)):
+        attempt(request, partial(submit, request.actor, "scan", row.host.pk, {}), _("A scan is queued."))
     return redirect("pool", row.pk)
 
 

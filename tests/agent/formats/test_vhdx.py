@@ -184,8 +184,8 @@ BAT_ENTRY, METADATA_ENTRY = REGIONS + 16, REGIONS + 48
 UNKNOWN = UUID("00112233-4455-6677-8899-aabbccddeeff").bytes_le
 PARENT = UUID("a8d35f2d-b30b-454d-abf7-d3d84834ab0c").bytes_le
 BOMBS: list[tuple[str, Callable[[bytearray], None], str]] = [
-    ("neither header marked", both("<I", 0, 0), "neither of the two"),
-    ("version 2", both("<H", 66, 2), "neither of the two"),
+    ("neither header marked", both("<I", 0, 0), "both VHDX headers"),
+    ("version 2", both("<H", 66, 2), "both VHDX headers"),
     ("a log of version 1", both("<H", 64, 1), "log of version 1"),
     ("same number, other content", contradiction, "same number"),
     ("log beside a MiB", both("<I", 68, MIB + 4096), "log does not start"),
