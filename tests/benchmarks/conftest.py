@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from benchmarks.models import Benchmark, Sample
+from benchmarks.models import Benchmark
 from benchmarks.steps import GIB
 from storage_admin.hosts.models import StoragePool
 from tests.api.conftest import client_of, operator, viewer  # noqa: F401 (clients for each role, here too)
@@ -15,6 +15,7 @@ from tests.benchmarks.factories import BenchmarkFactory, SampleFactory, WatchFac
 from tests.factories import HostFactory, StoragePoolFactory
 from tests.working import scanned_machine
 
+Measured = Callable[..., Benchmark]
 ALL_TOOLS = {"qemu-img": True, "fio": True, "bonnie++": True}
 
 
@@ -42,17 +43,14 @@ def pool(db: None) -> StoragePool:
 
 
 @pytest.fixture
-def measured() -> Callable[..., Benchmark]:
+def measured() -> Measured:
     """``measured(pool, {"64K": [1, 2, 3]})``: a run of cluster sizes whose write rates these are."""
 
     def make(pool: StoragePool, rates: dict[str, list[float | None]], **columns: Any) -> Benchmark:
         run = BenchmarkFactory.create(pool=pool, **({"kind": "cluster_size"} | columns))
         for size, values in rates.items():
             for number, value in enumerate(values, 1):
-                Sample.objects.create(
-                    benchmark=run, setting={"cluster_size": size}, metric="write_rate", unit="B/s", value=value,
-                    repetition=number,
-                )  # fmt: skip
+                SampleFactory.create(benchmark=run, setting={"cluster_size": size}, value=value, repetition=number)
         return run
 
     return make
@@ -65,7 +63,7 @@ def page_of(client: Client, address: str, status: int = 200) -> str:
 
 
 @pytest.fixture
-def filled(pool: StoragePool, measured: Callable[..., Benchmark]) -> list[str]:
+def filled(pool: StoragePool, measured: Measured) -> list[str]:
     """Addresses of pages with rows on them: a history with a drop, pasted lines, a watch."""
     measured(pool, {"64K": [100e6, 101e6], "2M": [150e6, 151e6]})
     drop = {

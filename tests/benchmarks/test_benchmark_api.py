@@ -13,11 +13,11 @@ from benchmarks.models import Benchmark
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
+from tests.benchmarks.conftest import Measured
 from tests.benchmarks.factories import BenchmarkFactory
 from tests.factories import HostFactory, StoragePoolFactory
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet"), pytest.mark.sql]
-Measured = Callable[..., Benchmark]
 DATA = Path(__file__).parent.parent / "data" / "benchmarks"
 API = "/api/v1/benchmarks/"
 

@@ -27,6 +27,7 @@ from tests.working import OPERATOR, invalid_fields, reread
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
 DATA = Path(__file__).parent.parent / "data" / "benchmarks"
+SAMPLE = {"event": "sample", "setting": {}, "metric": "write_rate", "unit": "B/s", "value": 5, "repetition": 1}
 
 
 def submitted(pool: StoragePool, kind: str = "dd", **options: Any) -> Job:
@@ -167,8 +168,7 @@ def test_an_undo_waits_for_no_benchmark_and_the_benchmark_says_that_it_was_there
     undo = jobs.submit(OPERATOR, "undo", undone.pk, {})
     assert claimed(undo)
     Job.objects.filter(pk=undo.pk).update(state="succeeded", finished=timezone.now())
-    kind = RunBenchmark()
-    kind.record(reread(measuring), {"caches": "direct"})
+    RunBenchmark().record(reread(measuring), {"caches": "direct"})
     (note,) = Benchmark.objects.get(job=measuring).notes
     assert note == f"Other jobs were running on the host at the same time and affected the results: undo {undo.pk}."
 
@@ -249,8 +249,7 @@ def test_an_unreadable_output_is_a_note_and_the_run_goes_on(pool: StoragePool) -
     ],
 )
 def test_a_figure_that_is_none_is_not_kept(pool: StoragePool, change: dict[str, Any]) -> None:
-    event = {"event": "sample", "setting": {}, "metric": "write_rate", "unit": "B/s", "value": 5, "repetition": 1}
-    run = fed(pool, "preallocation", event | change, event)
+    run = fed(pool, "preallocation", SAMPLE | change, SAMPLE)
     assert [sample.value for sample in run.samples.all()] == [5]
     assert any("invalid result" in note for note in run.notes)
 
@@ -265,11 +264,7 @@ def test_what_devices_call_themselves_is_kept_as_every_database_takes_it(pool: S
 
 
 def test_too_quick_to_measure_is_kept_as_that(pool: StoragePool) -> None:
-    run = fed(
-        pool, "preallocation",
-        {"event": "sample", "setting": {}, "metric": "write_rate", "unit": "B/s", "value": None, "repetition": 1,
-         "note": "too quick to measure"},
-    )  # fmt: skip
+    run = fed(pool, "preallocation", SAMPLE | {"value": None, "note": "too quick to measure"})
     (row,) = results.of(run)
     assert (row.median, row.repetitions, row.note) == (None, 0, "too quick to measure")
 
@@ -299,8 +294,7 @@ def test_an_event_that_nobody_knows_is_a_bug(pool: StoragePool) -> None:
 
 
 def test_a_second_attempt_begins_with_no_figures(pool: StoragePool) -> None:
-    event = {"event": "sample", "setting": {}, "metric": "write_rate", "unit": "B/s", "value": 5, "repetition": 1}
-    run = fed(pool, "dd", event)
+    run = fed(pool, "dd", SAMPLE)
     assert run.job is not None
     RunBenchmark().request(run.job)
     assert not run.samples.exists()

@@ -1,7 +1,6 @@
 """What Chart.js is given: the figures themselves, their spread, and which were published."""
 
 import json
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -10,14 +9,13 @@ from django.utils import timezone
 
 from benchmarks import charts, published, results
 from benchmarks.charts import Series
-from benchmarks.models import Benchmark
 from benchmarks.results import Result
 from storage_admin.charts import Chart
 from storage_admin.hosts.models import StoragePool
+from tests.benchmarks.conftest import Measured
 from tests.benchmarks.factories import SampleFactory
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
-Measured = Callable[..., Benchmark]
 MIB = 1 << 20
 
 

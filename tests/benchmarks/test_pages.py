@@ -5,7 +5,6 @@ import html
 import io
 import json
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +16,7 @@ from benchmarks.models import Benchmark
 from benchmarks.steps import MIB
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
-from tests.benchmarks.conftest import page_of
+from tests.benchmarks.conftest import Measured, page_of
 from tests.benchmarks.factories import BenchmarkFactory, SampleFactory
 from tests.factories import JobFactory, StoragePoolFactory
 from tests.web.confirming import confirm, planned
@@ -26,7 +25,6 @@ from tests.working import at_most_queries, client_as
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
-Measured = Callable[..., Benchmark]
 LINE = (
     "1.96,1.96,old-box,1,1387339401,4G,,,,374271,39,214541,19,,,392015,17,+++++,+++,,,,,,,,,,,,,,,,,,,167ms,89125us,,"
     "52047us,4766us,,,,,,"
@@ -74,9 +72,8 @@ def test_the_cost_follows_the_options_and_is_said_before_the_start(operator: Cli
     small = f"{START}?pool={pool.pk}&kind=preallocation&size_mib=32&repetitions=2"
     text = said(operator, small)
     # Four images are filled with 32 MiB, one of them is written full with 128 MiB first, all of it twice.
-    assert "Writes about 512 MiB" in text
-    assert "4, each 2 times" in text
-    assert "waits for them to finish" in text
+    for words in ("Writes about 512 MiB", "4, each 2 times", "waits for them to finish"):
+        assert words in text, words
     assert "Writes about 1 GiB" in said(operator, small.replace("repetitions=2", "repetitions=4"))
     assert "both slow each other down" in said(operator, f"{small}&alongside=true")
     fragment = operator.get(small, headers={"hx-request": "true"}).content.decode()
@@ -114,9 +111,8 @@ def test_a_missing_tool_is_named_with_its_package_and_refused(operator: Client, 
     pool.host.capabilities["tools"] = {"qemu-img": True, "fio": False, "bonnie++": False}
     pool.host.save()
     text = said(operator, f"{START}?pool={pool.pk}&kind=fio")
-    assert "needs bonnie++" in text
-    assert "(tool_missing)" in text
-    assert "Install fio there" in text
+    for words in ("needs bonnie++", "(tool_missing)", "Install fio there"):
+        assert words in text, words
     confirm(operator, START, {"pool": pool.pk, "kind": "fio"})
     assert not Job.objects.exists()
 
@@ -132,9 +128,8 @@ def test_a_run_shows_its_figures_as_chart_table_csv_and_advice(
     assert mine["spread"][config["data"]["labels"].index("64K")] == [100e6, 110e6]
     assert (mine["published"], reference["published"]) == (False, True)
     text = text_of(page)
-    assert "2M writes 2.0 times faster than 64K" in text
-    assert "196 MiB/s" in text
-    assert "one measurement each" in text
+    for words in ("2M writes 2.0 times faster than 64K", "196 MiB/s", "one measurement each"):
+        assert words in text, words
 
     answer = viewer.get(f"/benchmarks/{run.pk}/results.csv")
     rows = list(csv.DictReader(io.StringIO(answer.content.decode())))
@@ -288,9 +283,8 @@ def test_pasted_lines_become_a_run_and_broken_ones_stay_in_the_form(operator: Cl
 
     run = Benchmark.objects.get(pk=int(operator.post("/benchmarks/paste/", {"text": LINE})["Location"].split("/")[2]))
     text = said(operator, f"/benchmarks/{run.pk}/")
-    assert "bonnie++ of old-box" in text
-    assert "too quick to measure" in text
-    assert "Pasted: the measured machine is unknown" in text
+    for words in ("bonnie++ of old-box", "too quick to measure", "Pasted: the measured machine is unknown"):
+        assert words in text, words
 
 
 def test_a_list_of_many_runs_costs_few_queries(viewer: Client, pool: StoragePool) -> None:

@@ -3,11 +3,10 @@
 import pytest
 
 from benchmarks import profiles, results
-from benchmarks.models import Benchmark, Sample
 from benchmarks.steps import GIB, MADE, MIB, short
 from images.rewrite import refusals
 from storage_admin.hosts.models import StoragePool
-from tests.benchmarks.factories import BenchmarkFactory
+from tests.benchmarks.factories import BenchmarkFactory, SampleFactory
 
 pytestmark = pytest.mark.django_db
 
@@ -101,9 +100,8 @@ def test_the_memory_is_taken_from_an_earlier_run_where_no_scan_told_it(pool: Sto
 
 def test_the_time_is_told_from_what_was_measured_there(pool: StoragePool) -> None:
     before = profiles.build(pool, "dd").cost
-    run: Benchmark = BenchmarkFactory.create(pool=pool)
-    Sample.objects.create(benchmark=run, metric="write_rate", unit="B/s", value=20 * MIB, setting={"a": "b"})
-    Sample.objects.create(benchmark=run, metric="seq_write_rate", unit="B/s", value=9, setting={"unbuffered": "on"})
+    run = SampleFactory.create(benchmark__pool=pool, value=20 * MIB, setting={"a": "b"}).benchmark
+    SampleFactory.create(benchmark=run, metric="seq_write_rate", value=9, setting={"unbuffered": "on"})
     assert profiles.build(pool, "dd").cost.seconds_about == pytest.approx(10 * before.seconds_about, rel=0.1)
 
 

@@ -19,6 +19,8 @@ from storage_admin.hosts.session import AgentSession
 from storage_admin.jobs import reaper
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Recorder
+from tests.harness.patching import do_after
+from tests.images.test_reclaim_job import at_stage
 from tests.working import OPERATOR, create, digests, reread, run, said, scan, succeeded
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
@@ -39,10 +41,14 @@ METRICS = {
 }
 
 
+def submitted(pool: StoragePool, kind: str, **options: Any) -> tuple[Benchmark, Job]:
+    benchmark = services.submit(OPERATOR, kind, pool.pk, {"size_bytes": 4 * MIB} | options)
+    assert benchmark.job is not None
+    return benchmark, benchmark.job
+
+
 def measure(pool: StoragePool, kind: str, **options: Any) -> Benchmark:
-    benchmark = services.submit(OPERATOR, kind, pool.pk, {"size_bytes": 4 * MIB, "seconds": 1} | options)
-    job = benchmark.job
-    assert job is not None
+    benchmark, job = submitted(pool, kind, seconds=1, **options)
     succeeded(run(job))
     return reread(benchmark)
 
@@ -91,17 +97,10 @@ def test_cancelled_in_the_middle_it_leaves_nothing_and_no_advice(
 ) -> None:
     create(folder / "disk.qcow2")
     before = digests(folder)
-    benchmark = services.submit(OPERATOR, "fio", here.pk, {"size_bytes": 4 * MIB, "seconds": 60})
-    assert benchmark.job is not None
-    take = RunBenchmark.on_event
-
-    def and_cancel(self: RunBenchmark, job: Job, event: dict[str, Any]) -> None:
-        take(self, job, event)
-        Job.objects.filter(pk=job.pk).update(cancel_requested=True)
-
-    monkeypatch.setattr(RunBenchmark, "on_event", and_cancel)
+    benchmark, job = submitted(here, "fio", seconds=60)
+    do_after(monkeypatch, RunBenchmark, "on_event", lambda *_: Job.objects.update(cancel_requested=True))
     began = time.monotonic()
-    ended = run(benchmark.job)
+    ended = run(job)
     assert (ended.state, ended.error_code) == ("cancelled", "")
     assert time.monotonic() - began < 30
     assert digests(folder) == before
@@ -123,10 +122,8 @@ def test_a_second_run_stands_in_the_history_and_is_no_regression_by_itself(here:
 def test_a_killed_benchmark_has_its_host_recovered_without_waiting_for_a_scan(
     here: StoragePool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    benchmark = services.submit(OPERATOR, "fio", here.pk, {"size_bytes": 4 * MIB, "seconds": 60})
-    assert benchmark.job is not None
     kill_at_its_first_step(monkeypatch)
-    ended = run(benchmark.job)
+    ended = run(submitted(here, "fio", seconds=60)[1])
     assert (ended.state, ended.needs_recovery) == ("interrupted", True)
     assert list(folder.iterdir())
     reaper.recover_hosts()
@@ -142,20 +139,17 @@ def test_a_killed_benchmark_has_its_host_recovered_without_waiting_for_a_scan(
 def test_a_scan_while_one_is_at_work_asks_for_no_recovery(
     here: StoragePool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    benchmark = services.submit(OPERATOR, "dd", here.pk, {"size_bytes": 4 * MIB, "repetitions": 1})
-    assert benchmark.job is not None
-    take = Recorder.progress
+    _, job = submitted(here, "dd", repetitions=1)
     looked: list[list[str]] = []
 
-    def and_scan(self: Recorder, event: dict[str, Any]) -> None:
-        take(self, event)
+    def and_scan(_: Recorder, event: dict[str, Any]) -> None:
         if event["stage"] == "dd" and not looked:
             looked.append([path.name for path in folder.iterdir()])
             scan(here.host)
 
-    monkeypatch.setattr(Recorder, "progress", and_scan)
-    assert run(benchmark.job).state == "succeeded"
-    assert looked == [[f".sa-{benchmark.job.uid}.bench"]]
+    do_after(monkeypatch, Recorder, "progress", and_scan)
+    succeeded(run(job))
+    assert looked == [[f".sa-{job.uid}.bench"]]
     assert not Job.objects.filter(kind="recover").exists()
 
 
@@ -164,15 +158,14 @@ def test_what_a_killed_agent_left_is_found_by_a_scan_and_removed(
 ) -> None:
     create(folder / "disk.qcow2")
     before = digests(folder)
-    benchmark = services.submit(OPERATOR, "fio", here.pk, {"size_bytes": 4 * MIB, "seconds": 60})
-    assert benchmark.job is not None
+    benchmark, job = submitted(here, "fio", seconds=60)
     kill_at_its_first_step(monkeypatch)
-    ended = run(benchmark.job)
+    ended = run(job)
     assert (ended.state, ended.error_code) == ("interrupted", "interrupted")
     (left,) = [path for path in folder.iterdir() if path.name != "disk.qcow2"]
     assert left.name == f".sa-{ended.uid}.bench"
     scan(here.host)
-    assert run(Job.objects.get(kind="recover")).state == "succeeded"
+    succeeded(run(Job.objects.get(kind="recover")))
     assert not left.exists()
     assert digests(folder) == before
     assert reread(benchmark).finished is None
@@ -181,11 +174,9 @@ def test_what_a_killed_agent_left_is_found_by_a_scan_and_removed(
 def test_what_a_killed_agent_left_is_removed_by_the_next_benchmark(
     here: StoragePool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    benchmark = services.submit(OPERATOR, "fio", here.pk, {"size_bytes": 4 * MIB, "seconds": 60})
-    assert benchmark.job is not None
     with monkeypatch.context() as patched:
         kill_at_its_first_step(patched)
-        run(benchmark.job)
+        run(submitted(here, "fio", seconds=60)[1])
     assert list(folder.iterdir())
     measure(here, "preallocation", repetitions=1)
     assert not list(folder.iterdir())
@@ -193,17 +184,9 @@ def test_what_a_killed_agent_left_is_removed_by_the_next_benchmark(
 
 def kill_at_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent is killed when it says that it is at work."""
-    enter, command, sessions = AgentSession.__enter__, Recorder.progress, []
 
-    def remember(session: AgentSession) -> AgentSession:
-        sessions.append(session)
-        return enter(session)
+    def kill(session: AgentSession) -> None:
+        time.sleep(0.3)
+        os.kill(session.pid, signal.SIGKILL)
 
-    def kill(self: Recorder, event: dict[str, Any]) -> None:
-        command(self, event)
-        if event["stage"] == "fio" and sessions:
-            time.sleep(0.3)
-            os.kill(sessions.pop().pid, signal.SIGKILL)
-
-    monkeypatch.setattr(AgentSession, "__enter__", remember)
-    monkeypatch.setattr(Recorder, "progress", kill)
+    at_stage(monkeypatch, "fio", kill)

@@ -2,24 +2,22 @@
 
 import math
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from benchmarks import regression, results
-from benchmarks.models import Benchmark
 from benchmarks.regression import drop_of
 from benchmarks.results import Result
 from storage_admin.events.models import Alert
 from storage_admin.hosts.models import StoragePool
+from tests.benchmarks.conftest import Measured
 from tests.benchmarks.factories import BenchmarkFactory
 from tests.factories import StoragePoolFactory
 
 pytestmark = pytest.mark.sql
 
 MB = 1e6
-Measured = Callable[..., Benchmark]
 
 
 def of(value: float, spread: float = 0.0, metric: str = "write_rate", unit: str = "B/s") -> Result:

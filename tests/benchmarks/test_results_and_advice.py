@@ -4,19 +4,18 @@ import csv
 import io
 import random
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from benchmarks import advice, figures, results
-from benchmarks.models import Benchmark, Sample
+from benchmarks.models import Sample
 from benchmarks.results import Result
 from storage_admin.hosts.models import StoragePool
-from tests.benchmarks.factories import BenchmarkFactory
+from tests.benchmarks.conftest import Measured
+from tests.benchmarks.factories import BenchmarkFactory, SampleFactory
 
 MB = 1_000_000.0
-Measured = Callable[..., Benchmark]
 
 
 def row(setting: dict[str, Any], *values: float, metric: str = "write_rate", unit: str = "B/s") -> Result:
@@ -101,7 +100,7 @@ def test_spreads_that_overlap_are_no_difference() -> None:
 def test_a_setting_is_named_the_same_by_every_database(pool: StoragePool, setting: dict[str, Any], name: str) -> None:
     run = BenchmarkFactory.create(pool=pool)
     for told in (setting, dict(reversed(setting.items()))):
-        Sample.objects.create(benchmark=run, setting=told, metric="write_rate", unit="B/s", value=1.0)
+        SampleFactory.create(benchmark=run, setting=told)
     (row,) = results.of(run)
     assert (row.name, row.repetitions) == (name, 2)
 

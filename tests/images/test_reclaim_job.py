@@ -26,6 +26,8 @@ from storage_admin.jobs.plan_and_progress import Recorder
 from tests import passing
 from tests.agent.harness import image_info, leftovers, make_image, same_content, write
 from tests.agent.test_in_place_refusals import CAPABILITIES
+from tests.harness.patching import do_after, do_before
+from tests.ledger.test_cut_off import dead
 from tests.working import (
     ADMIN,
     OPERATOR,
@@ -82,8 +84,7 @@ def test_without_an_undo_copy_it_is_freed_at_once(path: Path) -> None:
     assert (result["held_bytes"], result["freed_bytes"]) == (0, before - allocated(path))
     assert result["freed_at"] is not None
     assert (job.undo_state, leftovers(path.parent)) == ("none", set())
-    with pytest.raises(RefusedError, match="undo_missing"):
-        services.undo(OPERATOR, job)
+    assert refused_as(services.undo, OPERATOR, job) == "undo_missing"
 
 
 def test_an_image_with_nothing_to_win_stays_the_file_that_it_is(path: Path) -> None:
@@ -101,9 +102,8 @@ def test_an_undo_brings_the_original_back_and_nothing_was_won(path: Path) -> Non
     inode, before = path.stat().st_ino, allocated(path)
     job = reclaim(path)
     succeeded(run(services.undo(OPERATOR, job)))
-    job.refresh_from_db()
     assert (path.stat().st_ino, leftovers(path.parent)) == (inode, set())
-    assert (job.undo_state, job.undo_bytes) == ("undone", 0)
+    assert (reread(job).undo_state, job.undo_bytes) == ("undone", 0)
     assert ((job.result or {})["freed_bytes"], (job.result or {})["held_bytes"]) == (0, 0)
     image = image_at(path)
     assert (image.inode, image.allocated_size, image.pool.undo_bytes) == (str(inode), before, 0)
@@ -222,20 +222,14 @@ def test_a_replaced_image_that_vanishes_before_it_was_read_again_is_missing(path
 
 def at_stage(monkeypatch: pytest.MonkeyPatch, stage: str, act: Callable[[AgentSession], None]) -> None:
     """Does something to the agent when the job comes to a stage."""
-    progress, sessions = Recorder.progress, []
-    enter = AgentSession.__enter__
+    sessions: list[AgentSession] = []
 
-    def remember(session: AgentSession) -> AgentSession:
-        sessions.append(session)
-        return enter(session)
-
-    def look(recorder: Recorder, event: dict[str, Any]) -> None:
-        progress(recorder, event)
+    def look(_: Recorder, event: dict[str, Any]) -> None:
         if event["stage"] == stage and sessions:
             act(sessions.pop())
 
-    monkeypatch.setattr(AgentSession, "__enter__", remember)
-    monkeypatch.setattr(Recorder, "progress", look)
+    do_before(monkeypatch, AgentSession, "__enter__", sessions.append)
+    do_after(monkeypatch, Recorder, "progress", look)
 
 
 @pytest.mark.parametrize("stage", ["checking", "copying", "verifying", "syncing", "swapping"])
@@ -291,15 +285,7 @@ def test_an_agent_that_stands_still_ends_when_it_is_cancelled_and_recovery_clear
 def test_a_swap_that_nobody_recorded_is_a_success_after_recovery(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """The worker dies between its go and the agent's result."""
     before = allocated(path)
-
-    def die(*_: Any) -> None:
-        raise SystemExit
-
-    with monkeypatch.context() as patched:
-        patched.setattr("storage_admin.jobs.runner._end_well", die)
-        job = services.submit(OPERATOR, "reclaim", image_at(path).pk, {"undo_hours": 5})
-        with pytest.raises(SystemExit):
-            run(job)
+    job = dead(services.submit(OPERATOR, "reclaim", image_at(path).pk, {"undo_hours": 5}), monkeypatch)
     Job.objects.filter(pk=job.pk).update(heartbeat=timezone.now() - timedelta(minutes=5))
     assert reaper.reap() == 1
     assert (reread(job).state, job.needs_recovery) == ("interrupted", True)

@@ -13,6 +13,7 @@ from storage_admin.jobs import reaper, runner, services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Recorder
 from tests.agent.harness import leftovers
+from tests.harness.patching import do_after, do_before, raising
 from tests.working import ADMIN, OPERATOR, allocated, image_at, reread, run, said, scan, succeeded, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
@@ -42,13 +43,12 @@ def recovered(job: Job) -> Job:
 
 
 def test_digging_that_is_cancelled_has_won_what_was_dug(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, tick = allocated(path), Recorder.tick
+    before = allocated(path)
 
     def and_cancel(recorder: Recorder) -> None:
-        tick(recorder)
         recorder.cancel_requested |= allocated(path) < before
 
-    monkeypatch.setattr(Recorder, "tick", and_cancel)
+    do_after(monkeypatch, Recorder, "tick", and_cancel)
     job = work("reclaim", image_at(path).pk, OPERATOR, **SLOW)
     assert job.state == "cancelled", (job.error_detail, said(job))
     assert 0 < before - allocated(path) < 3 * MIB
@@ -60,14 +60,9 @@ def test_digging_that_is_cancelled_has_won_what_was_dug(path: Path, monkeypatch:
 def test_digging_whose_agent_was_killed_is_measured_by_the_recovery(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, send = allocated(path), AgentSession.send
-
-    def and_kill(session: AgentSession, request: Any) -> None:
-        threading.Timer(1.5, session._process.kill).start()
-        send(session, request)
-
+    before = allocated(path)
     with monkeypatch.context() as patched:
-        patched.setattr(AgentSession, "send", and_kill)
+        do_before(patched, AgentSession, "send", lambda session, _: threading.Timer(1.5, session._process.kill).start())
         job = work("reclaim", image_at(path).pk, OPERATOR, **SLOW)
     assert (job.state, job.freed_bytes) == ("interrupted", None)
     recovered(job)
@@ -78,12 +73,8 @@ def test_digging_whose_agent_was_killed_is_measured_by_the_recovery(
 
 def dead(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A job whose worker dies between the agent's result and its record."""
-
-    def die(*_: Any) -> None:
-        raise SystemExit
-
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "_end_well", die)
+        patched.setattr(runner, "_end_well", raising(SystemExit()))
         with pytest.raises(SystemExit):
             run(job)
     return job
@@ -117,12 +108,8 @@ def test_a_swap_without_an_undo_copy_that_nobody_recorded_has_succeeded(
 
 def test_a_job_that_was_cut_off_before_its_swap_stays_interrupted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inode, before = path.stat().st_ino, allocated(path)
-
-    def never(session: AgentSession, _generation: int) -> None:
-        session._process.kill()
-
     with monkeypatch.context() as patched:
-        patched.setattr(AgentSession, "go", never)
+        patched.setattr(AgentSession, "go", lambda session, _generation: session._process.kill())
         job = work("reclaim", image_at(path).pk, ADMIN, method="copy", undo_hours=0)
     assert "ready" in job.kept
     recovered(job)
@@ -149,13 +136,7 @@ def test_an_undo_that_nobody_recorded_and_that_gave_a_name_back_has_happened(
     inode, before, image = path.stat().st_ino, allocated(path), image_at(path)
     job = succeeded(work("convert", image.pk, ADMIN, format="qcow2", replace=True, undo_hours=5))
     if scanned:
-        tell = reaper.recover_hosts
-
-        def and_scan() -> None:
-            scan(image.host)
-            tell()
-
-        monkeypatch.setattr(reaper, "recover_hosts", and_scan)
+        do_before(monkeypatch, reaper, "recover_hosts", lambda: scan(image.host))
     undo = unrecorded(services.undo(ADMIN, job), monkeypatch)
     assert (undo.state, reread(job).undo_state, job.freed_bytes, undo.freed_bytes) == ("succeeded", "undone", 0, None)
     assert (path.stat().st_ino, leftovers(path.parent)) == (inode, set())

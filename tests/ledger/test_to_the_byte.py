@@ -24,6 +24,7 @@ from storage_admin.jobs.models import Job
 from tests.agent.harness import leftovers, qemu_img, write
 from tests.agent.test_check import leak
 from tests.chance import seed
+from tests.harness.patching import do_before, raising
 from tests.working import ADMIN, create, register, reread, run, said, scan, this_machine
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
@@ -222,16 +223,15 @@ class World:
         """The agent dies at any moment of a job."""
         if (job := self.submit()) is None:
             return
-        delay, send = self.chance.uniform(0.05, 0.8), AgentSession.send
+        delay = self.chance.uniform(0.05, 0.8)
         timers: list[threading.Timer] = []
 
-        def and_kill(session: AgentSession, request: Any) -> None:
+        def and_kill(session: AgentSession, _: Any) -> None:
             timers.append(threading.Timer(delay, session._process.kill))
             timers[0].start()
-            send(session, request)
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(AgentSession, "send", and_kill)
+            do_before(patched, AgentSession, "send", and_kill)
             self._ended(run(job))
         for timer in timers:
             timer.cancel()
@@ -253,12 +253,8 @@ class World:
         if job is None:
             return
         self.told.append(f"{chosen} {job.pk} (job {job.target_id}) is not recorded")
-
-        def die(*_: Any) -> None:
-            raise SystemExit
-
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(runner, "_end_well", die)
+            patched.setattr(runner, "_end_well", raising(SystemExit()))
             with contextlib.suppress(SystemExit):
                 run(job)
         Job.objects.filter(pk=job.pk, state="running").update(heartbeat=timezone.now() - timedelta(minutes=5))
