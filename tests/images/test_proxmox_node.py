@@ -11,13 +11,15 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts import secrets
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.hosts.proxmox import registration
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from tests.harness.proxmox.server import ProxmoxServer, proxmox
-from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
+from tests.harness.proxmox.server import ProxmoxServer, server
+from tests.harness.proxmox.world import SECRET, TOKEN_ID
+from tests.images.by_api import add, scan
 from tests.images.node import NODE, config, scanned
-from tests.working import ADMIN, OPERATOR, create, image_at, refused_as, reread, run, scan, this_machine, work
+from tests.working import ADMIN, OPERATOR, create, image_at, refused_as, reread, run, succeeded, this_machine, work
+
+__all__ = ["server"]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_reserve")]
 
@@ -43,8 +45,7 @@ def test_guests_of_a_node_are_known_and_their_disks_are_no_orphans(pve: Path) ->
     assert (guest.kind, guest.uid, guest.name, guest.state) == ("vm", "100", "web", "shut off")
     assert [image_at(one).orphan for one in (path, only, left)] == [False, False, True]
     assert [use.disk.guest.name for use in image_at(path).uses.all()] == ["web"]
-    job = work("reclaim", image_at(path).pk, OPERATOR, method="copy")
-    assert job.state == "succeeded", (job.error_code, job.error_detail)
+    succeeded(work("reclaim", image_at(path).pk, OPERATOR, method="copy"))
 
 
 def test_a_locked_guest_keeps_its_disks_as_they_are(pve: Path) -> None:
@@ -81,27 +82,15 @@ def test_the_files_are_asked_for_where_the_last_scan_saw_proxmox(pve: Path) -> N
     assert hypervisors.were_missed(reread(host), [])
 
 
-def test_beside_an_agent_the_api_lists_what_is_no_file_and_nothing_twice(pve: Path, tmp_path: Path) -> None:
-    path, world = disk(pve), lab()
-    world.statuses = [
-        one | {"active": 1, "total": 10**11, "used": 10**10, "avail": 9 * 10**10} if one["type"] == "lvmthin" else one
-        for one in world.statuses
-    ]
-    world.volumes["local-lvm"] = [
-        {"volid": "local-lvm:vm-110-disk-0", "content": "images", "format": "raw", "size": 4 << 30, "vmid": 110}
-    ]
+def test_beside_an_agent_the_api_lists_what_is_no_file_and_nothing_twice(pve: Path, server: ProxmoxServer) -> None:
+    path = disk(pve)
+    lvm(server)
     (pve / "nodes/pve1/qemu-server").mkdir(parents=True)
     config(pve, "name: blocks\nscsi0: local-lvm:vm-110-disk-0,size=4G\n", vmid=110, node="pve1")
-    (tmp_path / "server").mkdir()
-    with proxmox(world, tmp_path / "server") as server:
-        host = this_machine()
-        host.address, host.port, host.tls_fingerprint = server.address, server.port, server.fingerprint
-        host.token_id, host.token_locked, host.node = TOKEN_ID, secrets.lock(SECRET), "pve1"
-        host.save()
-        scanned(host)
-        scanned(host)
-        assert server.wrong == []
-        assert not [one for one in server.seen if one.path.endswith("/store/content") and "content" not in one.params]
+    host = with_api(server, "pve1")
+    scanned(host)
+    scanned(host)
+    assert not [one for one in server.seen if one.path.endswith("/store/content") and "content" not in one.params]
     assert sorted(Image.objects.values_list("path", "allocated_size")) == [
         ("/dev/pve/vm-110-disk-0", None),
         (str(path), path.stat().st_blocks * 512),
@@ -109,14 +98,18 @@ def test_beside_an_agent_the_api_lists_what_is_no_file_and_nothing_twice(pve: Pa
     assert image_at(b"/dev/pve/vm-110-disk-0").uses.get().disk.guest.uid == "110"
 
 
-def with_api(server: ProxmoxServer) -> Host:
-    """This machine, with the API of a node of that name beside its agent."""
-    host = this_machine()
-    server.world.node = NODE
+def is_this_node(server: ProxmoxServer) -> None:
+    server.world.node, server.world.cluster_status = NODE, []
     server.world.nodes = [{"node": NODE, "status": "online"}]
-    server.world.cluster_status = []
+
+
+def with_api(server: ProxmoxServer, node: str = NODE) -> Host:
+    """This machine, with the API of a node beside its agent."""
+    host = this_machine()
+    if node == NODE:
+        is_this_node(server)
     host.address, host.port, host.tls_fingerprint = server.address, server.port, server.fingerprint
-    host.token_id, host.token_locked, host.node = TOKEN_ID, secrets.lock(SECRET), NODE
+    host.token_id, host.token_locked, host.node = TOKEN_ID, secrets.lock(SECRET), node
     host.save()
     return host
 
@@ -156,56 +149,51 @@ def test_a_storage_that_came_since_the_last_scan_is_walked_by_the_next_one(pve: 
 
 
 @pytest.mark.parametrize("how", ["gone", "token refused"])
-def test_an_api_that_tells_nothing_costs_what_only_it_tells(pve: Path, tmp_path: Path, how: str) -> None:
+def test_an_api_that_tells_nothing_costs_what_only_it_tells(pve: Path, server: ProxmoxServer, how: str) -> None:
     path = disk(pve)
     config(pve, "name: web\nscsi0: store:100/vm-100-disk-0.qcow2\n")
-    (tmp_path / "server").mkdir()
-    with proxmox(lab(), tmp_path / "server") as server:
-        lvm(server)
-        server.world.guests = {}
-        host = with_api(server)
-        scan(host)
-        before: dict[str, Any] = dict(StoragePool.objects.values().get(name="local-lvm"))
-        assert (before["state"], before["images_count"]) == ("ok", 1)
-        lacking = Host.objects.get().capabilities["missing_rights"]
-        if how == "gone":
-            Host.objects.filter(pk=host.pk).update(port=1)
-        else:
-            Host.objects.filter(pk=host.pk).update(token_locked=secrets.lock("0" * 36))
-        new = disk(pve, "vm-100-disk-1.qcow2")
-        assert scan(reread(host))["images"] == 3
-        assert (reread(host).status, host.owners_unknown) == ("degraded", "")
-        assert ("cannot be reached" if how == "gone" else "rejected the API token") in host.status_detail
-        assert host.capabilities["missing_rights"] == lacking
-        after: dict[str, Any] = dict(StoragePool.objects.values().get(name="local-lvm"))
-        assert after["state"] == "unreadable"
-        changed = {name for name in before if before[name] != after[name]}
-        assert changed == {"state", "state_detail"}
-        assert image_at(b"/dev/pve/vm-110-disk-0").missing_since is None
-        assert image_at(new).orphan is True
-        job = work("reclaim", image_at(path).pk, OPERATOR, method="copy")
-        assert job.state == "succeeded", (job.error_code, job.error_detail)
-        Host.objects.filter(pk=host.pk).update(port=server.port, token_locked=secrets.lock(SECRET))
-        scan(reread(host))
-        assert (reread(host).status, host.status_detail) == ("ok", "")
-        assert StoragePool.objects.get(name="local-lvm").state == "ok"
+    lvm(server)
+    server.world.guests = {}
+    host = with_api(server)
+    scan(host)
+    before: dict[str, Any] = dict(StoragePool.objects.values().get(name="local-lvm"))
+    assert (before["state"], before["images_count"]) == ("ok", 1)
+    lacking = Host.objects.get().capabilities["missing_rights"]
+    if how == "gone":
+        Host.objects.filter(pk=host.pk).update(port=1)
+    else:
+        Host.objects.filter(pk=host.pk).update(token_locked=secrets.lock("0" * 36))
+    new = disk(pve, "vm-100-disk-1.qcow2")
+    assert scan(reread(host))["images"] == 3
+    assert (reread(host).status, host.owners_unknown) == ("degraded", "")
+    assert ("cannot be reached" if how == "gone" else "rejected the API token") in host.status_detail
+    assert host.capabilities["missing_rights"] == lacking
+    after: dict[str, Any] = dict(StoragePool.objects.values().get(name="local-lvm"))
+    assert after["state"] == "unreadable"
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"state", "state_detail"}
+    assert image_at(b"/dev/pve/vm-110-disk-0").missing_since is None
+    assert image_at(new).orphan is True
+    succeeded(work("reclaim", image_at(path).pk, OPERATOR, method="copy"))
+    Host.objects.filter(pk=host.pk).update(port=server.port, token_locked=secrets.lock(SECRET))
+    scan(reread(host))
+    assert (reread(host).status, host.status_detail) == ("ok", "")
+    assert StoragePool.objects.get(name="local-lvm").state == "ok"
 
 
 @pytest.mark.parametrize("hidden", ["all of them", "this one"])
 def test_a_storage_that_the_token_may_not_see_says_which_right_is_missing(
-    pve: Path, tmp_path: Path, hidden: str
+    pve: Path, server: ProxmoxServer, hidden: str
 ) -> None:
     with (pve / "storage.cfg").open("a") as file:
         file.write("\nlvmthin: local-lvm\n\tthinpool data\n\tvgname pve\n\tcontent images,rootdir\n")
-    (tmp_path / "server").mkdir()
-    with proxmox(lab(), tmp_path / "server") as server:
-        lvm(server)
-        if hidden == "this one":
-            server.world.rights["/storage/local-lvm"] = {}
-        else:
-            server.world.allow("Sys.Audit", "VM.Audit")
-        server.world.guests = {}
-        scan(with_api(server))
+    lvm(server)
+    if hidden == "this one":
+        server.world.rights["/storage/local-lvm"] = {}
+    else:
+        server.world.allow("Sys.Audit", "VM.Audit")
+    server.world.guests = {}
+    scan(with_api(server))
     pool = StoragePool.objects.get(name="local-lvm")
     assert pool.state == "unreadable"
     where = "/storage/local-lvm" if hidden == "this one" else "/storage"
@@ -214,7 +202,7 @@ def test_a_storage_that_the_token_may_not_see_says_which_right_is_missing(
 
 
 def test_with_a_token_beside_it_a_disk_of_another_nodes_guest_is_no_orphan_nor_after_a_move(
-    pve: Path, tmp_path: Path
+    pve: Path, tmp_path: Path, server: ProxmoxServer
 ) -> None:
     there, moved = disk(pve), disk(pve, "vm-100-disk-1.qcow2")
     with (pve / "storage.cfg").open("a") as file:
@@ -222,54 +210,41 @@ def test_with_a_token_beside_it_a_disk_of_another_nodes_guest_is_no_orphan_nor_a
     (pve / "nodes/pve1/qemu-server").mkdir(parents=True)
     config(pve, "name: away\nscsi0: store:100/vm-100-disk-0.qcow2\n", vmid=501, node="other")
     config(pve, "name: moves\nscsi0: store:100/vm-100-disk-1.qcow2\n", vmid=502, node="pve1")
-    (tmp_path / "server").mkdir()
-    with proxmox(lab(), tmp_path / "server") as server:
-        server.world.guests = {}
-        store = next(one for one in server.world.storages if one["storage"] == "store")
-        store |= {"path": str(tmp_path / "store"), "shared": 1}
-        host = this_machine()
-        host.address, host.port, host.tls_fingerprint = server.address, server.port, server.fingerprint
-        host.token_id, host.token_locked, host.node = TOKEN_ID, secrets.lock(SECRET), "pve1"
-        host.save()
-        scanned(host)
-        scanned(host)
-        assert [image_at(one).orphan for one in (there, moved)] == [False, False]
-        (pve / "nodes/pve1/qemu-server/502.conf").rename(pve / "nodes/other/qemu-server/502.conf")
-        scanned(host)
-        for one in (there, moved):
-            assert image_at(one).orphan is False
-            with pytest.raises(RefusedError):
-                services.submit(ADMIN, "set_aside", image_at(one).pk, {})
+    server.world.guests = {}
+    store = next(one for one in server.world.storages if one["storage"] == "store")
+    store |= {"path": str(tmp_path / "store"), "shared": 1}
+    host = with_api(server, "pve1")
+    scanned(host)
+    scanned(host)
+    assert [image_at(one).orphan for one in (there, moved)] == [False, False]
+    (pve / "nodes/pve1/qemu-server/502.conf").rename(pve / "nodes/other/qemu-server/502.conf")
+    scanned(host)
+    for one in (there, moved):
+        assert image_at(one).orphan is False
+        with pytest.raises(RefusedError):
+            services.submit(ADMIN, "set_aside", image_at(one).pk, {})
     assert {guest.uid: guest.name for guest in Guest.objects.filter(host=host)} == {"501": "away", "502": "moves"}
 
 
-def test_where_a_node_gets_an_agent_the_rows_of_its_storages_go_on(pve: Path, tmp_path: Path) -> None:
+def test_where_a_node_gets_an_agent_the_rows_of_its_storages_go_on(
+    pve: Path, tmp_path: Path, server: ProxmoxServer
+) -> None:
     path, store = disk(pve), tmp_path / "store"
     config(pve, "name: web\nscsi0: store:100/vm-100-disk-0.qcow2\n")
-    (tmp_path / "server").mkdir()
-    with proxmox(lab(), tmp_path / "server") as server:
-        defined = next(one for one in server.world.storages if one["storage"] == "store")
-        defined["path"] = str(store)
-        volume = {"content": "images", "format": "qcow2", "size": 8 << 20, "used": 4096, "vmid": 100}
-        server.world.volumes = {"store": [{"volid": "store:100/vm-100-disk-0.qcow2", **volume}]}
-        server.world.nodes = [{"node": NODE, "status": "online"}]
-        server.world.node, server.world.cluster_status = NODE, []
-        endpoint = server.endpoint()
-        host = registration.add_node(
-            ADMIN,
-            registration.WantedNode(
-                name="pve", address=endpoint.address, port=endpoint.port, token_id=TOKEN_ID, token_secret=SECRET,
-                tls_fingerprint=endpoint.fingerprint,
-            ),
-        )  # fmt: skip
-        scan(host)
-        before, pool = image_at(path), StoragePool.objects.get(host=host, name="store")
-        assert (before.inode == str(path.stat().st_ino), bytes(pool.path_bytes)) == (False, b"")
-        samples = pool.samples.count()
-        # The row of this machine, as by ssh: an agent runs there from now on.
-        Host.objects.filter(pk=host.pk).update(kind="local", transport="local", slug="local")
-        scanned(reread(host))
-        scanned(host)
+    defined = next(one for one in server.world.storages if one["storage"] == "store")
+    defined["path"] = str(store)
+    volume = {"content": "images", "format": "qcow2", "size": 8 << 20, "used": 4096, "vmid": 100}
+    server.world.volumes = {"store": [{"volid": "store:100/vm-100-disk-0.qcow2", **volume}]}
+    is_this_node(server)
+    host = add(server)
+    scan(host)
+    before, pool = image_at(path), StoragePool.objects.get(host=host, name="store")
+    assert (before.inode == str(path.stat().st_ino), bytes(pool.path_bytes)) == (False, b"")
+    samples = pool.samples.count()
+    # The row of this machine, as by ssh: an agent runs there from now on.
+    Host.objects.filter(pk=host.pk).update(kind="local", transport="local", slug="local")
+    scanned(reread(host))
+    scanned(host)
     after = image_at(path)
     assert (after.pk, after.first_seen, after.state) == (before.pk, before.first_seen, "ok")
     assert after.inode == str(path.stat().st_ino)
