@@ -6,7 +6,7 @@ import json
 import os
 import random
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -84,6 +84,18 @@ def inside(told: forecasts.Range, taken: int) -> bool:
     return told.low <= taken <= told.high
 
 
+def conversions(path: Path, form: str) -> Iterator[tuple[str, str, dict[str, str], int]]:
+    """Converts an image to each of the targets: its name, its format and options, and what the new file takes."""
+    new = path.with_name("new")
+    for target, (made, options) in TARGETS.items():
+        words = [f"{key}={value}" for key, value in options.items()] + [DENSE]
+        words += ["force_size=on"] if made == "vpc" else []
+        packs = ["-c"] if "compression_type" in options or "stream" in target else []
+        qemu_img("convert", "-m", "8", "-W", *packs, "-f", form, "-O", made, "-o", ",".join(words), path, new)
+        yield target, made, options, allocated(new)
+        new.unlink()
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*IMAGES, *RAW])
 def test_a_conversion_is_as_large_as_was_predicted(tmp_path: Path, name: str) -> None:
@@ -95,19 +107,12 @@ def test_a_conversion_is_as_large_as_was_predicted(tmp_path: Path, name: str) ->
     below = []
     if rows[0][1].estimate and (base := (tmp_path / "base.qcow2")).exists():
         below = [row_of(base, "qcow2")]
-    missed = []
-    for target, (made, options) in TARGETS.items():
-        new = tmp_path / "new"
-        words = [f"{key}={value}" for key, value in options.items()] + [DENSE]
-        words += ["force_size=on"] if made == "vpc" else []
-        packs = ["-c"] if "compression_type" in options or "stream" in target else []
-        qemu_img("convert", "-m", "8", "-W", *packs, "-f", form, "-O", made, "-o", ",".join(words), path, new)
-        taken = allocated(new)
-        new.unlink()
-        for mode, row in rows:
-            told = forecasts.converted(row, below, made, options)
-            if not inside(told, taken):
-                missed.append((target, mode, taken, told))
+    missed = [
+        (target, mode, taken, told)
+        for target, made, options, taken in conversions(path, form)
+        for mode, row in rows
+        if not inside(told := forecasts.converted(row, below, made, options), taken)
+    ]
     assert missed == []
 
 
@@ -125,23 +130,18 @@ SMALL: dict[str, Callable[[random.Random], bytes]] = {
 @pytest.mark.parametrize("form", ["vdi", "vmdk", "vpc", "raw", "qcow2"])
 def test_a_conversion_from_other_formats_is_as_large_as_was_predicted(tmp_path: Path, form: str, name: str) -> None:
     (tmp_path / "content").write_bytes(SMALL[name](random.Random(23)))
-    path, new = tmp_path / "disk", tmp_path / "new"
+    path = tmp_path / "disk"
     words = ["-o", "force_size=on"] if form == "vpc" else []
     qemu_img("convert", "-f", "raw", "-O", form, *words, tmp_path / "content", path)
     rows = [(mode, row_of(path, form, mode)) for mode in ("sample", "full")]
-    missed = []
-    for target, (made, options) in TARGETS.items():
-        given = [f"{key}={value}" for key, value in options.items()] + [DENSE]
-        given += ["force_size=on"] if made == "vpc" else []
-        packs = ["-c"] if "compression_type" in options or "stream" in target else []
-        qemu_img("convert", "-m", "8", "-W", *packs, "-f", form, "-O", made, "-o", ",".join(given), path, new)
-        taken = allocated(new)
-        new.unlink()
-        for mode, row in rows:
-            row.virtual_size = (tmp_path / "content").stat().st_size
-            told = forecasts.converted(row, [], made, options)
-            if told != forecasts.UNKNOWN and not inside(told, taken):
-                missed.append((target, mode, taken, told))
+    for _, row in rows:
+        row.virtual_size = (tmp_path / "content").stat().st_size
+    missed = [
+        (target, mode, taken, told)
+        for target, made, options, taken in conversions(path, form)
+        for mode, row in rows
+        if (told := forecasts.converted(row, [], made, options)) != forecasts.UNKNOWN and not inside(told, taken)
+    ]
     assert missed == []
 
 

@@ -13,6 +13,7 @@ from django.db.utils import ConnectionHandler
 
 from storage_admin.sqlite import turns
 from tests.harness.processes import wait_until
+from tests.jobs.test_claims import at_once
 
 #: Milliseconds for which SQLite itself asks again; one transaction of these tests takes longer.
 IMPATIENT = 20
@@ -51,24 +52,6 @@ def told(connection: Any) -> int:
         return int(cursor.fetchone()[0])
 
 
-def at_once(count: int, work: Any) -> list[str]:
-    """Runs it in so many threads; what they were told by errors."""
-    wrong: list[str] = []
-
-    def run(number: int) -> None:
-        try:
-            work(number)
-        except OperationalError as error:
-            wrong.append(str(error))
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return wrong
-
-
 @pytest.mark.parametrize("alone", [False, True], ids=["transactions", "single statements among transactions"])
 def test_none_of_many_that_write_at_once_is_told_that_it_is_locked(database: Any, alone: bool) -> None:
     def write(number: int) -> None:
@@ -83,7 +66,7 @@ def test_none_of_many_that_write_at_once_is_told_that_it_is_locked(database: Any
                 end(connection)
         connection.close()
 
-    assert at_once(12, write) == []
+    assert at_once(12, write) == [None] * 12
     assert told(database["default"]) == 36
 
 
@@ -115,14 +98,13 @@ def test_a_transaction_that_another_process_keeps_from_beginning_gives_its_turn_
 def test_who_reads_needs_no_turn(database: Any) -> None:
     connection = database["default"]
     begin(connection)
-    seen: list[int] = []
 
-    def read(_number: int) -> None:
-        seen.append(told(database["default"]))
+    def read(_number: int) -> int:
+        seen = told(database["default"])
         database["default"].close()
+        return seen
 
-    assert at_once(2, read) == []
-    assert seen == [0, 0]
+    assert at_once(2, read) == [0, 0]
     end(connection, "rollback")
 
 
