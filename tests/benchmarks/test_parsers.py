@@ -183,10 +183,8 @@ def test_fio_says_rate_or_operations_and_latencies(rw: str, metric: str, key: st
 
 def test_fio_mixed_tells_its_two_directions_apart() -> None:
     readings = fio.parse(text_of("fio-3.33-randrw.json"), "randrw")
-    assert [(one.metric, one.setting["direction"]) for one in readings if "latency" not in one.metric] == [
-        ("rand_read_iops", "read"),
-        ("rand_write_iops", "write"),
-    ]
+    operations = [(one.metric, one.setting["direction"]) for one in readings if "latency" not in one.metric]
+    assert operations == [("rand_read_iops", "read"), ("rand_write_iops", "write")]
     assert {one.setting["direction"] for one in readings if one.metric == "latency_p95_seconds"} == {"read", "write"}
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from images.models import Claim, Image
 from images.orphans import host_facts
-from images.orphans.evidence import Needs
 from images.rewrite import neighbours
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host, StoragePool
@@ -18,6 +17,7 @@ from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
 from tests.agent.harness import leftovers, make_image, qemu_img, reads_as, write
 from tests.agent.test_shrink import GPT, disk
+from tests.harness.patching import do_before
 from tests.images.test_linking import resolve, row
 from tests.working import ADMIN, OPERATOR, create, image_at, register, run, said, scan, succeeded, this_machine, work
 
@@ -38,11 +38,6 @@ def image(pool: Path) -> Path:
 @pytest.fixture
 def host(image: Path) -> Host:
     return image_at(image).host
-
-
-def overlay(path: Path, base: str) -> Path:
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", base, str(path)], check=True)
-    return path
 
 
 def described(path: Path) -> str:
@@ -66,7 +61,7 @@ def readable(path: Path) -> bool:
 @pytest.mark.parametrize("base", ["vm.qcow2", "{folder}/vm.qcow2", "{description}"])
 def test_an_overlay_that_came_since_the_scan_keeps_its_bases_name(image: Path, base: str) -> None:
     base = base.format(folder=image.parent, description=described(image))
-    top = overlay(image.with_name("top.qcow2"), base)
+    top = create(image.with_name("top.qcow2"), base=base)
     failed(work("convert", image_at(image).pk, ADMIN, **TO_RAW), "has_overlays")
     assert readable(top)
     assert not image.with_suffix(".raw").exists()
@@ -74,7 +69,7 @@ def test_an_overlay_that_came_since_the_scan_keeps_its_bases_name(image: Path, b
 
 
 def test_an_overlay_that_a_scan_has_not_seen_goes_on_to_read_what_keeps_its_name(image: Path) -> None:
-    top = overlay(image.with_name("top.qcow2"), image.name)
+    top = create(image.with_name("top.qcow2"), base=image.name)
     succeeded(work("convert", image_at(image).pk, ADMIN, **OTHER_OPTIONS))
     assert readable(top)
 
@@ -83,7 +78,7 @@ def test_an_overlay_that_a_scan_has_not_seen_goes_on_to_read_what_keeps_its_name
 def test_an_overlay_counts_for_every_row_of_its_bases_file(image: Path, host: Host, named_by: str) -> None:
     link = image.parent.parent / "link"
     link.symlink_to(image.parent)
-    overlay(image.with_name("top.qcow2"), str(image.parent.parent / named_by / image.name))
+    create(image.with_name("top.qcow2"), base=str(image.parent.parent / named_by / image.name))
     register(host, link)
     scan(host)
     rows = [image_at(image), image_at(link / image.name)]
@@ -98,7 +93,7 @@ def test_a_second_pool_of_the_same_folder_that_was_scanned_before_the_overlay_ca
     link.symlink_to(image.parent)
     register(host, link)
     scan(host)
-    top = overlay(image.with_name("top.qcow2"), str(image))
+    top = create(image.with_name("top.qcow2"), base=str(image))
     failed(work("convert", image_at(link / image.name).pk, ADMIN, **TO_RAW), "has_overlays")
     assert readable(top)
 
@@ -113,7 +108,7 @@ def test_overlays_are_counted_by_their_files() -> None:
 
 
 def test_an_overlay_that_describes_its_base_keeps_its_name(image: Path, host: Host) -> None:
-    overlay(image.with_name("top.qcow2"), described(image))
+    create(image.with_name("top.qcow2"), base=described(image))
     scan(host)
     assert refused("convert", image_at(image).pk, **TO_RAW) == ["has_overlays"]
     assert services.plan(ADMIN, "convert", image_at(image).pk, OTHER_OPTIONS).refusals == ()
@@ -134,7 +129,7 @@ def test_a_guests_disk_outside_of_every_pool_keeps_its_bases_name(
 
 
 def test_what_an_undo_copy_stands_on_keeps_its_name(image: Path, host: Host) -> None:
-    top = overlay(image.with_name("top.qcow2"), image.name)
+    top = create(image.with_name("top.qcow2"), base=image.name)
     write(top, 0x31, "0", "1M")
     scan(host)
     job = succeeded(work("flatten", image_at(top).pk, ADMIN, undo_hours=1))
@@ -151,13 +146,8 @@ def test_plans_of_many_images_ask_once_who_needs_them(image: Path, host: Host, m
     for number in range(3):
         create(image.with_name(f"{number}.qcow2"))
     scan(host)
-    asked, needs = list[Host](), host_facts.needs
-
-    def ask(host: Host) -> Needs:
-        asked.append(host)
-        return needs(host)
-
-    monkeypatch.setattr(host_facts, "needs", ask)
+    asked: list[Host] = []
+    do_before(monkeypatch, host_facts, "needs", asked.append)
     images = list(Image.objects.select_related("host", "pool"))
     neighbours.share(images)
     assert [(neighbours.of(one).needed_by, neighbours.of(one).needs_unknown) for one in images] == [([], "")] * 4
@@ -176,7 +166,7 @@ def written_to(image: Path, host: Host) -> Job:
 
 @pytest.mark.parametrize("seen", [False, True])
 def test_a_forced_undo_leaves_an_overlay_what_it_reads(image: Path, host: Host, written_to: Job, seen: bool) -> None:
-    top = overlay(image.with_name("top.qcow2"), image.name)
+    top = create(image.with_name("top.qcow2"), base=image.name)
     qemu_img("convert", "-O", "qcow2", top, image.parent.parent / "read.qcow2")
     if seen:
         scan(host)
@@ -200,7 +190,7 @@ def test_a_forced_undo_is_kept_from_by_a_guests_disk_elsewhere(image: Path, host
 def test_an_undo_that_changes_nothing_for_overlays_is_not_kept_from(image: Path, host: Host) -> None:
     job = succeeded(work("reclaim", image_at(image).pk, ADMIN, undo_hours=1))
     scan(host)
-    top = overlay(image.with_name("top.qcow2"), image.name)
+    top = create(image.with_name("top.qcow2"), base=image.name)
     scan(host)
     succeeded(run(services.undo(ADMIN, job)))
     assert readable(top)
@@ -214,7 +204,7 @@ def test_the_undo_of_a_repair_leaves_an_overlay_what_it_reads(image: Path, host:
     job = succeeded(work("check", image_at(image).pk, ADMIN, repair="all", undo_hours=1))
     scan(host)
     assert undo_plan(job).refusals == ()
-    overlay(image.with_name("top.qcow2"), image.name)
+    create(image.with_name("top.qcow2"), base=image.name)
     failed(run(services.undo(ADMIN, job)), "has_overlays")
     scan(host)
     assert [refusal.code for refusal in undo_plan(job).refusals] == ["has_overlays"]
@@ -223,7 +213,7 @@ def test_the_undo_of_a_repair_leaves_an_overlay_what_it_reads(image: Path, host:
 def test_the_undo_of_a_repair_of_leaks_changes_nothing_for_overlays(image: Path, host: Host) -> None:
     job = succeeded(work("check", image_at(image).pk, ADMIN, repair="leaks", undo_hours=1))
     scan(host)
-    top = overlay(image.with_name("top.qcow2"), image.name)
+    top = create(image.with_name("top.qcow2"), base=image.name)
     succeeded(run(services.undo(ADMIN, job)))
     assert readable(top)
 

@@ -1,7 +1,6 @@
 """What no scan has linked says of an orphan: an overlay that was only read, one whose base has no plain name."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,10 @@ from tests.working import ADMIN, create, image_at, run, said, scan, work
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 
 
-def overlay(path: Path, base: str, *options: str) -> None:
-    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", base, *options, str(path)]
-    subprocess.run(command, check=True)
-
-
 def test_an_overlay_that_a_scan_has_read_and_not_linked_yet_keeps_its_base(pool: Path, host: Host) -> None:
     image = orphan(pool, host)
-    overlay(pool / "new.qcow2", "left.qcow2")
+    create(pool / "new.qcow2", base="left.qcow2")
     queued = services.submit(ADMIN, "scan", host.pk, {})
-
     with pytest.MonkeyPatch.context() as patched:
         # The batch is written by itself, as when it is full; then the scan comes to nothing.
         patched.setattr(ScanRun, "finish", ScanRun._write_batch)
@@ -40,7 +33,7 @@ def test_an_overlay_that_a_scan_has_read_and_not_linked_yet_keeps_its_base(pool:
 def test_a_base_that_is_named_by_a_json_description_is_no_orphan(pool: Path, host: Host) -> None:
     create(pool / "left.qcow2")
     described = {"driver": "qcow2", "file": {"driver": "file", "filename": str(pool / "left.qcow2")}}
-    overlay(pool / "top.qcow2", "json:" + json.dumps(described))
+    create(pool / "top.qcow2", base="json:" + json.dumps(described))
     scan(host)
     image = image_at(pool / "left.qcow2")
     assert (image.orphan, image.orphan_evidence) == (
@@ -58,7 +51,8 @@ def test_an_overlay_that_came_since_keeps_what_it_misses_from_being_deleted(pool
     first = work("set_aside", image.pk, ADMIN)
     end_grace(image)
     description = json.dumps({"driver": "qcow2", "file.filename": str(pool / "left.qcow2")})
-    overlay(pool / "came.qcow2", base.format(folder=pool, description=description), "-u", "-o", "size=1M")
+    named = base.format(folder=pool, description=description)
+    create(pool / "came.qcow2", "", "-u", "-o", "size=1M", base=named)
     job = work("delete_aside", image.pk, ADMIN, confirm_name="left.qcow2")
     assert (job.state, job.error_code) == ("failed", "has_overlays"), said(job)
     assert (pool / f".sa-{first.uid}.aside").exists()

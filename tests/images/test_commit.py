@@ -86,8 +86,7 @@ def test_a_merge_whose_guest_was_led_to_the_base_meanwhile_is_not_done_again(
     assert job.needs_recovery
     files = {"overlay_b64": b64(bytes(path)), "base_b64": b64(bytes(base))}
     assert commit.owed(job.host_id) == {"merges": [{"job": job.uid, **files}], "merges_over": []}
-    blocked = services.plan(OPERATOR, "create", image_at(base).pool_id, {"name": "n.qcow2", "base": image_at(base).pk})
-    assert "busy" in {one.code for one in blocked.refusals}
+    assert "busy" in codes("create", image_at(base).pool, name="n.qcow2", base=image_at(base).pk)
     ImageUseFactory.create(image=image_at(base))
     assert commit.owed(job.host_id) == {"merges": [], "merges_over": [job.uid]}
     subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -q -P 9 0 60M", base], check=True)

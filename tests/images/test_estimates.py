@@ -21,6 +21,7 @@ from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Recorder
 from tests.agent.harness import make_image, write
 from tests.factories import HostFactory, ImageFactory, JobFactory
+from tests.harness.patching import do_after, do_before
 from tests.working import OPERATOR, image_at, reread, run, scan, scanned_machine, succeeded, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor")]
@@ -52,17 +53,15 @@ def test_images_that_are_sampled_or_scanned_are_counted_and_never_called_bytes(
     for name in ("a.qcow2", "b.qcow2"):
         make_image(tmp_path / name)
     told: list[tuple[Any, ...]] = []
-    take = Recorder.progress
 
-    def keep(self: Recorder, event: dict[str, Any]) -> None:
-        take(self, event)
-        self.flush()
+    def keep(recorder: Recorder, _: dict[str, Any]) -> None:
+        recorder.flush()
         job = Job.objects.filter(state="running").get()
         told.append(
             (job.kind, job.stage, job.progress, job.message, job.done_bytes, job.total_bytes, job.bytes_per_sec)
         )
 
-    monkeypatch.setattr(Recorder, "progress", keep)
+    do_after(monkeypatch, Recorder, "progress", keep)
     scan(this_machine(tmp_path))
     run(Job.objects.get(kind="sample"))
     assert {row[4:] for row in told} == {(None, None, None)}
@@ -79,14 +78,12 @@ def test_an_image_that_changed_while_it_was_sampled_is_sampled_again(
     path = tmp_path / "a.qcow2"
     make_image(path)
     host = scanned_machine(tmp_path)
-    on_event = Sample.on_event
 
-    def meanwhile(kind: Sample, job: Job, event: dict[str, Any]) -> None:
+    def meanwhile(*_: Any) -> None:
         write(path, 0x33, "4M", "1M")
         scan(host)
-        on_event(kind, job, event)
 
-    monkeypatch.setattr(Sample, "on_event", meanwhile)
+    do_before(monkeypatch, Sample, "on_event", meanwhile)
     run(Job.objects.get(kind="sample"))
     assert image_at(path).reclaimable_bytes is None
     assert space.due_for_estimates(host.pk).exists()

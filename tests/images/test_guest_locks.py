@@ -14,6 +14,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import claims, reaper, services
 from storage_admin.jobs.models import Job
 from tests.factories import GuestDiskFactory, GuestFactory, HostFactory, JobFactory, StoragePoolFactory
+from tests.harness.patching import do_after, do_before
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.images.away import goes_away
@@ -249,13 +250,7 @@ def test_where_that_goes_for_an_undo_the_new_image_stays_and_so_does_the_origina
     original = clone.stat().st_ino
     job = run(reclaim(clone))
     made = clone.stat().st_ino
-    look = guest_locks.look_again
-
-    def and_it_starts(undo: Job) -> None:
-        started(server)
-        look(undo)
-
-    monkeypatch.setattr(guest_locks, "look_again", and_it_starts)
+    do_before(monkeypatch, guest_locks, "look_again", lambda _: started(server))
     undo = run(services.undo(OPERATOR, job))
     assert (undo.state, undo.error_code, reread(job).undo_state) == ("failed", "both_kept", "available"), said(undo)
     assert clone.stat().st_ino == made
@@ -316,15 +311,12 @@ def test_an_agent_that_was_told_of_no_lock_or_finds_none_does_nothing(
 def test_a_worker_that_dies_with_a_lock_held_leaves_nothing_locked(
     server: ProxmoxServer, clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = guest_locks.take
-
-    def and_then_the_worker_is_gone(job: Job, image: Image) -> None:
-        take(job, image)
+    def and_then_the_worker_is_gone(job: Job, _: Image) -> None:
         Job.objects.filter(pk=job.pk).update(heartbeat=job.created - claims.LEASE * 2)
         assert reaper.reap() == 1
 
     with monkeypatch.context() as patch:
-        patch.setattr(guest_locks, "take", and_then_the_worker_is_gone)
+        do_after(patch, guest_locks, "take", and_then_the_worker_is_gone)
         job = run(reclaim(clone))
     assert (job.state, job.unlock_due, "lock:" in text(server)) == ("interrupted", True, True)
     repointing.settle()

@@ -4,7 +4,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.test import Client
 from django.utils import timezone
 
 from images import backups as of_images
@@ -16,15 +15,7 @@ from storage_admin.hosts.proxmox.backups import Backup, Backups
 from storage_admin.hosts.proxmox.reader import ProxmoxFacts
 from storage_admin.jobs import services
 from storage_admin.jobs.plan_and_progress import Plan
-from tests.factories import (
-    GuestFactory,
-    HostFactory,
-    ImageFactory,
-    ImageUseFactory,
-    JobFactory,
-    PoolSampleFactory,
-    StoragePoolFactory,
-)
+from tests.factories import GuestFactory, HostFactory, ImageFactory, ImageUseFactory, JobFactory, StoragePoolFactory
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.hosts.proxmox.test_backups import NOVEMBER, snapshot
 from tests.images.by_api import STORE, add_and_scan, at, scan, server
@@ -105,7 +96,7 @@ def test_an_image_that_a_scan_after_the_backup_had_not_found_may_not_be_in_it(
 ) -> None:
     one = image(first_seen=first_seen)
     used_by(one)
-    PoolSampleFactory.create(pool=one.pool, at=NOW - scanned)
+    one.pool.samples.create(at=NOW - scanned, capacity_bytes=100, available_bytes=40)
     assert told(one) == [("web (100)", PBS, included)]
 
 
@@ -199,7 +190,7 @@ def test_many_images_cost_no_more_queries_than_one() -> None:
     assert sorted(row["last_backup"]["at"] is None for row in answer["results"]) == [False, *[True] * 29]
 
 
-def test_pages_show_it_and_names_of_strangers_as_text(client: Client) -> None:
+def test_pages_show_it_and_names_of_strangers_as_text() -> None:
     one = image()
     guest = used_by(one, name="<script>alert(1)</script>")
     GuestBackup.objects.update(volume="<script>x:backup/vm/100/x")

@@ -8,7 +8,6 @@ import pytest
 from images.models import Image
 from images.scan import known
 from storage_admin.accounts.models import AuditEntry
-from storage_admin.agent.protocol import RefusedError
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
@@ -88,8 +87,7 @@ def test_a_copy_whose_journal_says_nothing_is_shown_and_left_alone(path: Path, l
     scan(Host.objects.get())
     [found] = known.leftovers_of(pool_of(path))
     assert (found.has_copy, found.path) == (False, None)
-    with pytest.raises(RefusedError):
-        settle(path, left, "restore")
+    assert refused_as(settle, path, left, "restore")
 
 
 def test_a_page_asks_for_the_jobs_name(path: Path, left: str) -> None:

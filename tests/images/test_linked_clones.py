@@ -10,6 +10,7 @@ from images.rewrite import linked_clones, repointing
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import claims, reaper, services
 from storage_admin.jobs.models import Job
+from tests.harness.patching import do_after, raising
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.images.away import goes_away
@@ -116,16 +117,13 @@ def test_a_missing_right_is_named_before_any_work(server: ProxmoxServer, host: H
 def test_an_agent_that_dies_between_leaves_a_whole_image_and_the_ids_are_put_right(
     server: ProxmoxServer, host: Host, clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lead = linked_clones.lead_to_the_flat_one
-
     def and_then_the_worker_is_gone(job: Job) -> None:
-        lead(job)
         assert conf(server)["scsi0"].startswith(OWN)
         assert holds(clone)  # either id leads to the file, which is an overlay still
         Job.objects.filter(pk=job.pk).update(heartbeat=job.created - claims.LEASE * 2)
         assert reaper.reap() == 1
 
-    monkeypatch.setattr(linked_clones, "lead_to_the_flat_one", and_then_the_worker_is_gone)
+    do_after(monkeypatch, linked_clones, "lead_to_the_flat_one", and_then_the_worker_is_gone)
     job = run(flatten(clone))
     assert job.state == "interrupted"
     assert holds(clone)
@@ -137,11 +135,8 @@ def test_an_agent_that_dies_between_leaves_a_whole_image_and_the_ids_are_put_rig
 def test_a_swap_that_nobody_could_write_down_keeps_the_new_id(
     server: ProxmoxServer, host: Host, clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(kind: Flatten, job: Job, result: dict[str, Any]) -> dict[str, Any]:
-        raise ValueError("the worker is gone")
-
     with monkeypatch.context() as patch:
-        patch.setattr(Flatten, "record", lost)
+        patch.setattr(Flatten, "record", raising(ValueError("the worker is gone")))
         job = run(flatten(clone))
     assert (job.state, job.needs_recovery) == ("failed", True)
     assert conf(server)["scsi0"].startswith(OWN)
@@ -174,14 +169,13 @@ def test_a_change_that_is_cut_off_in_the_middle_is_put_back_with_every_line(
 def test_a_guest_that_is_locked_when_it_is_put_back_is_waited_for(
     server: ProxmoxServer, host: Host, clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lead, machine = linked_clones.lead_to_the_flat_one, server.world.guests["vm", 101]
+    machine = server.world.guests["vm", 101]
 
     def and_then_a_backup_begins(job: Job) -> None:
-        lead(job)
         machine.text += "lock: backup\n"
         Job.objects.filter(pk=job.pk).update(cancel_requested=True)
 
-    monkeypatch.setattr(linked_clones, "lead_to_the_flat_one", and_then_a_backup_begins)
+    do_after(monkeypatch, linked_clones, "lead_to_the_flat_one", and_then_a_backup_begins)
     job = run(flatten(clone))
     assert (job.state, job.repoint_due) == ("cancelled", True), said(job)
     assert any("changed later" in line for line in said(job))

@@ -13,6 +13,7 @@ from storage_admin.hosts.shells import LocalShell
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.factories import HostFactory, JobFactory
+from tests.harness.patching import do_after
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.images.linked import (
@@ -30,7 +31,7 @@ from tests.images.linked import (
     store,
 )
 from tests.images.node import scanned
-from tests.working import OPERATOR, image_at, reread, run, said, succeeded
+from tests.working import OPERATOR, codes, image_at, reread, run, said, succeeded
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_reserve")]
 
@@ -40,14 +41,11 @@ __all__ = ["by_command", "clone", "host", "server", "store"]
 def test_an_api_that_is_away_when_it_is_put_back_is_asked_again(
     server: ProxmoxServer, host: Host, clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lead = linked_clones.lead_to_the_flat_one
-
     def and_then_it_is_cancelled(job: Job) -> None:
-        lead(job)
         Job.objects.filter(pk=job.pk).update(cancel_requested=True)
         Host.objects.filter(pk=host.pk).update(port=1)
 
-    monkeypatch.setattr(linked_clones, "lead_to_the_flat_one", and_then_it_is_cancelled)
+    do_after(monkeypatch, linked_clones, "lead_to_the_flat_one", and_then_it_is_cancelled)
     job = flatten(clone)
     job.host.refresh_from_db()
     ended = run(job)
@@ -67,15 +65,13 @@ def test_one_vm_that_cannot_be_changed_keeps_no_other_from_it(
     second = OnDisk(first.file.with_name("102.conf"), 102, first.text.replace("clone", "second"))
     server.world.guests["vm", 102] = second
     scanned(host)
-    lead = linked_clones.lead_to_the_flat_one
 
     def and_then_the_first_is_locked(job: Job) -> None:
-        lead(job)
         assert {one["uid"] for one in job.kept["volumes"]} == {"101", "102"}
         first.text += "lock: backup\n"
         Job.objects.filter(pk=job.pk).update(cancel_requested=True)
 
-    monkeypatch.setattr(linked_clones, "lead_to_the_flat_one", and_then_the_first_is_locked)
+    do_after(monkeypatch, linked_clones, "lead_to_the_flat_one", and_then_the_first_is_locked)
     job = run(flatten(clone))
     assert (job.state, job.repoint_due) == ("cancelled", True), said(job)
     assert second.conf.now["scsi0"].startswith(LINKED)
@@ -97,9 +93,7 @@ def test_what_has_no_way_to_the_configuration_is_refused(host: Host, clone: Path
     Host.objects.filter(pk=host.pk).update(token_id="", kind="ssh", transport="forced", slug="other", address="h")
     (refusal,) = services.plan(OPERATOR, "flatten", image_at(clone).pk, {}).refusals
     assert (refusal.code, "API token" in refusal.detail) == ("guest_records_chain", True)
-    options = {"format": "qcow2", "replace": True}
-    codes = [one.code for one in services.plan(OPERATOR, "convert", image_at(clone).pk, options).refusals]
-    assert "guest_records_chain" in codes
+    assert "guest_records_chain" in codes("convert", image_at(clone), format="qcow2", replace=True)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +110,7 @@ def test_what_the_configuration_would_not_take_is_refused_in_the_plan(
 ) -> None:
     server.world.guests["vm", 101].text = text
     scanned(host)
-    refusals = services.plan(OPERATOR, "flatten", image_at(clone).pk, {}).refusals
-    assert [one.code for one in refusals] == ([code] if code else [])
+    assert codes("flatten", image_at(clone)) == ({code} if code else set())
 
 
 # Longer than a heart's beat: that would wait for this test's own transaction.

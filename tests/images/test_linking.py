@@ -67,11 +67,7 @@ def test_a_cycle_is_one_with_all_that_stands_on_it(length: int) -> None:
     cycle = [row(number, number % length + 1) for number in range(1, length + 1)]
     answers = resolve(*cycle, row(20, 1), row(21, 20), row(30))
     assert {answers[number].state for number in [*range(1, length + 1), 20, 21]} == {"chain_cycle"}
-    assert (answers[1].chain_depth, answers[20].chain_depth, answers[21].chain_depth) == (
-        length,
-        length + 1,
-        length + 2,
-    )
+    assert [answers[number].chain_depth for number in (1, 20, 21)] == [length, length + 1, length + 2]
     assert {answers[number].root_id for number in (1, length, 20, 21)} == {1}
     assert answers[30].state == "ok"
 

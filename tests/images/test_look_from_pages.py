@@ -4,15 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.test import Client
 from django.urls import reverse
 
 from storage_admin.jobs.models import Job
-from tests.factories import UserFactory
 from tests.images.readers import scanned_while_read
 from tests.web.confirming import confirm, hidden, planned
 from tests.web.html import tags_of
-from tests.working import image_at, scan
+from tests.working import client_as, image_at, scan
 
 PRIMARY = "btn btn-primary"
 pytestmark = [
@@ -21,8 +19,8 @@ pytestmark = [
 ]  # fmt: skip
 
 
-def test_the_plan_page_shows_the_old_fact_at_once_and_then_the_new_one(path: Path, client: Client) -> None:
-    client.force_login(UserFactory.create(role="operator"), "django.contrib.auth.backends.ModelBackend")
+def test_the_plan_page_shows_the_old_fact_at_once_and_then_the_new_one(path: Path) -> None:
+    client = client_as(role="operator")
     address = reverse("check", args=[image_at(path).pk])
     with scanned_while_read(path):
         page = client.get(address).content.decode()
@@ -35,8 +33,8 @@ def test_the_plan_page_shows_the_old_fact_at_once_and_then_the_new_one(path: Pat
 
 
 @pytest.mark.parametrize("was", ["in use", "missing"])
-def test_an_images_page_is_fetched_anew_where_a_look_tells_something_else(path: Path, client: Client, was: str) -> None:
-    client.force_login(UserFactory.create(role="operator"), "django.contrib.auth.backends.ModelBackend")
+def test_an_images_page_is_fetched_anew_where_a_look_tells_something_else(path: Path, was: str) -> None:
+    client = client_as(role="operator")
     if was == "missing":
         away = path.rename(path.with_name("away"))
         scan(image_at(path).host)
@@ -63,8 +61,8 @@ def test_an_images_page_is_fetched_anew_where_a_look_tells_something_else(path: 
     assert ("HX-Trigger" in again, 'id="facts-age" hx-swap-oob="true"' in again.content.decode()) == (False, True)
 
 
-def test_an_orphans_page_shows_the_old_fact_at_once_and_then_the_new_one(path: Path, client: Client) -> None:
-    client.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
+def test_an_orphans_page_shows_the_old_fact_at_once_and_then_the_new_one(path: Path) -> None:
+    client = client_as(role="admin")
     address = reverse("set_aside", args=[image_at(path).pk])
 
     def plan_in(page: str) -> tuple[bool, bool, bool]:
@@ -82,10 +80,8 @@ def test_an_orphans_page_shows_the_old_fact_at_once_and_then_the_new_one(path: P
     assert client.post(address, {"grace_days": "7"}).status_code == 302
 
 
-def test_a_job_without_an_undo_copy_is_confirmed_also_where_the_last_scan_stood_against_it(
-    path: Path, client: Client
-) -> None:
-    client.force_login(UserFactory.create(role="operator"), "django.contrib.auth.backends.ModelBackend")
+def test_a_job_without_an_undo_copy_is_confirmed_also_where_the_last_scan_stood_against_it(path: Path) -> None:
+    client = client_as(role="operator")
     form, address = {"undo_hours": "0", "method": "copy"}, reverse("reclaim", args=[image_at(path).pk])
     shown = planned(client.get(address, form).content.decode())
     with scanned_while_read(path):
@@ -93,8 +89,8 @@ def test_a_job_without_an_undo_copy_is_confirmed_also_where_the_last_scan_stood_
     assert not Job.objects.filter(kind="reclaim").exists()
 
 
-def test_many_images_are_planned_and_queued_together_as_they_are_now(path: Path, client: Client) -> None:
-    client.force_login(UserFactory.create(role="operator"), "django.contrib.auth.backends.ModelBackend")
+def test_many_images_are_planned_and_queued_together_as_they_are_now(path: Path) -> None:
+    client = client_as(role="operator")
     image = image_at(path)
     with scanned_while_read(path):
         form = {"image": str(image.pk), "method": "copy", "undo_hours": "1", "confirmed": "1"}
@@ -102,8 +98,8 @@ def test_many_images_are_planned_and_queued_together_as_they_are_now(path: Path,
     assert Job.objects.filter(kind="reclaim", target_id=image.pk, state="queued").count() == 1
 
 
-def test_a_plan_by_rest_is_of_the_image_as_it_is_now(path: Path, client: Client) -> None:
-    client.force_login(UserFactory.create(role="operator"), "django.contrib.auth.backends.ModelBackend")
+def test_a_plan_by_rest_is_of_the_image_as_it_is_now(path: Path) -> None:
+    client = client_as(role="operator")
     body = {"kind": "check", "image": image_at(path).pk, "dry_run": True}
     with scanned_while_read(path):
         answer = client.post("/api/v1/jobs/", body, content_type="application/json")

@@ -22,7 +22,7 @@ from tests.agent.test_lvm import GROUPS, MIB, VOLUMES
 from tests.agent.test_thin import NUMBERED, Tools, pool
 from tests.factories import HostFactory, JobFactory, StoragePoolFactory
 from tests.guests.test_other_pools import LOGICAL, Node, disk, domain, image, node
-from tests.working import ADMIN, client_as, run, scan, scanned_machine, this_machine, work
+from tests.working import ADMIN, client_as, codes, run, scan, scanned_machine, this_machine, work
 
 __all__ = ["node", "pool"]
 
@@ -100,21 +100,19 @@ def test_a_group_with_nothing_in_it_is_a_pool_to_move_disks_to(lvm_says: Says) -
 )
 def test_no_plan_changes_a_group_that_others_manage(lvm_says: Says, changes: dict[str, str]) -> None:
     host = this_machine()
-    for more, codes in (({}, set()), (changes, {"shared_pool"})):
+    for more, refused in (({}, set()), (changes, {"shared_pool"})):
         lvm_says([GROUPS[0] | more] * 2, VOLUMES)  # a line for each disk
         scan(host)
         assert pools()["vg0"].capacity_bytes == 1065353216
         for one in pools().values():
             told = client_as().get(f"/api/v1/pools/{one.pk}/").json()["changes_refused"]
-            assert bool(told) is bool(codes)
+            assert bool(told) is bool(refused)
             assert not told or told in client_as().get(f"/pools/{one.pk}/").content.decode()
         for name in ("thick", "thin1"):
-            found = {one.code for one in services.plan(ADMIN, "set_aside", image(name).pk, {}).refusals}
-            assert found & {"shared_pool"} == codes
+            assert codes("set_aside", image(name), ADMIN) & {"shared_pool"} == refused
         for name in ("vg0", "vg0/pool0"):
-            options = {"target_pool": pools()[name].pk}
-            found = {one.code for one in services.plan(ADMIN, "move", image("idle").pk, options).refusals}
-            assert found & {"shared_pool"} == codes
+            found = codes("move", image("idle"), ADMIN, target_pool=pools()[name].pk)
+            assert found & {"shared_pool"} == refused
 
 
 def test_sums_count_a_thin_pool_within_its_group_and_a_group_that_two_hosts_see_once(lvm_says: Says) -> None:
@@ -324,8 +322,7 @@ def test_what_a_snapshot_with_blocks_of_its_own_stands_on_is_refused_in_the_plan
     other = StoragePoolFactory.create(host=image(name).host, kind="lvm", path="/dev/vg9", path_bytes=b"")
     StoragePool.objects.filter(pk=other.pk).update(shared_key="lvm u9")
     options = {"target_pool": other.pk} if kind == "move" else {}
-    codes = {one.code for one in services.plan(ADMIN, kind, image(name).pk, options).refusals}
-    assert codes == ({code} if code else set())
+    assert codes(kind, image(name), ADMIN, **options) == ({code} if code else set())
 
 
 def test_zeros_that_others_share_are_nothing_that_a_thin_volume_could_give_back(lvm_says: Says, pool: Tools) -> None:

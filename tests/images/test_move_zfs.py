@@ -75,9 +75,9 @@ def test_what_a_new_volume_takes_on_raidz_is_foretold_with_its_parity(image: Ima
 def test_a_volume_goes_into_another_dataset_or_a_file(image: Image) -> None:
     pool, path = StoragePool.objects.get(name="data"), f"/dev/zvol/tank/{DISK.replace(' ', '+')}"
     volume = Image.objects.get(path=path)
-    plan = services.plan(OPERATOR, "move", volume.pk, {"target_pool": pool.pk, "target_name": "other"})
-    assert [one.code for one in plan.refusals] == []
-    job = services.submit(OPERATOR, "move", volume.pk, {"target_pool": pool.pk, "target_name": "other"})
+    wanted = {"target_pool": pool.pk, "target_name": "other"}
+    assert codes("move", volume, **wanted) == set()
+    job = services.submit(OPERATOR, "move", volume.pk, wanted)
     asked = Move().request(job)
     assert (Move().verb_for(job), asked["backend"], asked["group"], asked["name"]) == (
         "volume_to_volume", "zfs", "tank", DISK

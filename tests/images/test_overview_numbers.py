@@ -9,15 +9,7 @@ from images.rewrite import record, space
 from images.selectors import Won, overview
 from storage_admin.accounts.models import SYSTEM
 from storage_admin.hosts.models import StoragePool
-from tests.factories import (
-    GIB,
-    HostFactory,
-    ImageFactory,
-    ImageUseFactory,
-    JobFactory,
-    PoolSampleFactory,
-    StoragePoolFactory,
-)
+from tests.factories import GIB, HostFactory, ImageFactory, ImageUseFactory, JobFactory, StoragePoolFactory
 from tests.ledger.rows import freed, held
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
@@ -26,9 +18,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 def test_an_empty_dashboard_knows_nothing_and_says_so() -> None:
     seen = overview(SYSTEM)
     totals = seen.totals
-    assert (totals.capacity_bytes, totals.allocated_bytes, totals.reclaimable_bytes, totals.overcommit_ratio) == (
-        None,
-    ) * 4
+    assert {totals.capacity_bytes, totals.allocated_bytes, totals.reclaimable_bytes, totals.overcommit_ratio} == {None}
     assert (totals.images_count, seen.pools, seen.win_back_now, seen.needs_a_look) == (0, (), (), ())
 
 
@@ -115,7 +105,8 @@ def grow(pool, per_day: int, hours: int) -> None:  # type: ignore[no-untyped-def
     now = timezone.now()
     for age in range(0, hours + 1, 6):
         available = pool.available_bytes + per_day * age // 24
-        PoolSampleFactory.create(pool=pool, at=now - timedelta(hours=age), available_bytes=available)
+        at = now - timedelta(hours=age)
+        pool.samples.create(at=at, capacity_bytes=pool.capacity_bytes, available_bytes=available)
 
 
 def test_days_until_full_follow_the_growth() -> None:

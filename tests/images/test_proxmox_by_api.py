@@ -1,7 +1,6 @@
 """Images of nodes of Proxmox VE that are reached by their API alone: what it tells, once, and never more than that."""
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -10,17 +9,17 @@ from images import selectors
 from images.models import Image
 from images.scan import minutes, shared_storages, stopped_guests
 from images.scan.run import ScanRun
-from storage_admin.agent.protocol import RefusedError
 from storage_admin.events.models import Alert
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host, PoolMinute, StoragePool
 from storage_admin.jobs import services
 from tests.factories import ImageFactory, StoragePoolFactory
+from tests.harness.patching import do_before
 from tests.harness.proxmox.cluster import SHARED
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import ALL, AUDITOR
 from tests.images.by_api import STORE, add, add_and_scan, at, nodes, scan, server
-from tests.working import OPERATOR, refused_as, reread, run
+from tests.working import OPERATOR, codes, refused_as, reread, run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -40,11 +39,8 @@ def test_the_images_of_a_folder_are_listed_with_what_the_api_tells(server: Proxm
     left = at(f"{STORE}/999/vm-999-disk-0.qcow2")
     assert (left.in_use, left.orphan) == (None, None)
     pool = image.pool
-    assert (pool.name, pool.images_count, pool.allocated_bytes) == (
-        "store",
-        len(told),
-        sum(one["used"] for one in told),
-    )
+    assert (pool.name, pool.images_count) == ("store", len(told))
+    assert pool.allocated_bytes == sum(one["used"] for one in told)
     told_of = next(one for one in server.world.statuses if one["storage"] == "store")
     assert (pool.used_bytes, pool.available_bytes) == (told_of["used"], told_of["avail"])
     assert pool.last_scanned is not None
@@ -89,15 +85,8 @@ def test_a_base_that_is_not_listed_and_one_that_is_no_file_are_said(server: Prox
 
 def test_what_the_api_does_not_tell_is_unknown_and_not_0(server: ProxmoxServer) -> None:
     world = server.world
-    world.statuses = [
-        one
-        | (
-            {"active": 1, "total": 10**11, "used": 10**10, "avail": 9 * 10**10}
-            if one["type"] in ("lvmthin", "rbd")
-            else {}
-        )
-        for one in world.statuses
-    ]
+    active = {"active": 1, "total": 10**11, "used": 10**10, "avail": 9 * 10**10}
+    world.statuses = [one | (active if one["type"] in ("lvmthin", "rbd") else {}) for one in world.statuses]
     world.volumes["local-lvm"] = [
         {"volid": "local-lvm:vm-110-disk-0", "content": "images", "format": "raw", "size": 4 << 30, "vmid": 110}
     ]
@@ -117,9 +106,8 @@ def test_what_the_api_does_not_tell_is_unknown_and_not_0(server: ProxmoxServer) 
     assert (totals.measured_count, totals.images_count) == (12, 15)
     chain = selectors.chain_of(volume)
     assert (chain.allocated_size, chain.virtual_size) == (None, 4 << 30)
-    plan = services.plan(OPERATOR, "reclaim", volume.pk, {})
-    assert plan.before_bytes is None
-    assert {one.code for one in plan.refusals} == {"tool_missing"}
+    assert services.plan(OPERATOR, "reclaim", volume.pk, {}).before_bytes is None
+    assert codes("reclaim", volume) == {"tool_missing"}
 
 
 def test_a_file_that_is_not_what_its_name_says_has_no_size(server: ProxmoxServer) -> None:
@@ -134,17 +122,13 @@ def test_a_file_that_is_not_what_its_name_says_has_no_size(server: ProxmoxServer
 def test_every_job_there_is_refused_with_what_to_do(server: ProxmoxServer, kind: str) -> None:
     scan(add(server))
     image = at(f"{STORE}/102/vm-102-disk-0.qcow2")
-    assert (
-        refused_as(services.submit, OPERATOR, kind, image.pk, {"format": "raw"} if kind == "convert" else {})
-        == "tool_missing"
-    )
+    options = {"format": "raw"} if kind == "convert" else {}
+    assert refused_as(services.submit, OPERATOR, kind, image.pk, options) == "tool_missing"
 
 
 @pytest.mark.parametrize("kind", ["recover", "sample"])
 def test_work_on_the_whole_node_is_refused_as_well(server: ProxmoxServer, kind: str) -> None:
-    host = add(server)
-    with pytest.raises(RefusedError, match="tool_missing"):
-        services.submit(OPERATOR, kind, host.pk, {})
+    assert refused_as(services.submit, OPERATOR, kind, add(server).pk, {}) == "tool_missing"
 
 
 def test_what_went_has_vanished_and_what_changed_is_written_again(server: ProxmoxServer) -> None:
@@ -224,22 +208,18 @@ def test_two_nodes_that_are_scanned_at_the_same_time_list_a_shared_storage_once(
     nodes: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = nodes
-    finish = ScanRun.finish
     begun: list[int] = []
 
-    def late(run: ScanRun) -> dict[str, Any]:
+    def late(run: ScanRun) -> None:
         if not begun:  # the second node's whole scan runs while that of the first is about to end
             begun.append(run.job.pk)
             scan(second)
             assert Image.objects.filter(host=second).count() == 2
-        return finish(run)
 
-    monkeypatch.setattr(ScanRun, "finish", late)
+    do_before(monkeypatch, ScanRun, "finish", late)
     scan(first)
-    assert sorted(Image.every.values_list("host_id", "name")) == [
-        (first.pk, "vm-501-disk-0.qcow2"),
-        (first.pk, "vm-502-disk-0.qcow2"),
-    ]
+    rows = [(first.pk, f"vm-{number}-disk-0.qcow2") for number in (501, 502)]
+    assert sorted(Image.every.values_list("host_id", "name")) == rows
     assert "listed at another node" in StoragePool.objects.get(host=second, name="nfs").state_detail
 
 

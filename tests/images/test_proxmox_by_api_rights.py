@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from django.test import Client
 
 from images.models import Image
 from images.rewrite import neighbours
@@ -14,13 +13,13 @@ from storage_admin.hosts import secrets
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.proxmox import registration
 from storage_admin.jobs import services
-from tests.factories import UserFactory
+from tests.harness.patching import raising
 from tests.harness.proxmox import world
 from tests.harness.proxmox.schema import DATA
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import AUDITOR, SECRET
 from tests.images.by_api import STORE, add, add_and_scan, at, nodes, scan, server
-from tests.working import OPERATOR, refused_as, reread, run
+from tests.working import OPERATOR, client_as, codes, refused_as, reread, run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -33,23 +32,20 @@ def test_a_node_that_stops_answering_in_the_middle_of_a_scan_is_told_and_keeps_w
     server.world.allow(*AUDITOR)
     host = add_and_scan(server)
     known, seen = host.capabilities, host.last_seen
-
-    def silent(*_: Any, **__: Any) -> Any:
-        raise HostError("It took the request and did not answer in time.", "host_unreachable")
-
-    monkeypatch.setattr(registration, "facts_of", silent)
+    silent = HostError("It took the request and did not answer in time.", "host_unreachable")
+    monkeypatch.setattr(registration, "facts_of", raising(silent))
     job = run(services.submit(OPERATOR, "scan", host.pk, {}))
     assert (job.state, job.error_code) == ("failed", "host_unreachable")
     assert (reread(host).status, host.capabilities, host.last_seen) == ("unreachable", known, seen)
     assert host.capabilities["missing_rights"]
 
 
-def test_pages_and_answers_show_what_is_unknown_as_unknown(server: ProxmoxServer, client: Client) -> None:
+def test_pages_and_answers_show_what_is_unknown_as_unknown(server: ProxmoxServer) -> None:
     for row in server.world.volumes["store"]:
         row.pop("used")
     host = add_and_scan(server)
     image = at(f"{STORE}/102/vm-102-disk-0.qcow2")
-    client.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
+    client = client_as(role="admin")
     told = client.get(f"/api/v1/images/{image.pk}/").json()
     assert (told["allocated_size"], told["file_size"], told["virtual_size"]) == (None, None, 10737418240)
     assert client.get(f"/api/v1/images/{image.pk}/chain/").json()["allocated_size"] is None
@@ -152,8 +148,7 @@ def test_snapshots_that_are_files_are_shown_in_the_chain_of_their_disk(server: P
     assert [(use.disk.guest.uid, use.disk.only_in) for use in below.uses.all()] == [("130", "s1")]
     part = neighbours.snapshot_part(below)
     assert (part.sentence if part else "") == "The snapshot s1 of VM 130"
-    codes = [one.code for one in services.plan(OPERATOR, "flatten", top.pk, {}).refusals]
-    assert "in_snapshot_chain" in codes
+    assert "in_snapshot_chain" in codes("flatten", top)
 
 
 def test_a_token_that_is_refused_is_no_host_that_is_away(server: ProxmoxServer) -> None:
@@ -166,11 +161,11 @@ def test_a_token_that_is_refused_is_no_host_that_is_away(server: ProxmoxServer) 
     assert Image.objects.filter(host=host, missing_since=None).exists()
 
 
-def test_what_only_a_header_tells_is_shown_as_unknown(server: ProxmoxServer, client: Client) -> None:
+def test_what_only_a_header_tells_is_shown_as_unknown(server: ProxmoxServer) -> None:
     host = add_and_scan(server)
     image = Image.objects.filter(host=host, format="qcow2").first()
     assert image is not None
-    client.force_login(UserFactory.create(role="viewer"))
+    client = client_as(role="viewer")
     page = client.get(f"/images/{image.pk}/").content.decode()
     assert "not used by this format" not in page
     assert page.count("no agent has read the header") == 2

@@ -14,13 +14,12 @@ from images.scan.run import ScanRun
 from images.selectors.overview import overview
 from storage_admin.hosts import asking
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.test_rbd import DATA, FSID, MIB, Says, ceph
 from tests.factories import HostFactory, ImageFactory, StoragePoolFactory
 from tests.guests.test_other_pools import RBD, Node, disk, domain, image, node
 from tests.images.test_lvm import listed, pools
-from tests.working import ADMIN, client_as, scan, scanned_machine, this_machine
+from tests.working import ADMIN, client_as, codes, scan, scanned_machine, this_machine
 
 __all__ = ["ceph", "node"]
 
@@ -185,5 +184,4 @@ def test_an_image_that_ceph_cannot_open_is_damaged_and_not_gone(on_a_node: Says)
 def test_no_job_on_files_works_on_an_image_of_ceph(on_a_node: Says, kind: str) -> None:
     scan(this_machine())
     given: dict[str, dict[str, Any]] = {"convert": {"format": "qcow2"}, "grow": {"size_bytes": 128 * MIB}}
-    plan = services.plan(ADMIN, kind, image("vm-102-disk-0").pk, given.get(kind, {}))
-    assert "unsupported_pool" in {one.code for one in plan.refusals}
+    assert "unsupported_pool" in codes(kind, image("vm-102-disk-0"), ADMIN, **given.get(kind, {}))

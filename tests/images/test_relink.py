@@ -89,7 +89,7 @@ def test_an_unproven_one_is_checked_only_for_an_admin_and_where_looking_inside_i
     with pytest.raises(ForbiddenError):
         codes("relink", image_at(path), base=other, accept_unproven=True)
     wanted = {"base": other, "accept_unproven": True}
-    assert {one.code for one in services.plan(ADMIN, "relink", image.pk, wanted).refusals} == {"inside_off"}
+    assert codes("relink", image, ADMIN, **wanted) == {"inside_off"}
     StoragePool.objects.update(look_inside=True)
     before = path.read_bytes()
     job = work("relink", image.pk, ADMIN, **wanted)
@@ -110,9 +110,7 @@ def test_what_is_older_or_of_another_size_than_what_was_lost_is_not_even_checked
     found = {one.image.name: bool(one.other) for one in candidates(image_at(path))}
     assert found == {"older.qcow2": True, "longer.qcow2": True, "other.qcow2": False}
     for wrong in (older, longer):
-        wanted = {"base": str(wrong), "accept_unproven": True}
-        plan = services.plan(ADMIN, "relink", image_at(path).pk, wanted)
-        assert {one.code for one in plan.refusals} == {"unproven"}
+        assert codes("relink", image_at(path), ADMIN, base=str(wrong), accept_unproven=True) == {"unproven"}
 
 
 @pytest.fixture
@@ -144,8 +142,7 @@ def test_what_the_check_found_stands_with_each_file_and_the_sound_one_is_taken(s
     assert rows[str(wrong)]["against"]["code"] == "filesystem_damaged"
     assert (rows[str(moved)]["filesystems"], rows[str(moved)]["against"]) == ([], None)
     assert rows[str(moved)]["danger"]
-    wanted = {"base": str(wrong), "accept_unproven": True}
-    assert {one.code for one in services.plan(ADMIN, "relink", image.pk, wanted).refusals} == {"filesystem_damaged"}
+    assert codes("relink", image, ADMIN, base=str(wrong), accept_unproven=True) == {"filesystem_damaged"}
     address = f"/images/{image.pk}/relink/"
     sent = {"base": str(moved), "accept_unproven": "true"}
     page = browser.get(address, sent)

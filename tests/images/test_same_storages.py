@@ -51,7 +51,12 @@ def scanned(*pools: StoragePool) -> None:
 
 
 def are_one(one: StoragePool, other: StoragePool) -> str:
-    """What they are taken for."""
+    """What they are taken for once both were scanned."""
+    scanned(one, other)
+    return taken_for(one, other)
+
+
+def taken_for(one: StoragePool, other: StoragePool) -> str:
     pairs = [pair for pair in shared_storages.shared(one.host) if pair.other.pk == other.pk]
     counted = overview(SYSTEM).totals.pools_counted
     assert len(pairs) <= 1
@@ -67,7 +72,6 @@ def are_one(one: StoragePool, other: StoragePool) -> str:
 def test_the_same_number_of_the_same_server_is_one_storage_by_whatever_path() -> None:
     one = pool("nfs:nas:/vm", fsid="b4e88f8e55655aab")
     other = pool("nfs:192.0.2.1:/srv/vm", version="3", fsid="b4e88f8e55655aab", path="/srv/other")
-    scanned(one, other)
     assert are_one(one, other) == "one"
     assert (one.fs_key, other.fs_key) == ("nfs:nas:/vm", "nfs:nas:/vm")
     assert (other.told_fs_key, other.mount["shared_key"]) == ("nfs:192.0.2.1:/srv/vm", "nfs:192.0.2.1:/srv/vm/")
@@ -76,14 +80,12 @@ def test_the_same_number_of_the_same_server_is_one_storage_by_whatever_path() ->
 def test_servers_that_are_set_to_the_same_number_are_two() -> None:
     one, other = pool("nfs:one:/", fsid="0"), pool("nfs:two:/", fsid="0", addresses=["192.0.2.2"])
     image(one, "a.qcow2"), image(other, "b.qcow2", 10)
-    scanned(one, other)
     assert are_one(one, other) == "two"
 
 
 def test_one_name_that_leads_to_other_servers_is_not_taken_for_one_storage() -> None:
     one, other = pool("nfs:nas:/vm", fsid="1"), pool("nfs:nas:/vm", fsid="2", addresses=["192.0.2.2"])
     image(one, "a.qcow2"), image(other, "b.qcow2", 10)
-    scanned(one, other)
     assert are_one(one, other) == "maybe"
     assert one.shared_key != other.shared_key
 
@@ -92,11 +94,10 @@ def test_a_server_that_was_installed_anew_is_another_one_until_both_have_mounted
     before = pool("nfs:nas:/vm", fsid="1", inode=542)
     after = pool("nfs:nas:/vm", fsid="2", inode=77)
     scanned(after)
-    assert are_one(after, before) == "maybe"
+    assert taken_for(after, before) == "maybe"
     before.mount |= {"fsid": "2", "inode": 77}
     before.save()
-    scanned(before, after)
-    assert are_one(after, before) == "one"
+    assert are_one(before, after) == "one"
 
 
 def _two_addresses() -> tuple[StoragePool, StoragePool]:
@@ -107,7 +108,6 @@ def test_by_two_addresses_a_file_that_was_changed_while_both_were_known_proves_o
     one, other = _two_addresses()
     for where in (one, other):
         image(where, "a.qcow2", 9, SINCE_NS)
-    scanned(one, other)
     assert are_one(one, other) == "one"
     assert overview(SYSTEM).totals.images_count == 1
 
@@ -115,7 +115,6 @@ def test_by_two_addresses_a_file_that_was_changed_while_both_were_known_proves_o
 def test_what_two_servers_have_from_one_template_proves_nothing_and_protects() -> None:
     one, other = _two_addresses()
     pairs = [(image(one, f"{number}.qcow2", number), image(other, f"{number}.qcow2", number)) for number in (9, 10)]
-    scanned(one, other)
     assert are_one(one, other) == "maybe"
     assert overview(SYSTEM).totals.images_count == 2
     locked = {lock.key for lock in locks_on(pairs[0][0], exclusive=True)}
@@ -126,14 +125,12 @@ def test_what_two_servers_have_from_one_template_proves_nothing_and_protects() -
 def test_a_file_that_only_has_the_same_name_and_number_proves_nothing() -> None:
     one, other = _two_addresses()
     image(one, "a.qcow2", 9, SINCE_NS), image(other, "a.qcow2", 9, SINCE_NS + 1)
-    scanned(one, other)
     assert are_one(one, other) == "maybe"
 
 
 def test_another_number_of_the_filesystem_speaks_against_equal_files() -> None:
     one, other = pool("nfs:nas:/vm", fsid="1"), pool("nfs:copy:/vm", fsid="2", addresses=["192.0.2.2"])
     image(one, "a.qcow2", 9, SINCE_NS), image(other, "a.qcow2", 9, SINCE_NS)
-    scanned(one, other)
     assert are_one(one, other) == "maybe"
 
 
@@ -142,10 +139,8 @@ def test_the_servers_own_folder_is_the_storage_that_others_mount() -> None:
         "fs:machine:185c33b5:", version=None, addresses=["192.0.2.1", "fd00::1"], path="/srv/vm", inode=542, dev="65024"
     )
     mounted = pool("nfs:nas:/vm", inode=542)
-    scanned(own, mounted)
     assert are_one(own, mounted) == "maybe"  # nothing is in it
     here, there = image(own, "a.qcow2"), image(mounted, "a.qcow2")
-    scanned(own, mounted)
     assert are_one(own, mounted) == "one"
     assert shared_storages.rows_elsewhere(here) == [there.pk]
 
@@ -164,7 +159,6 @@ def test_own_folders_of_two_machines_are_two() -> None:
     one = pool("fs:one:u:", version=None, path="/srv/vm")
     other = pool("fs:two:u:", version=None, path="/srv/vm")
     image(one, "a.qcow2", 9, SINCE_NS), image(other, "a.qcow2", 9, SINCE_NS)
-    scanned(one, other)
     assert are_one(one, other) == "two"
 
 
@@ -191,7 +185,6 @@ def test_one_export_that_a_host_has_mounted_twice_is_one_and_its_images_are_one(
     one = pool("nfs:nas:/vm", fsid="5")
     other = pool("nfs:nas:/srv/vm", fsid="5", version="3", host=one.host, path="/mnt/again", dev="42")
     here, there = image(one, "a.qcow2"), image(other, "a.qcow2")
-    scanned(one, other)
     assert are_one(one, other) == "one"
     assert shared_storages.rows_elsewhere(here) == [there.pk]
     assert overview(SYSTEM).totals.images_count == 1
@@ -203,5 +196,4 @@ def test_empty_folders_with_the_number_that_every_filesystem_begins_with_are_tol
     scanned(one, other)
     assert not shared_storages.shared(one.host)
     StoragePool.objects.filter(pk=other.pk).update(capacity_bytes=one.capacity_bytes)
-    scanned(one, other)
     assert are_one(one, other) == "maybe"

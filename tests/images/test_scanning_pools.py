@@ -17,6 +17,7 @@ from storage_admin.hosts.services import remove_pool, update_pool
 from storage_admin.hosts.transport import agent_bundle
 from storage_admin.jobs.models import Job
 from tests.harness.filesystems import loop_filesystem
+from tests.harness.patching import do_before
 from tests.images.scanned import plain, states
 from tests.working import ADMIN, create, image_at, reread, scan, scanned_machine, this_machine, work
 
@@ -139,13 +140,8 @@ def test_what_an_admin_sets_while_a_scan_works_stays(tmp_path: Path, monkeypatch
     plain(tmp_path / "a.raw")
     host = this_machine(tmp_path)
     pool = host.pools.get()
-    finish = ScanRun.finish
-
-    def meanwhile(run: ScanRun) -> dict[str, Any]:
-        update_pool(ADMIN, host.pools.get(), name="fast disks", warn_percent=50)
-        return finish(run)
-
-    monkeypatch.setattr(ScanRun, "finish", meanwhile)
+    wanted: dict[str, Any] = {"name": "fast disks", "warn_percent": 50}
+    do_before(monkeypatch, ScanRun, "finish", lambda _: update_pool(ADMIN, host.pools.get(), **wanted))
     scan(host)
     assert (reread(pool).name, pool.warn_percent, pool.state) == ("fast disks", 50, "ok")
 
@@ -156,13 +152,7 @@ def test_a_pool_that_is_removed_while_it_is_scanned_stays_removed(
     plain(tmp_path / "a/a.raw")
     plain(tmp_path / "b/b.raw")
     host = this_machine(tmp_path / "a", tmp_path / "b")
-    finish = ScanRun.finish
-
-    def meanwhile(run: ScanRun) -> dict[str, Any]:
-        remove_pool(ADMIN, host.pools.get(name="a"))
-        return finish(run)
-
-    monkeypatch.setattr(ScanRun, "finish", meanwhile)
+    do_before(monkeypatch, ScanRun, "finish", lambda _: remove_pool(ADMIN, host.pools.get(name="a")))
     scan(host)
     assert list(host.pools.values_list("name", flat=True)) == ["b"]
     assert states(host) == {"b.raw": "ok"}

@@ -23,6 +23,7 @@ from storage_admin.hosts.names import path_key
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.factories import GuestFactory
+from tests.harness.patching import do_before
 from tests.working import ADMIN, create, image_at, invalid_fields, refused_as, reread, run, said, scan, succeeded, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
@@ -75,9 +76,7 @@ def test_an_orphan_is_set_aside_and_restored_with_its_history(pool: Path, host: 
     assert (image.state, image.orphan, image.aside_since, image.aside_job) == ("ok", True, None, None)
     assert image.samples.count() >= 1
     assert Image.every.count() == 1
-    job.refresh_from_db()
-    assert job.result is not None
-    assert job.result["held_bytes"] == 0
+    assert (reread(job).result or {})["held_bytes"] == 0
 
 
 def test_it_is_deleted_only_after_the_grace_period_and_by_its_name(pool: Path, host: Host) -> None:
@@ -98,9 +97,7 @@ def test_it_is_deleted_only_after_the_grace_period_and_by_its_name(pool: Path, h
     ]  # fmt: skip
     assert (job.freed_bytes, job.before_bytes, job.after_bytes) == (size, size, 0)
     assert job.result["freed_at"]
-    first.refresh_from_db()
-    assert first.result is not None
-    assert (first.result["held_bytes"], first.freed_bytes) == (0, None)
+    assert ((reread(first).result or {})["held_bytes"], first.freed_bytes) == (0, None)
     assert list(pool.iterdir()) == []
     scan(host)
     assert (fresh(image).state, fresh(image).deleted_at is not None) == ("deleted", True)
@@ -126,10 +123,8 @@ def test_what_is_needed_is_not_set_aside(pool: Path, host: Host) -> None:
     assert work("set_aside", top.pk, ADMIN).state == "succeeded"
     scan(host)
     base = fresh(base)
-    assert (base.orphan, base.orphan_evidence) == (
-        False,
-        ["top.qcow2, which is set aside, uses it as its backing file."],
-    )
+    assert base.orphan is False
+    assert base.orphan_evidence == ["top.qcow2, which is set aside, uses it as its backing file."]
     assert refusal("set_aside", base) == "has_overlays"
     assert refusal("reclaim", top) == "set_aside"
     assert refusal("analyze", top) == "set_aside"
@@ -255,8 +250,7 @@ def test_a_recovery_tells_that_a_job_whose_worker_died_has_succeeded(
             for name in ("set_aside", "restored", "deleted"):
                 patched.setattr(rows, name, lambda *_: None)
             patched.setattr(record, "write_line", lambda *_, **__: None)
-            job = work(kind, image.pk, ADMIN, **options)
-        assert job.state == "succeeded", (job.error_code, job.error_detail)
+            job = succeeded(work(kind, image.pk, ADMIN, **options))
         interrupt(job)
         recover(host)
         assert (reread(job).state, fresh(image).state) == ("succeeded", state), said(job)
@@ -288,14 +282,13 @@ def test_what_somebody_put_back_or_removed_by_hand_is_told_by_the_next_scan(pool
 def test_a_scan_that_was_at_work_meanwhile_makes_no_second_row(pool: Path, host: Host) -> None:
     """It has read the image under its own name, and tells so when the image is set aside already."""
     image = orphan(pool, host)
-    queued, finish = services.submit(ADMIN, "scan", host.pk, {}), ScanRun.finish
+    queued = services.submit(ADMIN, "scan", host.pk, {})
 
-    def late(one: ScanRun) -> dict[str, Any]:
+    def late(_: ScanRun) -> None:
         if fresh(image).state == "ok":
-            assert work("set_aside", image.pk, ADMIN).state == "succeeded"
-        return finish(one)
+            succeeded(work("set_aside", image.pk, ADMIN))
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ScanRun, "finish", late)
-        assert run(queued).state == "succeeded"
+        do_before(patched, ScanRun, "finish", late)
+        succeeded(run(queued))
     assert [(one.pk, one.state) for one in Image.every.all()] == [(image.pk, "set_aside")]

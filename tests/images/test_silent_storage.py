@@ -22,7 +22,8 @@ from storage_admin.hosts.services import register_folder
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.recording import RecordingIO, request
-from tests.harness.processes import Daemon
+from tests.harness.filesystems import mounted
+from tests.harness.processes import Daemon, wait_until
 from tests.images.far import answering_again
 from tests.working import ADMIN, OPERATOR, create, image_at, run, said, scan, this_machine
 
@@ -97,12 +98,9 @@ def test_images_in_a_bind_mount_of_such_a_filesystem_within_its_pool_are_seen_as
     (export / "within").mkdir()
     create(export / "other/bound.qcow2")
     host = this_machine(far)
-    subprocess.run(["mount", "--bind", far / "other", far / "within"], check=True)
-    try:
+    with mounted(far / "other", far / "within"):
         scan(host)
         assert set(Image.objects.values_list("name", "state")) == {("away.qcow2", "ok"), ("bound.qcow2", "ok")}
-    finally:
-        subprocess.run(["umount", "-l", far / "within"], check=True)
 
 
 def test_a_storage_that_is_mounted_within_a_pool_and_away_holds_up_nothing(
@@ -171,10 +169,8 @@ def test_what_is_open_through_a_mount_that_is_not_seen_here_holds_up_no_scan(
     apart = ["unshare", "--mount", "--propagation", "private"] if elsewhere else []
     user = subprocess.Popen([*apart, "tail", "-f", far / "away.qcow2"], stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 10
-        while Path(f"/proc/{user.pid}/comm").read_text() != "tail\n" or not psutil.Process(user.pid).open_files():
-            assert time.monotonic() < deadline, "it has not opened the file"
-            time.sleep(0.05)
+        reader = psutil.Process(user.pid)
+        wait_until(lambda: reader.name() == "tail" and reader.open_files(), 10, "the file is open")
         subprocess.run(["umount", "--lazy", far], check=True)
         with near.open("rb"), answering_again(far_server):
             psutil.Process(far_server.pid).suspend()
@@ -197,16 +193,12 @@ def test_what_is_mounted_there_is_not_looked_at_to_tell_where_an_image_is_mounte
     other = create(near.parent / "other.qcow2")
     (export / "disk").touch()
     (far / "disk").stat()
-    subprocess.run(["mount", "--bind", other, far / "disk"], check=True)
-    try:
-        with near.open("rb") as image, other.open("rb") as mounted, answering_again(far_server):
-            psutil.Process(far_server.pid).suspend()
-            began = time.monotonic()
-            assert special_mounts.mounted_at(image.fileno()) is None
-            assert str(far / "disk") in str(special_mounts.mounted_at(mounted.fileno()))
-            assert time.monotonic() - began < 5
-    finally:
-        subprocess.run(["umount", "-l", far / "disk"], check=True)
+    with mounted(other, far / "disk"), near.open("rb") as image, other.open("rb") as bound, answering_again(far_server):
+        psutil.Process(far_server.pid).suspend()
+        began = time.monotonic()
+        assert special_mounts.mounted_at(image.fileno()) is None
+        assert str(far / "disk") in str(special_mounts.mounted_at(bound.fileno()))
+        assert time.monotonic() - began < 5
 
 
 def test_folders_are_asked_for_a_sign_of_life_all_at_once(far_server: Daemon, near: Path) -> None:

@@ -13,6 +13,7 @@ from storage_admin.hosts.models import Host
 from storage_admin.jobs import claims, services
 from storage_admin.jobs.models import Job
 from tests.factories import ImageFactory, ImageUseFactory
+from tests.harness.patching import raising
 from tests.images.parking import image, parked, rung, submit, used_by
 from tests.jobs.test_claims import at_once
 from tests.patient import patient
@@ -117,10 +118,7 @@ def test_of_several_guests_with_the_same_disk_none_is_started_unasked(image: Ima
 def test_a_start_that_fails_is_a_warning_and_the_job_has_succeeded(
     image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(host: Host, uid: str) -> str:
-        raise HostError("libvirt said: no memory left")
-
-    monkeypatch.setattr(control, "start", fails)
+    monkeypatch.setattr(control, "start", raising(HostError("libvirt said: no memory left")))
     used_by(image, state="shut off", kind="domain")
     job = ended(image)
     wait_for_guests.look()

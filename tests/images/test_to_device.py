@@ -14,7 +14,7 @@ from tests.agent.test_from_device import behind, device
 from tests.agent.test_unpack import image
 from tests.factories import GuestDiskFactory, GuestFactory, ImageFactory
 from tests.images.scanned import folder, pool
-from tests.working import ADMIN, OPERATOR, client_as, image_at, run, scan, succeeded
+from tests.working import ADMIN, OPERATOR, client_as, codes, image_at, run, scan, succeeded
 
 __all__ = ["behind", "device", "folder", "pool"]
 
@@ -54,8 +54,7 @@ def test_what_is_on_the_device_and_who_asks_is_minded(disk: Image, device: Path)
     subprocess.run(["mkfs.ext4", "-q", "-F", device], check=True)
     job = run(services.submit(ADMIN, "to_device", disk.pk, {"device": str(device)}))
     assert (job.state, job.error_code) == (Job.State.FAILED, "target_exists")
-    codes = {one.code for one in services.plan(ADMIN, "to_device", disk.pk, {}).refusals}
-    assert codes == {"invalid"}
+    assert codes("to_device", disk, ADMIN) == {"invalid"}
     for wrong in ("/etc/passwd", "/dev/../etc/passwd", "dev/sda"):
         answer = client_as(role="admin").post(
             "/api/v1/jobs/", {"kind": "to_device", "image": disk.pk, "options": {"device": wrong}}, "application/json"
@@ -64,9 +63,6 @@ def test_what_is_on_the_device_and_who_asks_is_minded(disk: Image, device: Path)
 
 
 def test_a_device_that_is_a_guests_or_an_images_is_refused_by_the_plan(disk: Image) -> None:
-    def codes(device: str) -> set[str]:
-        return {one.code for one in services.plan(ADMIN, "to_device", disk.pk, {"device": device}).refusals}
-
     guest = GuestFactory.create(host=disk.host, state="shut off")
     GuestDiskFactory.create(guest=guest, path="/dev/vg/db1", path_bytes=b"/dev/vg/db1")
     ImageFactory.create(pool=disk.pool, backing_path="/dev/vg/base", backing_path_bytes=b"/dev/vg/base")
@@ -74,6 +70,5 @@ def test_a_device_that_is_a_guests_or_an_images_is_refused_by_the_plan(disk: Ima
     ImageFactory.create(pool=disk.pool, path="/dev/vg/free", path_bytes=b"/dev/vg/free", format="raw")
     origin = {"backing_path": "/dev/vg/free", "backing_path_bytes": b"/dev/vg/free"}
     ImageFactory.create(pool=disk.pool, path="/dev/vg/snap", path_bytes=b"/dev/vg/snap", format="raw", **origin)
-    assert (codes("/dev/vg/db1"), codes("/dev/vg/base"), codes("/dev/vg/free")) == (
-        {"device_in_use"}, {"device_in_use"}, set(),
-    )  # fmt: skip
+    for name, told in (("db1", {"device_in_use"}), ("base", {"device_in_use"}), ("free", set())):
+        assert codes("to_device", disk, ADMIN, device=f"/dev/vg/{name}") == told, name

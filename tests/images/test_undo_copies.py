@@ -21,6 +21,7 @@ from storage_admin.jobs import runner, services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import leftovers, qemu_img
 from tests.factories import GuestFactory, HostFactory, ImageFactory, JobFactory
+from tests.harness.patching import do_after, raising
 from tests.images.undo_copies import by_name, job, recovery, window_closes, with_its_journal
 from tests.jobs.test_claims import at_once
 from tests.working import ADMIN, OPERATOR, allocated, image_at, refused_as, reread, run, scan, work
@@ -219,14 +220,8 @@ def test_what_a_host_tells_of_the_jobs_of_hosts_that_share_nothing_with_it_is_no
 
 
 def test_a_swap_whose_storage_failed_right_after_it_is_a_success_after_a_scan_and_its_recovery(path: Path) -> None:
-    done = runner._work
-
-    def fail(*args: Any) -> None:
-        done(*args)
-        raise RefusedError("pool_changed", "stale file handle")
-
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(runner, "_work", fail)
+        do_after(patched, runner, "_work", raising(RefusedError("pool_changed", "stale file handle")))
         job = work("reclaim", image_at(path).pk, OPERATOR, undo_hours=1)
     assert (job.state, job.error_code, job.needs_recovery) == ("failed", "pool_changed", False)
     scan(job.host)

@@ -6,7 +6,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from django.test import Client
 from django.utils import timezone
 
 from images import tasks
@@ -24,8 +23,8 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Elapsed, Job
 from tests import passing
 from tests.agent.harness import qemu_img, write
-from tests.factories import GuestFactory, HostFactory, ImageUseFactory, JobFactory, UserFactory
-from tests.working import ADMIN, OPERATOR, create, image_at, refused_as, run, scan, succeeded, work
+from tests.factories import GuestFactory, HostFactory, ImageUseFactory, JobFactory
+from tests.working import ADMIN, OPERATOR, client_as, create, image_at, refused_as, reread, run, scan, succeeded, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_hypervisor", "no_reserve")]
 HOUR = 3600.0
@@ -82,7 +81,7 @@ def create_over(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [exchange, create_over])
 def test_the_copy_of_an_image_that_is_not_the_jobs_any_more_stays_is_told_of_and_goes_by_force_alone(
-    path: Path, job: Job, harm: Callable[[Path], None], client: Client
+    path: Path, job: Job, harm: Callable[[Path], None]
 ) -> None:
     harm(path)
     assert window_closes(job) == [("failed", "undo_kept")]
@@ -92,12 +91,10 @@ def test_the_copy_of_an_image_that_is_not_the_jobs_any_more_stays_is_told_of_and
     tasks.expire_undo()
     assert removals() == [("failed", "undo_kept")]  # it is not tried again and again
     pool = image_at(path).pool
-    pool.refresh_from_db()
     assert (job.uid in str(list(path.parent.iterdir())), pool.undo_bytes) == (True, job.undo_bytes or pool.undo_bytes)
     key = f"undo_kept:{job.pk}"
     assert key in alerts()
-    client.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
-    assert "may be the last good copy" in client.get(f"/pools/{pool.pk}/").content.decode()
+    assert "may be the last good copy" in client_as(role="admin").get(f"/pools/{pool.pk}/").content.decode()
     assert run(services.discard_undo(ADMIN, job)).error_code == "undo_kept"
     assert run(services.discard_undo(ADMIN, job, force=True)).state == "succeeded"
     assert key not in alerts()
@@ -106,7 +103,7 @@ def test_the_copy_of_an_image_that_is_not_the_jobs_any_more_stays_is_told_of_and
 
 @pytest.mark.parametrize(("state", "code"), [("failed", "host_unreachable"), ("interrupted", "interrupted")])
 def test_a_kept_copy_is_still_told_of_when_its_removal_by_force_came_to_nothing(
-    path: Path, job: Job, client: Client, state: str, code: str
+    path: Path, job: Job, state: str, code: str
 ) -> None:
     exchange(path)
     window_closes(job)
@@ -116,8 +113,9 @@ def test_a_kept_copy_is_still_told_of_when_its_removal_by_force_came_to_nothing(
     ((waiting, why),) = holding.kept(10)
     assert (waiting, "may be the last good copy" in why) == (job, True)
     assert f"undo_kept:{job.pk}" in alerts()
-    client.force_login(UserFactory.create(role="admin"), "django.contrib.auth.backends.ModelBackend")
-    assert "may be the last good copy" in client.get(f"/pools/{image_at(path).pool_id}/").content.decode()
+    assert (
+        "may be the last good copy" in client_as(role="admin").get(f"/pools/{image_at(path).pool_id}/").content.decode()
+    )
     assert run(services.discard_undo(ADMIN, job, force=True)).state == "succeeded"
 
 
@@ -143,8 +141,7 @@ def test_what_scans_saw_before_a_guest_ran_counts(path: Path, job: Job, guest: G
     os.utime(path, ns=(long_ago, long_ago))
     scan(job.host)
     Guest.objects.update(state="running")
-    job.refresh_from_db()
-    assert [seen[1] for seen in job.undo_seen][-1] == long_ago
+    assert [seen[1] for seen in reread(job).undo_seen][-1] == long_ago
     write(path, 0x33, "1M", "64k")
     passing.guest_ran(guest.kind, guest.uid, guest.host_id, HOUR, 0)
     assert window_closes(job) == [("failed", "undo_kept")]
@@ -154,7 +151,7 @@ def test_a_copy_whose_image_a_later_job_rewrote_goes_when_its_own_window_closes(
     later = work("reclaim", image_at(path).pk, OPERATOR, method="copy")
     if later.result and not later.result["swapped"]:
         later = work("convert", image_at(path).pk, OPERATOR, format="raw", replace=True)
-    assert later.state == "succeeded", (later.error_code, later.error_detail)
+    succeeded(later)
     assert window_closes(job) == [("succeeded", "")]
 
 

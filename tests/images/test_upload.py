@@ -22,8 +22,9 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs import claims, reaper, runner, services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import make_image, write
+from tests.harness.patching import raising
 from tests.images.scanned import pool
-from tests.working import OPERATOR, VIEWER, client_as, codes, image_at, refused_as, reread, run, said, scan
+from tests.working import OPERATOR, VIEWER, allocated, client_as, codes, image_at, refused_as, reread, run, said, scan
 
 __all__ = ["pool"]
 
@@ -77,9 +78,7 @@ def test_pieces_become_an_image_that_the_next_scan_lists(pool: StoragePool, data
     made = Path(pool.path) / "vm.qcow2"
     assert (made.read_bytes() == data, files(pool)) == (True, {"vm.qcow2"})
     assert (job.result or {})["sha256"] == hashlib.sha256(data).hexdigest()
-    assert (job.after_bytes, job.freed_bytes, job.kept) == (
-        made.stat().st_blocks * 512, -made.stat().st_blocks * 512, {}
-    )  # fmt: skip
+    assert (job.after_bytes, job.freed_bytes, job.kept) == (allocated(made), -allocated(made), {})
     run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
     assert (image_at(made).state, image_at(made).virtual_size) == (Image.State.OK, 16 * MIB)
     assert AuditEntry.objects.filter(what__startswith="upload").count() == 2
@@ -300,11 +299,8 @@ def test_a_whole_file_outlives_a_host_that_is_away_and_a_job_that_was_parked_too
     reaper.reap()
     assert reread(job).parked_at is None
 
-    def away(*_: object) -> None:
-        raise HostError("the line broke", "host_unreachable")
-
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "_work", away)
+        patched.setattr(runner, "_work", raising(HostError("the line broke", "host_unreachable")))
         assert run(job).state == Job.State.QUEUED
     assert run(job).state == Job.State.SUCCEEDED
 

@@ -14,14 +14,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.proxmox.volumes import own_id
 from storage_admin.jobs import services
 from storage_admin.jobs.plan_and_progress import Plan
-from tests.factories import (
-    GuestDiskFactory,
-    GuestFactory,
-    HostFactory,
-    ImageFactory,
-    ImageUseFactory,
-    StoragePoolFactory,
-)
+from tests.factories import GuestFactory, HostFactory, ImageFactory, ImageUseFactory, StoragePoolFactory
 from tests.working import ADMIN, OPERATOR, client_as
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
@@ -112,12 +105,8 @@ def test_a_group_that_another_host_sees_is_left_alone_whatever_it_knows_of_it(
 
 
 def test_a_plan_never_promises_what_snapshots_hold() -> None:
-    estimate = {
-        "allocated_size": 30 * MIB,
-        "methods": {
-            "in_place": {"predicted_after_bytes": 10 * MIB, "predicted_low": 8 * MIB, "predicted_high": 12 * MIB}
-        },
-    }
+    predicted = {"predicted_after_bytes": 10 * MIB, "predicted_low": 8 * MIB, "predicted_high": 12 * MIB}
+    estimate = {"allocated_size": 30 * MIB, "methods": {"in_place": predicted}}
     image = volume("lvmthin", estimate=estimate)
     told = plan("reclaim", image)
     assert (told.predicted_low, told.predicted_high, told.won_bytes) == (8 * MIB, 12 * MIB, 20 * MIB)
@@ -149,7 +138,7 @@ def test_guests_of_proxmox_ve_are_locked_while_their_volume_has_another_name(
     image = volume("lvmthin", host)
     assert not guest_locks.are_needed(image)
     guest = GuestFactory.create(host=host, kind=kind, uid="100", state="stopped")
-    ImageUseFactory.create(image=image, disk=GuestDiskFactory.create(guest=guest, path=image.path))
+    ImageUseFactory.create(image=image, disk__guest=guest)
     image = Image.objects.get(pk=image.pk)
     assert guest_locks.are_needed(image) is needed
     assert codes("reclaim", image) == refused

@@ -50,12 +50,12 @@ def test_a_guest_is_locked_while_its_volume_has_another_name_and_not_any_longer(
     assert not reread(job).unlock_due
 
 
-@pytest.mark.parametrize(("lock", "code"), [("backup", "guest_locked"), (HELD_LOCK, "guest_locked")])
+@pytest.mark.parametrize("lock", ["backup", HELD_LOCK])
 def test_where_somebody_else_has_the_guest_no_volume_loses_its_name(
-    server: ProxmoxServer, job: Job, store: Path, lock: str, code: str
+    server: ProxmoxServer, job: Job, store: Path, lock: str
 ) -> None:
     guest = server.world.guests["vm", 101]
     guest.text += f"lock: {lock}\n"
     before = text(server)
-    assert refused_as(kinds.get("reclaim").before_swap, job) == code
+    assert refused_as(kinds.get("reclaim").before_swap, job) == "guest_locked"
     assert text(server) == before

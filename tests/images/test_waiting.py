@@ -10,16 +10,16 @@ from django.utils import timezone
 from images.models import Image
 from images.rewrite import in_use, wait_for_guests
 from storage_admin.accounts.models import AuditEntry
-from storage_admin.agent.protocol import RefusedError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.guest_facts import GuestFacts
 from storage_admin.hosts.libvirt import control
 from storage_admin.jobs import claims, reaper, services
 from storage_admin.jobs.models import Job, ResourceLock
 from tests.factories import GuestDiskFactory, GuestFactory, HostFactory, ImageFactory, ImageUseFactory, JobFactory
+from tests.harness.patching import raising
 from tests.images.parking import image, parked, rung, shut_down, submit, used_by
 from tests.patient import patient
-from tests.working import OPERATOR, invalid_fields, refused_as, reread, said
+from tests.working import OPERATOR, codes, invalid_fields, refused_as, reread, said
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "patient", "no_hypervisor")]
 
@@ -38,8 +38,7 @@ def test_a_base_waits_for_the_guests_of_its_overlays(image: Image) -> None:
     overlay = ImageFactory.create(backing=image)
     used_by(overlay, "clone")
     Image.every.filter(pk=image.pk).update(in_use=True, in_use_detail="guest clone is running")
-    plan = services.plan(OPERATOR, "reclaim", image.pk, {})
-    assert [refusal.code for refusal in plan.refusals] == ["image_in_use"]
+    assert codes("reclaim", image) == {"image_in_use"}
     assert "guest clone to be shut down" in parked(image).waiting_for
 
 
@@ -51,8 +50,7 @@ def test_what_no_guest_holds_is_not_waited_for(image: Image) -> None:
 def test_other_refusals_stand(image: Image) -> None:
     used_by(image)
     Image.every.filter(pk=image.pk).update(encrypted=True)
-    plan = services.plan(OPERATOR, "reclaim", image.pk, {"when_running": "wait"})
-    assert [refusal.code for refusal in plan.refusals] == ["encrypted"]
+    assert codes("reclaim", image, when_running="wait") == {"encrypted"}
 
 
 @pytest.mark.parametrize(
@@ -70,8 +68,7 @@ def test_a_job_waits_queued_with_its_lock_and_without_a_slot(image: Image) -> No
     assert job.waiting_for == f"guest web to be shut down (until {until:%Y-%m-%d %H:%M} UTC)"
     assert said(job)[-1] == f"waits for {job.waiting_for}"
     assert ResourceLock.objects.filter(job=job, exclusive=True).exists()
-    with pytest.raises(RefusedError, match="busy"):
-        submit(image)
+    assert refused_as(submit, image) == "busy"
     other = JobFactory.create(kind="reclaim", target=ImageFactory.create(pool=image.pool))
     assert claims.claim(other.pk, "w") is not None  # the host's only slot is free
 
@@ -275,12 +272,8 @@ def test_a_guest_of_another_host_is_waited_for_without_its_name(image: Image) ->
 
 
 def test_whoever_does_not_wait_is_not_asked_about_guests(image: Image, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: Any) -> Any:
-        raise AssertionError
-
-    monkeypatch.setattr(in_use, "guests_known_to_run", never)
-    monkeypatch.setattr(in_use, "running_domains", never)
-    monkeypatch.setattr(control, "states", never)
+    for where, name in ((in_use, "guests_known_to_run"), (in_use, "running_domains"), (control, "states")):
+        monkeypatch.setattr(where, name, raising(AssertionError()))
     job = services.submit(OPERATOR, "reclaim", image.pk, {})
     assert claims.claim(job.pk, "w") is not None
     wait_for_guests.look()

@@ -44,11 +44,11 @@ def there(*pools: StoragePool, **values: Any) -> None:
     StoragePool.objects.filter(pk__in=[pool.pk for pool in pools]).update(**values)
 
 
-def grown(pool: StoragePool, per_day: int = 2 * GIB, days: int = 10, *, until: int = 0) -> None:
-    """Samples of so many days, the last of them so many days ago."""
-    for age in range(until, until + days):
+def grown(pool: StoragePool, days: int = 10) -> None:
+    """Samples of so many days."""
+    for age in range(days):
         at = timezone.now() - timedelta(days=age, hours=1)
-        PoolSampleFactory.create(pool=pool, at=at, available_bytes=20 * GIB + per_day * age)
+        PoolSampleFactory.create(pool=pool, at=at, available_bytes=(20 + 2 * age) * GIB)
 
 
 def test_what_is_open_of_a_pool_that_is_not_mounted_stays_as_it_is_until_it_is_seen_again() -> None:

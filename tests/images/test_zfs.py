@@ -14,13 +14,12 @@ from images.selectors.overview import overview
 from storage_admin.errors import InvalidError
 from storage_admin.hosts import services as hosts
 from storage_admin.hosts.models import StoragePool
-from storage_admin.jobs import services
 from tests.agent.test_zfs import DATASETS, MIB, POOLS, line
 from tests.agent.test_zfs import listed as listed_by_zpool
 from tests.factories import StoragePoolFactory
 from tests.guests.test_other_pools import Node, disk, domain, image, node
 from tests.images.test_lvm import listed, pools
-from tests.working import ADMIN, client_as, scan, scanned_machine, this_machine
+from tests.working import ADMIN, client_as, codes, scan, scanned_machine, this_machine
 
 __all__ = ["node"]
 
@@ -72,8 +71,7 @@ def test_no_plan_changes_a_pool_that_is_not_this_hosts_alone(
 ) -> None:
     zfs_says([POOLS[0].removesuffix("off\toff") + f"{readonly}\t{multihost}"], DATASETS)
     scan(this_machine())
-    codes = {one.code for one in services.plan(ADMIN, "set_aside", image("vm-104-disk-0").pk, {}).refusals}
-    assert ("shared_pool" not in codes) is is_ours
+    assert ("shared_pool" not in codes("set_aside", image("vm-104-disk-0"), ADMIN)) is is_ours
 
 
 def test_a_look_each_minute_takes_what_zfs_says_of_the_room_now(zfs_says: Says) -> None:
@@ -144,10 +142,8 @@ def test_volumes_snapshots_and_reservations_are_all_but_one_percent_of_what_is_u
     used, remainder = shares.pop("used") or 0, shares["remainder"] or 0
     assert sum(one or 0 for one in shares.values()) == used
     assert 0 <= remainder < used / 100
-    assert (shares["images"], shares["reserved"]) == (
-        sum(one.allocated_size or 0 for one in Image.objects.all()),
-        sum(one.reservation_bytes or 0 for one in Image.objects.all()),
-    )
+    assert shares["images"] == sum(one.allocated_size or 0 for one in Image.objects.all())
+    assert shares["reserved"] == sum(one.reservation_bytes or 0 for one in Image.objects.all())
 
 
 def test_where_blocks_are_shared_by_deduplication_what_deleting_frees_is_not_known(zfs_says: Says) -> None:
@@ -252,7 +248,7 @@ def test_no_job_on_files_works_on_a_volume(zfs_says: Says, kind: str) -> None:
     scan(this_machine())
     given: dict[str, dict[str, Any]] = {"convert": {"format": "qcow2"}, "grow": {"size_bytes": 64 * MIB}}
     for name in ("vm-102-disk-0", "subvol-103-disk-0"):
-        codes = {one.code for one in services.plan(ADMIN, kind, image(name).pk, given.get(kind, {})).refusals}
+        told = codes(kind, image(name), ADMIN, **given.get(kind, {}))
         # Clones are promoted, but not where their origin is a volume of Proxmox VE.
         others = {"vm-102-disk-0": "in_snapshot_chain", "subvol-103-disk-0": "stale_plan"}
-        assert (others[name] if kind == "flatten" else "unsupported_pool") in codes, (kind, name)
+        assert (others[name] if kind == "flatten" else "unsupported_pool") in told, (kind, name)

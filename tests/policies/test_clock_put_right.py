@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError
-from django.test import Client
 
 from images import tasks
 from images.models import Policy, PolicyRun
@@ -13,11 +12,11 @@ from images.policies import clock, runs, services
 from storage_admin.accounts.models import AuditEntry
 from storage_admin.events.models import Alert
 from storage_admin.jobs.models import Job
-from tests.factories import PolicyFactory, UserFactory
+from tests.factories import PolicyFactory
 from tests.policies.test_clock import HOUR, MINUTE, START, TEN, since_noon
 from tests.policies.test_runs import images, stepped
 from tests.web.html import text_of
-from tests.working import ADMIN, reread
+from tests.working import ADMIN, client_as, reread
 
 __all__ = ["since_noon"]
 
@@ -112,9 +111,9 @@ def test_a_database_that_is_locked_for_a_moment_is_no_alert_and_keeps_no_other_p
     assert [run.policy_id for run in clock.advance(TEN + 2 * MINUTE)] == [locked.pk]
 
 
-def test_pages_show_a_policy_whose_windows_cannot_be_told_and_all_others(client: Client) -> None:
+def test_pages_show_a_policy_whose_windows_cannot_be_told_and_all_others() -> None:
     broken = PolicyFactory.create(name="a", timezone="Gone/Zone")
-    client.force_login(UserFactory.create(role="viewer"), "django.contrib.auth.backends.ModelBackend")
+    client = client_as(role="viewer")
     page = text_of(client.get("/policies/").content.decode())
     assert page.count("This time zone does not exist") == 1
     answer = client.get(f"/policies/{broken.pk}/")
