@@ -6,17 +6,18 @@ import contextlib
 import json
 import os
 import shlex
+import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from storage_admin.agent import protocol
-from storage_admin.agent.protocol import b64
+from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.agent.swap.journal import Stamp
+from tests.harness.processes import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENT = [sys.executable, "-m", "storage_admin.agent"]
@@ -129,6 +130,13 @@ def ask(verb: str, args: dict[str, Any], job: str = "j1", generation: int = 1, *
         return agent.answer()
 
 
+def heard(verb: str, args: dict[str, Any], job: str = "j1", **how: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The same, and all that the agent has told."""
+    with Agent(**how) as agent:
+        agent.request(verb, args, job)
+        return agent.answer(), agent.events
+
+
 @contextlib.contextmanager
 def at_ready(verb: str, args: dict[str, Any], job: str = "j1", generation: int = 1) -> Iterator[Agent]:
     """An agent that has done what it could before it is told to go."""
@@ -200,6 +208,18 @@ def reads_as(first: Path | bytes, second: Path | bytes, form: str = "qcow2", sec
     return subprocess.run(compare, capture_output=True).returncode == 0
 
 
+def kept(path: Path, folder: Path) -> Path:
+    """What a guest reads now, in a file of its own."""
+    qemu_img("convert", "-O", "qcow2", path, folder / "before.qcow2")
+    return folder / "before.qcow2"
+
+
+def number_at(path: Path, layout: str, offset: int) -> int:
+    """A number that stands in a file."""
+    with path.open("rb") as file:
+        return int(struct.unpack(layout, os.pread(file.fileno(), struct.calcsize(layout), offset))[0])
+
+
 def overwrite(path: Path, offset: int, content: bytes) -> None:
     """Writes bytes into a file, from there on."""
     with path.open("r+b") as file:
@@ -224,17 +244,17 @@ def make_image(path: P, size: str = "8M", options: str = "", base: str | bytes |
     return path
 
 
-def _folder_of(path: bytes) -> bytes:
-    return path.rpartition(b"/")[0]
+def location(path: Path | bytes, pool: Path | bytes | None = None) -> dict[str, str]:
+    """Where a file is, or is to be, and in which pool."""
+    raw = os.fsencode(path)
+    return {"path_b64": b64(raw), "pool_path_b64": b64(os.fsencode(pool or raw.rpartition(b"/")[0]))}
 
 
 def link(path: Path | bytes, pool: Path | bytes | None = None, form: str = "qcow2") -> dict[str, Any]:
     """A link as the plan knows it."""
-    raw = os.fsencode(path)
-    status = Path(os.fsdecode(raw)).stat()
+    status = Path(os.fsdecode(path)).stat()
     return {
-        "path_b64": b64(raw),
-        "pool_path_b64": b64(os.fsencode(pool) if pool is not None else _folder_of(raw)),
+        **location(path, pool),
         "format": form,
         "dev": status.st_dev,
         "inode": status.st_ino,
@@ -242,6 +262,11 @@ def link(path: Path | bytes, pool: Path | bytes | None = None, form: str = "qcow
         "mtime_ns": status.st_mtime_ns,
         "ctime_ns": status.st_ctime_ns,
     }
+
+
+def look_at(path: Path, form: str = "qcow2") -> dict[str, Any]:
+    """A link of which only its data is looked at."""
+    return {name: told for name, told in link(path, form=form).items() if not name.endswith(("_size", "_ns"))}
 
 
 def reclaim_args(
@@ -269,13 +294,26 @@ def rewrite_args(
 
 def undo_args(path: Path | bytes, job: str = "j1", **changes: Any) -> dict[str, Any]:
     """The arguments of an undo."""
-    raw = os.fsencode(path)
-    return {"path_b64": b64(raw), "pool_path_b64": b64(_folder_of(raw)), "undo_job": job, **changes}
+    return {**location(path), "undo_job": job, **changes}
 
 
 def recover_args(pool: Path) -> dict[str, Any]:
     """The arguments of a recovery of one pool."""
     return {"pools": [{"id": 1, "path_b64": b64(os.fsencode(pool)), "kind": "dir"}], "jobs_active": []}
+
+
+def recovered(pool: Path, **more: Any) -> list[str]:
+    """How what jobs have left in a pool is settled."""
+    return [row["outcome"] for row in ask("recover", recover_args(pool) | more, job="r1")["recovered"]]
+
+
+def refusal_of(act: Callable[..., object], *given: Any) -> str:
+    """The code with which that is refused, or fails; empty where it is done."""
+    try:
+        act(*given)
+    except (HostError, RefusedError) as error:
+        return error.code
+    return ""
 
 
 def stamp(path: Path) -> Stamp:
@@ -340,10 +378,7 @@ class Writer:
         assert self.process.stdin is not None
         self.process.stdin.write(f"write -P {pattern} {offset} {length}\nflush\n".encode())
         self.process.stdin.flush()
-        deadline = time.monotonic() + 20
-        while b"wrote" not in self.said:
-            assert time.monotonic() < deadline, self.said
-            time.sleep(0.01)
+        wait_until(lambda: b"wrote" in self.said, 20, "it has written")
 
     def __enter__(self) -> Self:
         return self

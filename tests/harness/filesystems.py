@@ -2,6 +2,7 @@
 
 import contextlib
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -48,6 +49,17 @@ def loop_device(file: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def swap_area(path: Path) -> Iterator[None]:
+    """A file or a device as swap of this machine. Needs root."""
+    _run("mkswap", "-q", str(path))
+    _run("swapon", str(path))
+    try:
+        yield
+    finally:
+        _run("swapoff", str(path))
+
+
+@contextlib.contextmanager
 def immutable(path: Path) -> Iterator[None]:
     """Nobody writes to a file, renames or deletes it (chattr(1)). Needs root."""
     _run("chattr", "+i", str(path))
@@ -80,8 +92,16 @@ def mounted(what: Path | str, place: Path, *options: str) -> Iterator[Path]:
     try:
         yield place
     finally:
-        if subprocess.run(["umount", str(place)], capture_output=True).returncode:
-            _run("umount", "--lazy", str(place))
+        _unmount(place)
+
+
+def _unmount(place: Path) -> None:
+    """Somebody who looks at all processes' files may still hold one of its for a moment."""
+    for _ in range(50):
+        if subprocess.run(["umount", str(place)], capture_output=True).returncode == 0:
+            return
+        time.sleep(0.1)
+    _run("umount", "--lazy", str(place))
 
 
 def _run(*command: str) -> str:

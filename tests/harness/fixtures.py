@@ -79,6 +79,15 @@ def plain_guest(shared_folder: Path) -> Iterator[Callable[..., Guest]]:
 
 
 @pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose programs are found before those of this machine."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+    folder = tmp_path / "bin"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture
 def small_filesystem(tmp_path: Path) -> Iterator[Path]:
     """A folder on an ext4 of 64 MiB of its own."""
     with loop_filesystem(tmp_path, 64) as folder:

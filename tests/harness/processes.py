@@ -1,12 +1,14 @@
 """Processes that tests start, and end again by their number."""
 
+import contextlib
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 
 def free_port() -> int:
@@ -26,6 +28,22 @@ def wait_until(happened: Callable[[], object], seconds: float, what: str) -> Non
     while not happened():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
         time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def running(argv: Sequence[str | Path], says: bytes, **how: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A program once it has said that line, which ends when its standard input does: when it is left."""
+    with subprocess.Popen(argv, **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, **how}) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == says
+        yield process
+        process.communicate()
+
+
+def holder(path: Path, mode: str = "rb", *words: str) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    """Another program that has a file open, and asks nobody for a lock; with these words on its command line."""
+    hold = "import sys; f = open(sys.argv[-2], sys.argv[-1]); print('open', flush=True); sys.stdin.read()"
+    return running([sys.executable, "-c", hold, *words, path, mode], b"open\n")
 
 
 class Daemon:
