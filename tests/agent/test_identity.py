@@ -10,14 +10,15 @@ from storage_admin.agent.rewrite.vmdk_descriptor import carry_identity
 from tests.agent.harness import ask, image_info, overwrite, qemu_img, reads_as, reclaim_args, write
 from tests.agent.test_convert import convert_args
 from tests.agent.test_replace import replace_args
+from tests.agent.test_vhd_sizes import CREATOR, GEOMETRY, footer_with
 from tests.harness.filesystems import new_file
 
 pytestmark = pytest.mark.qemu
 
 UUIDS = bytes(range(0x40, 0x60))
 COMMENT = b"the accounts' server"
-#: Offsets in a VHD's footer.
-TIME, CREATOR, GEOMETRY, UNIQUE_ID = slice(24, 28), slice(28, 32), slice(56, 60), slice(68, 84)
+#: Others of a VHD's footer.
+TIME, UNIQUE_ID = slice(24, 28), slice(68, 84)
 
 
 def image(path: Path, form: str, *options: str) -> Path:
@@ -30,27 +31,16 @@ def image(path: Path, form: str, *options: str) -> Path:
 
 def vdi(path: Path) -> Path:
     image(path, "vdi")
-    with path.open("r+b") as file:
-        file.seek(0x54)
-        file.write(COMMENT)
-        file.seek(0x188)
-        file.write(UUIDS)
+    overwrite(path, 0x54, COMMENT)
+    overwrite(path, 0x188, UUIDS)
     return path
 
 
 def vhd(path: Path, subformat: str) -> Path:
     """As VirtualBox makes them where its geometry says the whole size."""
     image(path, "vpc", "-o", f"subformat={subformat},force_size=on")
-    with path.open("r+b") as file:
-        for place in (0, path.stat().st_size - 512) if subformat == "dynamic" else (path.stat().st_size - 512,):
-            file.seek(place)
-            footer = bytearray(file.read(512))
-            footer[TIME], footer[CREATOR], footer[GEOMETRY] = b"time", b"vbox", struct.pack(">HBB", 64, 16, 16)
-            footer[UNIQUE_ID] = UUIDS[:16]
-            footer[64:68] = checksum(bytes(footer)).to_bytes(4, "big")
-            file.seek(place)
-            file.write(footer)
-    return path
+    own = (TIME, b"time"), (CREATOR, b"vbox"), (UNIQUE_ID, UUIDS[:16])
+    return footer_with(path, *own, (GEOMETRY, struct.pack(">HBB", 64, 16, 16)))
 
 
 def said_by_vdi(path: Path) -> tuple[bytes, bytes]:
@@ -130,11 +120,10 @@ def text_of(path: Path) -> bytes:
 
 def test_the_same_for_a_vmdk_whose_other_options_are_its_own(tmp_path: Path) -> None:
     path = image(tmp_path / "disk.vmdk", "vmdk", "-o", "adapter_type=lsilogic")
-    with path.open("r+b") as file:
-        said = text_of(path)
-        content = next(line for line in said.splitlines() if line.startswith(b"CID="))
-        file.seek(512)
-        file.write(said.replace(content, b"CID=600df00d") + b'ddb.uuid.image="01234567-89ab"\nddb.uuid.parent="0"\n')
+    said = text_of(path)
+    content = next(line for line in said.splitlines() if line.startswith(b"CID="))
+    more = b'ddb.uuid.image="01234567-89ab"\nddb.uuid.parent="0"\n'
+    overwrite(path, 512, said.replace(content, b"CID=600df00d") + more)
     was = keep_copy(path)
     options = {"subformat": "streamOptimized", "adapter_type": "ide"}
     result = ask("convert", replace_args(path, form="vmdk", source="vmdk", options=options))
@@ -151,8 +140,7 @@ def test_what_qemu_left_behind_a_shorter_descriptor_hides_nothing(tmp_path: Path
     """A content id with a digit less: qemu writes the text anew, and leaves the end of the longer one behind it."""
     source, target = image(tmp_path / "disk.vmdk", "vmdk"), image(tmp_path / "copy.vmdk", "vmdk")
     for path, more in ((source, b'ddb.uuid.image="01234567-89ab"\n'), (target, b"\0\n")):
-        said = text_of(path)
-        overwrite(path, 512, said + more)
+        overwrite(path, 512, text_of(path) + more)
     with source.open("rb") as old, target.open("r+b") as new:
         carry_identity(old.fileno(), new.fileno())
     assert b'ddb.uuid.image="01234567-89ab"' in text_of(target).splitlines()

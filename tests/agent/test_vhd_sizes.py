@@ -1,15 +1,13 @@
 """A VHD whose geometry and footer say different sizes is shown as qemu sees it, and is not rewritten."""
 
-import os
 import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from storage_admin.agent import formats
-from storage_admin.agent.formats.facts import Facts
 from storage_admin.agent.formats.vpc import FOOTER_SIZE, checksum
+from tests.agent.formats.test_against_qemu import facts_of
 from tests.agent.harness import ask, image_info, leftovers, qemu_img, reclaim_args, stamp, write
 from tests.agent.test_convert import convert_args
 from tests.working import create
@@ -20,26 +18,23 @@ SIZE = 100 << 20
 BY_GEOMETRY = 1003 * 12 * 17 * 512
 
 
-def footer_with(path: Path, *, creator: bytes, size: int | None = None, geometry: tuple[int, int, int]) -> None:
-    """Writes into both footers who made the image and how large it is."""
+#: Where a footer says who made the image, and how large it is.
+CREATOR, GEOMETRY = slice(28, 32), slice(56, 60)
+
+
+def footer_with(path: Path, *fields: tuple[slice, bytes]) -> Path:
+    """Writes that into the footer of an image, and into the copy of it at the beginning of a dynamic one."""
     with path.open("r+b") as file:
         for place in {0, path.stat().st_size - FOOTER_SIZE}:
             file.seek(place)
             footer = bytearray(file.read(FOOTER_SIZE))
-            if footer[:8] != b"conectix":
-                continue
-            footer[28:32] = creator
-            footer[56:60] = struct.pack(">HBB", *geometry)
-            if size is not None:
-                footer[48:56] = struct.pack(">Q", size)
-            footer[64:68] = struct.pack(">I", checksum(bytes(footer)))
-            file.seek(place)
-            file.write(footer)
-
-
-def facts_of(path: Path) -> Facts:
-    with path.open("rb") as image:
-        return formats.read(image.fileno(), path.stat().st_size, os.fsencode(path.name), "vpc")
+            if footer[:8] == b"conectix":
+                for where, content in (*fields, (slice(64, 68), bytes(4))):
+                    footer[where] = content
+                footer[64:68] = struct.pack(">I", checksum(bytes(footer)))
+                file.seek(place)
+                file.write(footer)
+    return path
 
 
 @pytest.fixture(params=["dynamic", "fixed"])
@@ -48,12 +43,11 @@ def disputed(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     path = create(tmp_path / "disk.vhd", str(SIZE), "-o", f"subformat={request.param},force_size=on", form="vpc")
     write(path, 0x61, "0", "2M", "vpc")
     write(path, 0x62, str(SIZE - 4096), "4096", "vpc")
-    footer_with(path, creator=b"vbox", geometry=(1003, 12, 17))
-    return path
+    return footer_with(path, (CREATOR, b"vbox"), (GEOMETRY, struct.pack(">HBB", 1003, 12, 17)))
 
 
 def test_it_has_the_size_that_qemu_sees_and_the_other_one_is_told(disputed: Path) -> None:
-    facts = facts_of(disputed)
+    facts = facts_of(disputed, "vpc")
     assert facts.virtual_size == image_info(disputed, "vpc")["virtual-size"] == BY_GEOMETRY
     assert facts.other_size == SIZE
 
@@ -83,7 +77,7 @@ def assert_refused(answer: dict[str, Any]) -> None:
 @pytest.mark.parametrize("size", ["1M", "8M", "100M", "10000001", "200G"])
 def test_about_images_of_qemu_nobody_disagrees(tmp_path: Path, options: str, size: str) -> None:
     path = create(tmp_path / "disk.vhd", size, "-o", options, form="vpc")
-    facts = facts_of(path)
+    facts = facts_of(path, "vpc")
     assert (facts.other_size, facts.virtual_size) == (None, image_info(path, "vpc")["virtual-size"])
 
 
@@ -92,8 +86,8 @@ def test_where_qemu_goes_by_the_footer_an_image_is_copied_to_its_end(tmp_path: P
     path = create(tmp_path / "disk.vhd", str(SIZE), "-o", "force_size=on", form="vpc")
     write(path, 0, "0", "8M", "vpc")
     write(path, 0x62, str(SIZE - 4096), "4096", "vpc")
-    footer_with(path, creator=creator, geometry=(1003, 12, 17))
-    assert facts_of(path).other_size is None
+    footer_with(path, (CREATOR, creator), (GEOMETRY, struct.pack(">HBB", 1003, 12, 17)))
+    assert facts_of(path, "vpc").other_size is None
     qemu_img("convert", "-f", "vpc", "-O", "raw", path, tmp_path / "was.raw")
     result = ask("reclaim", reclaim_args(path, method="copy", format="vpc"))
     assert result.get("swapped"), result

@@ -111,23 +111,20 @@ QCOW2 = [
 
 @pytest.mark.parametrize("options", QCOW2)
 def test_reads_every_qcow2_option_as_qemu_does(tmp_path: Path, options: str) -> None:
-    path = tmp_path / "disk.qcow2"
-    create(path, "qcow2", options)
+    path = create(tmp_path / "disk.qcow2", "qcow2", options)
     assert probed(path) == "qcow2"
     assert_same(path, "qcow2")
 
 
 @pytest.mark.parametrize("size", ["0", "1", "511", "512", "513", "65537", "1T", "8000T"])
 def test_reads_every_virtual_size_as_qemu_does(tmp_path: Path, size: str) -> None:
-    path = tmp_path / "disk.qcow2"
-    create(path, "qcow2", "cluster_size=2M", size)
+    path = create(tmp_path / "disk.qcow2", "qcow2", "cluster_size=2M", size)
     assert_same(path, "qcow2")
 
 
 @pytest.mark.parametrize("raw", ["on", "off"])
 def test_names_the_external_data_file_and_whether_it_is_raw(tmp_path: Path, raw: str) -> None:
-    path = tmp_path / "disk.qcow2"
-    create(path, "qcow2", f"data_file={tmp_path}/disk.data,data_file_raw={raw}")
+    path = create(tmp_path / "disk.qcow2", "qcow2", f"data_file={tmp_path}/disk.data,data_file_raw={raw}")
     facts = assert_same(path, "qcow2")
     assert facts.data_file == os.fsencode(tmp_path / "disk.data")
     assert facts.data_file_raw is (raw == "on")
@@ -159,8 +156,7 @@ def test_reads_a_backing_name_of_1023_bytes(tmp_path: Path) -> None:
 
 
 def test_lists_snapshots_with_odd_names(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    create(path, "qcow2")
+    path = create(tmp_path / "disk.qcow2", "qcow2")
     for name in ("one", "two words", "drei-äöü-☃", "a,b\\c\"d'", "x" * 255, "<script>alert(1)</script>"):
         qemu_img("snapshot", "-c", name, path)
     qemu_img("snapshot", "-d", "two words", path)
@@ -168,16 +164,14 @@ def test_lists_snapshots_with_odd_names(tmp_path: Path) -> None:
 
 
 def test_lists_a_hundred_snapshots(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    create(path, "qcow2", "compat=0.10")
+    path = create(tmp_path / "disk.qcow2", "qcow2", "compat=0.10")
     for number in range(100):
         qemu_img("snapshot", "-c", f"snapshot {number}", path)
     assert len(assert_same(path, "qcow2").snapshots) == 100
 
 
 def test_lists_persistent_bitmaps(tmp_path: Path) -> None:
-    path = tmp_path / "disk.qcow2"
-    create(path, "qcow2")
+    path = create(tmp_path / "disk.qcow2", "qcow2")
     assert facts_of(path).bitmaps == ()
     for name in ("daily", "wöchentlich", "n" * 1023):
         qemu_img("bitmap", "--add", path, name)
@@ -191,8 +185,7 @@ VMDK_TYPES = ["monolithicSparse", "monolithicFlat", "twoGbMaxExtentSparse", "two
 @pytest.mark.parametrize("subformat", VMDK_TYPES)
 @pytest.mark.parametrize("size", ["8M", "5G"])
 def test_reads_every_vmdk_subformat_as_qemu_does(tmp_path: Path, subformat: str, size: str) -> None:
-    path = tmp_path / "disk.vmdk"
-    create(path, "vmdk", f"subformat={subformat}", size)
+    path = create(tmp_path / "disk.vmdk", "vmdk", f"subformat={subformat}", size)
     assert probed(path) == "vmdk"
     facts = assert_same(path, "vmdk")
     parts = {"monolithicFlat": 1, "twoGbMaxExtentSparse": 3, "twoGbMaxExtentFlat": 3}.get(subformat, 0)
@@ -237,8 +230,7 @@ def test_reads_the_parent_of_a_vmdk(tmp_path: Path) -> None:
 def test_reads_vdi_as_qemu_does(tmp_path: Path, static: str, size: str) -> None:
     if (static, size) == ("on", "100G"):
         size = "20M"  # a static image takes its size on disk
-    path = tmp_path / "disk.vdi"
-    create(path, "vdi", f"static={static}", size)
+    path = create(tmp_path / "disk.vdi", "vdi", f"static={static}", size)
     assert probed(path) == "vdi"
     facts = assert_same(path, "vdi")
     assert facts.preallocation == ("metadata" if static == "on" else "off")
@@ -248,8 +240,7 @@ def test_reads_vdi_as_qemu_does(tmp_path: Path, static: str, size: str) -> None:
 @pytest.mark.parametrize("force_size", ["on", "off"])
 @pytest.mark.parametrize("size", ["1M", "8M", "10000001", "200G"])
 def test_reads_vpc_as_qemu_does(tmp_path: Path, subformat: str, force_size: str, size: str) -> None:
-    path = tmp_path / "disk.vhd"
-    create(path, "vpc", f"subformat={subformat},force_size={force_size}", size)
+    path = create(tmp_path / "disk.vhd", "vpc", f"subformat={subformat},force_size={force_size}", size)
     assert facts_of(path).subformat == subformat
     assert_same(path, "vpc")
 
@@ -271,8 +262,7 @@ UNREAD = {"qcow": "disk.qcow", "parallels": "disk.hds"}
 
 @pytest.mark.parametrize("image_format", sorted(UNREAD))
 def test_says_which_known_format_is_not_read(tmp_path: Path, image_format: str) -> None:
-    path = tmp_path / UNREAD[image_format]
-    create(path, image_format)
+    path = create(tmp_path / UNREAD[image_format], image_format)
     assert probed(path) == image_format
     with pytest.raises(UnreadableError, match=f"looks like {image_format}, a format that"):
         facts_of(path)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import struct
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from storage_admin.agent.formats import UnreadableError
 from tests.agent.formats.test_against_qemu import assert_same, create, facts_of, info, probed, qemu_img
-from tests.agent.harness import qemu_io
+from tests.agent.formats.test_hostile import Edit, assert_unreadable, edited, field
+from tests.agent.harness import overwrite, qemu_io
 
 pytestmark = pytest.mark.qemu
 
@@ -25,6 +24,11 @@ OPTIONS = [
     "cluster_size=512k,table_size=16",
     *(f"preallocation={mode}" for mode in ("off", "falloc", "full")),
 ]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    return create(tmp_path / "disk.qed", "qed")
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -59,48 +63,36 @@ def test_reads_the_backing_file_and_says_its_format_only_where_it_is_raw(
     assert (facts.backing_file, facts.backing_format) == (b"base", told)
 
 
-def test_reads_a_backing_name_as_long_as_a_path_can_be(tmp_path: Path) -> None:
-    create(tmp_path / "disk.qed", "qed")
+def test_reads_a_backing_name_as_long_as_a_path_can_be(disk: Path) -> None:
     name = b"/" + b"d" * 4094
-    with (tmp_path / "disk.qed").open("r+b") as file:
-        file.write(struct.pack("<4sIIIQ", b"QED\0", 65536, 4, 1, 1))
-        file.seek(56)
-        file.write(struct.pack("<II", 64, len(name)) + name)
-    assert facts_of(tmp_path / "disk.qed").backing_file == name
+    overwrite(disk, 0, struct.pack("<4sIIIQ", b"QED\0", 65536, 4, 1, 1))
+    overwrite(disk, 56, struct.pack("<II", 64, len(name)) + name)
+    assert facts_of(disk).backing_file == name
 
 
-def test_an_image_that_was_not_closed_is_dirty_until_it_was_checked(tmp_path: Path) -> None:
-    path = create(tmp_path / "disk.qed", "qed")
-    command = ["qemu-io", "-f", "qed", "-c", "write -P 7 0 64k", "-c", "abort", str(path)]
+def test_an_image_that_was_not_closed_is_dirty_until_it_was_checked(disk: Path) -> None:
+    command = ["qemu-io", "-f", "qed", "-c", "write -P 7 0 64k", "-c", "abort", str(disk)]
     assert subprocess.run(command, capture_output=True).returncode != 0
     # ``qemu-img info`` does not tell this flag of a QED image, whose header it leaves as it is.
-    assert info(path, "qed")["dirty-flag"] is False
-    facts = facts_of(path)
+    assert info(disk, "qed")["dirty-flag"] is False
+    facts = facts_of(disk)
     assert facts.dirty is True
-    qemu_img("check", "-q", "-f", "qed", "-r", "all", path)
-    assert assert_same(path, "qed") == replace(facts, dirty=False)
+    qemu_img("check", "-q", "-f", "qed", "-r", "all", disk)
+    assert assert_same(disk, "qed") == replace(facts, dirty=False)
 
 
 @pytest.mark.parametrize(("cluster_size", "table_size"), [(4096, 1), (8 << 20, 2), (2 << 20, 16)])
 def test_tables_that_qemu_makes_and_does_not_open_are_unreadable(
-    tmp_path: Path, cluster_size: int, table_size: int
+    disk: Path, cluster_size: int, table_size: int
 ) -> None:
-    path = create(tmp_path / "disk.qed", "qed")
-    with path.open("r+b") as file:
-        file.write(struct.pack("<4sII", b"QED\0", cluster_size, table_size))
-        file.seek(40)
-        file.write(struct.pack("<Q", cluster_size))
-    os.truncate(path, 64 << 20)
-    with pytest.raises(UnreadableError, match="tables"):
-        facts_of(path)
-    assert subprocess.run(["qemu-img", "info", "-f", "qed", path], capture_output=True).returncode == 1
+    overwrite(disk, 0, struct.pack("<4sII", b"QED\0", cluster_size, table_size))
+    overwrite(disk, 40, struct.pack("<Q", cluster_size))
+    os.truncate(disk, 64 << 20)
+    assert_unreadable(disk, "tables")
+    assert subprocess.run(["qemu-img", "info", "-f", "qed", disk], capture_output=True).returncode == 1
 
 
-def field(layout: str, offset: int, value: int) -> Callable[[bytearray], None]:
-    return lambda image: struct.pack_into(layout, image, offset, value)
-
-
-def backing(offset: int, size: int) -> Callable[[bytearray], None]:
+def backing(offset: int, size: int) -> Edit:
     def edit(image: bytearray) -> None:
         struct.pack_into("<Q", image, 16, 1)
         struct.pack_into("<II", image, 56, offset, size)
@@ -108,7 +100,7 @@ def backing(offset: int, size: int) -> Callable[[bytearray], None]:
     return edit
 
 
-BOMBS: list[tuple[str, Callable[[bytearray], None], str]] = [
+BOMBS: list[tuple[str, Edit, str]] = [
     ("unknown features", field("<Q", 16, 1 << 62 | 8), "features 0x4000000000000008"),
     ("clusters of 2 KiB", field("<I", 4, 2048), "cluster size of 2048"),
     ("clusters of 128 MiB", field("<I", 4, 1 << 27), "cluster size of 134217728"),
@@ -131,19 +123,10 @@ BOMBS: list[tuple[str, Callable[[bytearray], None], str]] = [
 
 
 @pytest.mark.parametrize(("bomb", "edit", "sentence"), BOMBS, ids=[bomb for bomb, _, _ in BOMBS])
-def test_a_field_beyond_its_bounds_is_named(
-    tmp_path: Path, bomb: str, edit: Callable[[bytearray], None], sentence: str
-) -> None:
-    create(tmp_path / "disk.qed", "qed")
-    image = bytearray((tmp_path / "disk.qed").read_bytes())
-    edit(image)
-    (tmp_path / "disk.qed").write_bytes(image)
-    with pytest.raises(UnreadableError, match=sentence):
-        facts_of(tmp_path / "disk.qed")
+def test_a_field_beyond_its_bounds_is_named(disk: Path, bomb: str, edit: Edit, sentence: str) -> None:
+    assert_unreadable(edited(disk, edit), sentence)
 
 
-def test_a_file_without_its_table_is_unreadable(tmp_path: Path) -> None:
-    create(tmp_path / "disk.qed", "qed")
-    os.truncate(tmp_path / "disk.qed", 5 * 65536 - 1)
-    with pytest.raises(UnreadableError, match="cut off"):
-        facts_of(tmp_path / "disk.qed")
+def test_a_file_without_its_table_is_unreadable(disk: Path) -> None:
+    os.truncate(disk, 5 * 65536 - 1)
+    assert_unreadable(disk, "cut off")
