@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +15,9 @@ from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import HostError
 from storage_admin.agent.rewrite.chain import Chain
 from storage_admin.agent.verbs import attach
-from tests.agent.harness import ask, leftovers, make_image, rewrite_args
+from tests.agent.harness import ask, leftovers, rewrite_args
 from tests.harness.filesystems import new_folder
+from tests.harness.processes import running
 
 pytestmark = pytest.mark.qemu
 
@@ -88,20 +88,16 @@ def test_whether_a_host_can_attach_is_told_without_loading_anything(
     assert nbd.against(str(tmp_path)) == code
 
 
-def test_without_the_module_an_image_is_refused_and_as_it_was(pool: Path) -> None:
+def test_without_the_module_an_image_is_refused_and_as_it_was(image: Path) -> None:
     assert nbd.against() == "nbd_missing", "tests/machines/test_attach.py attaches where there is one"
-    make_image(pool / "vm.qcow2")
-    args = rewrite_args(pool / "vm.qcow2")
-    before = (pool / "vm.qcow2").read_bytes()
+    args, before = rewrite_args(image), image.read_bytes()
     for writable in (False, True):
         assert ask("attach", args | {"writable": writable, "by": "ada"})["code"] == "nbd_missing"
-    assert (pool / "vm.qcow2").read_bytes() == before
-    assert leftovers(pool) == set()
+    assert (image.read_bytes() == before, leftovers(image.parent)) == (True, set())
 
 
-def test_what_is_not_attached_cannot_be_detached(pool: Path) -> None:
-    make_image(pool / "vm.qcow2")
-    status = (pool / "vm.qcow2").stat()
+def test_what_is_not_attached_cannot_be_detached(image: Path) -> None:
+    status = image.stat()
     for device in ("nbd0", "sda", "../../etc/passwd"):
         answer = ask("detach", {"device": device, "dev": status.st_dev, "inode": status.st_ino})
         assert answer["code"] == "stale_plan"
@@ -112,12 +108,9 @@ def test_what_is_not_attached_cannot_be_detached(pool: Path) -> None:
 def test_only_the_process_that_was_started_for_a_device_is_its_server() -> None:
     name = f"nbd9{os.getpid()}"
     for given, found in ((f"{name}.socket", True), (f"{name}0.socket", False)):
-        argv = ["python3", "-c", "print(flush=True); input()", f"--socket={nbd.FOLDER}/{given}"]
-        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-            assert process.stdout
-            process.stdout.readline()  # until then its command line may not be there yet
+        argv = ["python3", "-c", "import sys; print(flush=True); sys.stdin.read()", f"--socket={nbd.FOLDER}/{given}"]
+        with running(argv, b"\n") as process:  # until then its command line may not be there yet
             assert (nbd.servers(name) == [process.pid]) is found
-            process.communicate(b"\n")
 
 
 @pytest.mark.parametrize("lives", [True, False])

@@ -7,14 +7,10 @@ from pathlib import Path
 import pytest
 
 from storage_admin.agent.host import devices
-from tests.harness.filesystems import loop_device, sparse_file
+from tests.harness.filesystems import loop_device, mounted, new_folder, sparse_file
 
 pytestmark = pytest.mark.qemu
 USES = {"idle": "", "read": "open in sleep", "mounted": "mounted at ", "below": "behind loop"}
-
-
-def run(*argv: str | Path) -> str:
-    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def test_each_is_in_use_by_what_has_it_open_mounted_or_below_itself(tmp_path: Path) -> None:
@@ -23,10 +19,8 @@ def test_each_is_in_use_by_what_has_it_open_mounted_or_below_itself(tmp_path: Pa
         for how in USES:
             paths[how] = stack.enter_context(loop_device(sparse_file(tmp_path / how, 8 << 20)))
         stack.enter_context(loop_device(paths["below"]))
-        (tmp_path / "at").mkdir()
-        run("mkfs.ext4", "-q", paths["mounted"])
-        run("mount", paths["mounted"], tmp_path / "at")
-        stack.callback(run, "umount", tmp_path / "at")
+        subprocess.run(["mkfs.ext4", "-q", paths["mounted"]], check=True)
+        stack.enter_context(mounted(paths["mounted"], new_folder(tmp_path / "at"), "-t", "ext4"))
         file = stack.enter_context(Path(paths["read"]).open("rb"))
         process = stack.enter_context(subprocess.Popen(["sleep", "60"], stdin=file))
         stack.callback(process.kill)

@@ -3,15 +3,18 @@
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from storage_admin.agent.protocol import b64
-from tests.agent.harness import NO_RESERVE, ask, at_ready, image_info, leftovers, qemu_img
-from tests.harness.filesystems import loop_device, new_file
+from tests.agent.harness import NO_RESERVE, Writer, ask, at_ready, image_info, leftovers, location, qemu_img
+from tests.harness.filesystems import loop_device, mounted, new_file, swap_area
+from tests.harness.processes import holder
 
 pytestmark = pytest.mark.qemu
 MIB = 1 << 20
@@ -31,11 +34,8 @@ def device(behind: Path) -> Iterator[Path]:
 
 
 def args_for(device: Path | bytes, pool: Path, name: str = "new.qcow2", **more: Any) -> dict[str, Any]:
-    where = {"pool_path_b64": b64(bytes(pool)), "path_b64": b64(bytes(pool / name))}
-    return {
-        "device_b64": b64(os.fsencode(device)), "target": {**where, "format": name.rpartition(".")[2]},
-        "reserve": NO_RESERVE, **more,
-    }  # fmt: skip
+    target = location(pool / name) | {"format": name.rpartition(".")[2]}
+    return {"device_b64": b64(os.fsencode(device)), "target": target, "reserve": NO_RESERVE, **more}
 
 
 @pytest.mark.parametrize("form", ["qcow2", "raw", "vmdk"])
@@ -52,42 +52,28 @@ def test_the_image_reads_as_the_device_and_takes_no_space_for_zeros(
     assert (hashlib.sha256(behind.read_bytes()).digest(), leftovers(pool)) == (before, set())
 
 
-@pytest.mark.parametrize("how", ["mounted", "swap", "open", "a guest", "a device above"])
-def test_a_device_that_something_uses_is_refused(
-    pool: Path, behind: Path, device: Path, tmp_path: Path, how: str
-) -> None:
-    undo: list[list[str]] = []
-    if how == "mounted":
-        subprocess.run(["mkfs.ext4", "-q", "-F", device], check=True)
-        (tmp_path / "mounted").mkdir()
-        subprocess.run(["mount", device, tmp_path / "mounted"], check=True)
-        undo = [["umount", str(tmp_path / "mounted")]]
-    elif how == "swap":
-        subprocess.run(["mkswap", "-q", device], check=True, capture_output=True)
-        subprocess.run(["swapon", device], check=True, capture_output=True)
-        undo = [["swapoff", str(device)]]
-    elif how == "a device above":
-        name = subprocess.run(["losetup", "-f", "--show", device], check=True, capture_output=True, text=True).stdout
-        undo = [["losetup", "-d", name.strip()]]
-    before = behind.read_bytes()
-    command = ["qemu-io", "-f", "raw", str(device)] if how == "a guest" else ["sh", "-c", f"exec 3<{device}; cat"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        if how in {"open", "a guest"}:
-            assert other.stdin is not None
-            assert other.stdout is not None
-            other.stdin.write(b"read 0 512\n")
-            other.stdin.flush()
-            other.stdout.readline()
-        else:
-            other.kill()
-            other.wait()
-        try:
-            answer = ask("from_device", args_for(device, pool))
-            assert answer.get("code") == "device_in_use", answer
-        finally:
-            other.kill()
-            for one in undo:
-                subprocess.run(one, check=True)
+@contextmanager
+def with_a_mount(device: Path) -> Iterator[Path]:
+    subprocess.run(["mkfs.ext4", "-q", "-F", device], check=True)
+    with TemporaryDirectory() as place, mounted(device, Path(place), "-t", "ext4") as folder:
+        yield folder
+
+
+USES: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
+    "mounted": with_a_mount,
+    "swap": swap_area,
+    "open": holder,
+    "a guest": lambda device: Writer(device, "raw"),
+    "a device above": loop_device,
+}
+
+
+@pytest.mark.parametrize("how", USES)
+def test_a_device_that_something_uses_is_refused(pool: Path, behind: Path, device: Path, how: str) -> None:
+    with USES[how](device):
+        before = behind.read_bytes()
+        answer = ask("from_device", args_for(device, pool))
+        assert answer.get("code") == "device_in_use", answer
     # Whoever has mounted it may write to it.
     assert how == "mounted" or behind.read_bytes() == before
     assert list(pool.iterdir()) == []

@@ -10,6 +10,7 @@ from storage_admin.agent.host import lvm
 from storage_admin.agent.programs import tools
 from storage_admin.agent.verbs.scan import volumes
 from tests.agent.recording import RecordingIO
+from tests.harness.filesystems import new_program
 
 DATA = Path(__file__).parents[1] / "data" / "lvm"
 MIB = 1 << 20
@@ -96,8 +97,7 @@ def test_a_host_without_lvm_tells_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 def test_where_lvm_does_not_answer_it_is_said_and_nothing_guessed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
-    (tmp_path / "vgs").write_text(f"#!/bin/sh\n{answer}\n")
-    (tmp_path / "vgs").chmod(0o755)
+    new_program(tmp_path / "vgs", f"#!/bin/sh\n{answer}\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     io: Any = RecordingIO()
     (found,) = (one for one in volumes(io) if one["backend"] == "lvm")

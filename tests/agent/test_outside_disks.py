@@ -1,5 +1,6 @@
 """Of disks outside of the pools a scan opens files and volumes alone, and in image folders what has the name itself."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,9 +26,8 @@ def hidden(tmp_path: Path) -> Path:
 @pytest.fixture
 def opened(hidden: Path) -> Iterator[Watch]:
     """Who opens something in that folder."""
-    watch = Watch(hidden)
-    yield watch
-    watch.close()
+    with contextlib.closing(Watch(hidden)) as watch:
+        yield watch
 
 
 def told(*paths: Path) -> dict[bytes, str]:

@@ -11,6 +11,7 @@ from storage_admin.agent.host import rbd
 from storage_admin.agent.programs import tools
 from storage_admin.agent.verbs.scan import volumes
 from tests.agent.recording import RecordingIO
+from tests.harness.filesystems import new_program
 
 DATA = Path(__file__).parents[1] / "data" / "rbd"
 MIB = 1 << 20
@@ -51,21 +52,18 @@ Says = Callable[..., Path]
 
 
 @pytest.fixture
-def ceph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
+def ceph(tmp_path: Path, programs: Path) -> Says:
     """``ceph(says)``: what the stand-in does first; gives the folder that is /etc/pve."""
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin:/usr/sbin:/sbin")
     etc = tmp_path / "pve"
     (etc / "priv/ceph").mkdir(parents=True)
     (etc / "storage.cfg").write_text(STORAGE)
     (etc / "priv/ceph/ceph.keyring").touch()
     (etc / "ceph.conf").touch()
-    (tmp_path / "bin").mkdir()
 
     def says(first: str = "") -> Path:
         for name in ("rbd", "ceph"):
-            (tmp_path / "bin" / name).write_text(STAND_IN)
-            (tmp_path / "bin" / name).chmod(0o755)
-            (tmp_path / "bin" / f"{name}.says").write_text(first)
+            new_program(programs / name, STAND_IN)
+            (programs / f"{name}.says").write_text(first)
         return etc
 
     return says

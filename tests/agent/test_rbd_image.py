@@ -1,13 +1,15 @@
 """Work on images of Ceph: what is asked before it, and what is refused; stand-ins answer as a real cluster did."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from storage_admin.agent.protocol import HostError, RefusedError, b64
+from storage_admin.agent.protocol import b64
 from storage_admin.agent.verbs import rbd_image
+from tests.agent.harness import refusal_of
 from tests.agent.recording import GoIO, request
 from tests.agent.test_rbd import MIB, Says, ceph
 
@@ -29,11 +31,7 @@ def work(etc: Path, verb: str, name: str = IMAGE, **more: Any) -> dict[str, Any]
 
 
 def code(etc: Path, verb: str, name: str = IMAGE, **more: Any) -> str:
-    try:
-        work(etc, verb, name, **more)
-    except (RefusedError, HostError) as error:
-        return error.code
-    return ""
+    return refusal_of(partial(work, etc, verb, name, **more))
 
 
 def changed(tmp_path: Path) -> list[str]:

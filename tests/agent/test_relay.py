@@ -1,11 +1,9 @@
 """The agent's relay: what it takes for libvirt's socket, and that every byte is carried."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ import pytest
 
 from storage_admin.agent import bundle, relay
 from storage_admin.agent.protocol import HostError, decode
+from tests.harness.processes import running
 
 
 @pytest.fixture
@@ -34,6 +33,11 @@ def listener(folder: Path) -> Iterator[socket.socket]:
         made.listen(5)
         made.settimeout(5)
         yield made
+
+
+def refused(why: str) -> None:
+    with pytest.raises(HostError, match=why):
+        relay.connected()
 
 
 def test_without_a_socket_there_is_no_libvirt(folder: Path) -> None:
@@ -61,72 +65,58 @@ def test_the_other_socket_is_never_tried(folder: Path, listener: socket.socket) 
 def test_a_link_to_the_other_socket_is_refused(folder: Path, listener: socket.socket) -> None:
     (folder / "libvirt-sock-ro").rename(folder / "libvirt-sock")
     (folder / "libvirt-sock-ro").symlink_to("libvirt-sock")
-    with pytest.raises(HostError, match="not a socket of root"):
-        relay.connected()
+    refused("not a socket of root")
 
 
 def test_a_file_and_a_pipe_are_refused_and_not_opened(folder: Path) -> None:
     (folder / "libvirt-sock-ro").write_text("x")
-    with pytest.raises(HostError, match="not a socket of root"):
-        relay.connected()
+    refused("not a socket of root")
     (folder / "libvirt-sock-ro").unlink()
     os.mkfifo(folder / "libvirt-sock-ro")
-    with pytest.raises(HostError, match="not a socket of root"):
-        relay.connected()
+    refused("not a socket of root")
 
 
 def test_a_socket_of_somebody_else_is_refused(folder: Path, listener: socket.socket) -> None:
     os.chown(folder / "libvirt-sock-ro", 65534, 65534)
-    with pytest.raises(HostError, match="not a socket of root"):
-        relay.connected()
+    refused("not a socket of root")
 
 
-def test_who_listens_has_to_be_root_whoever_the_name_belongs_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_listens_has_to_be_root_whoever_the_name_belongs_to(
+    shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = (
         "import os, socket, sys; os.setgid(65534); os.setuid(65534); s = socket.socket(socket.AF_UNIX);"
         "s.bind(sys.argv[1]); s.listen(); print('up', flush=True); sys.stdin.read()"
     )
-    there = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    there, path = shared_folder, shared_folder / "libvirt-sock-ro"
     there.chmod(0o777)
-    path = there / "libvirt-sock-ro"
-    other = subprocess.Popen([sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"up\n"
+    with running([sys.executable, "-c", program, path], b"up\n"):
         os.chown(path, 0, 0)
         there.chmod(0o755)
         monkeypatch.setattr(relay, "FOLDER", str(there))
-        with pytest.raises(HostError, match="does not run as root"):
-            relay.connected()
-    finally:
-        other.communicate()
-        shutil.rmtree(there)
+        refused("does not run as root")
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
 def test_a_folder_into_which_others_may_write_is_not_believed(folder: Path, listener: socket.socket, mode: int) -> None:
     folder.chmod(mode)
-    with pytest.raises(HostError, match="root alone"):
-        relay.connected()
+    refused("root alone")
 
 
 def test_a_folder_of_somebody_else_or_a_link_is_not_believed(
     folder: Path, listener: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.chown(folder, 65534, 0)
-    with pytest.raises(HostError, match="root alone"):
-        relay.connected()
+    refused("root alone")
     os.chown(folder, 0, 0)
     (tmp_path / "link").symlink_to(folder)
     monkeypatch.setattr(relay, "FOLDER", str(tmp_path / "link"))
-    with pytest.raises(HostError, match="not a folder"):
-        relay.connected()
+    refused("not a folder")
 
 
 def test_a_socket_that_nobody_listens_at_is_told(folder: Path, listener: socket.socket) -> None:
     listener.close()
-    with pytest.raises(HostError, match=r"does not answer at .*refused"):
-        relay.connected()
+    refused(r"does not answer at .*refused")
 
 
 def test_every_byte_arrives_in_both_directions_however_slow_the_other_end_takes_them() -> None:

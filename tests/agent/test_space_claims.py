@@ -44,6 +44,9 @@ with SpaceClaim(job, os.open(place, os.O_RDONLY), folder) as claim:
 """
 
 
+Another = Callable[..., subprocess.Popen[str]]
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[int]:
     with held_open(tmp_path) as fd:
@@ -56,7 +59,7 @@ def folder(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def another(tmp_path: Path, folder: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def another(tmp_path: Path, folder: str) -> Iterator[Another]:
     started: list[subprocess.Popen[str]] = []
 
     def start(
@@ -94,9 +97,7 @@ def names(folder: Path | str) -> list[str]:
     return [path.name for path in Path(folder).iterdir() if not path.name.startswith(".")]
 
 
-def test_what_another_agent_has_yet_to_write_is_not_free(
-    place: int, folder: str, another: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_what_another_agent_has_yet_to_write_is_not_free(place: int, folder: str, another: Another) -> None:
     other = another("a", 3 * GIB)
     assert say(other, "take") == "done"
     with SpaceClaim("b", place, folder) as claim:
@@ -106,9 +107,7 @@ def test_what_another_agent_has_yet_to_write_is_not_free(
         claim.take(2 * GIB, all_but(place, 4 * GIB), Others())
 
 
-def test_the_agents_own_word_counts_instead_of_the_controllers(
-    place: int, folder: str, another: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_the_agents_own_word_counts_instead_of_the_controllers(place: int, folder: str, another: Another) -> None:
     other = another("a", 3 * GIB)
     say(other, "take")
     say(other, 0)
@@ -119,9 +118,7 @@ def test_the_agents_own_word_counts_instead_of_the_controllers(
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, None])
-def test_a_claim_ends_with_its_agent(
-    place: int, folder: str, another: Callable[..., subprocess.Popen[str]], end: signal.Signals | None
-) -> None:
+def test_a_claim_ends_with_its_agent(place: int, folder: str, another: Another, end: signal.Signals | None) -> None:
     other = another("a", 3 * GIB)
     say(other, "take")
     if end is None:
@@ -136,18 +133,14 @@ def test_a_claim_ends_with_its_agent(
     assert names(folder) == []
 
 
-def test_another_filesystem_is_another_matter(
-    place: int, folder: str, another: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_another_filesystem_is_another_matter(place: int, folder: str, another: Another) -> None:
     say(another("a", 3 * GIB, place=Path("/proc")), 3 * GIB)
     assert len(names(folder)) == 1
     with SpaceClaim("b", place, folder) as claim:
         claim.take(2 * GIB, all_but(place, 4 * GIB), Others())
 
 
-def test_of_twenty_that_look_at_once_only_as_many_begin_as_fit(
-    place: int, another: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_of_twenty_that_look_at_once_only_as_many_begin_as_fit(place: int, another: Another) -> None:
     kept = space.space(place).available_bytes - int(5.5 * GIB)
     others = [another(f"job{number}", GIB, kept=kept, pause=0.02) for number in range(20)]
     for other in others:

@@ -26,11 +26,9 @@ Tools = Callable[..., None]
 
 
 @pytest.fixture
-def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
+def pool(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
     """``pool(used=, mode=, held=, says=)``: how the pool is; its snapshot of metadata is the file ``held``."""
     monkeypatch.setattr(thin, "FOLDER", str(tmp_path / "notes"))
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin:/usr/sbin:/sbin")
-    (tmp_path / "bin").mkdir(exist_ok=True)
     (tmp_path / "lvs.json").write_text(json.dumps({"report": [{"lv": NUMBERED}]}))
 
     def is_now(used: int = 100, mode: str = "rw", held: str = "", says: str = SAYS, status: str = STATUS) -> None:
@@ -49,7 +47,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
             esac""",
         }
         for name, script in scripts.items():
-            new_program(tmp_path / "bin" / name, f"#!/bin/sh\n{script}\n")
+            new_program(programs / name, f"#!/bin/sh\n{script}\n")
 
     return is_now
 

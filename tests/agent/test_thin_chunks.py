@@ -18,10 +18,9 @@ GROUP_NAME = f"sat{os.getpid()}chunks"
 
 
 @pytest.fixture
-def lvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lvm]:
+def lvm(programs: Path) -> Iterator[Lvm]:
     """A group with an empty thin pool of 256 MiB."""
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin:/usr/sbin:/sbin")
-    state = Lvm(tmp_path / "bin")
+    state = Lvm(programs)
     pool = VOLUME | {"vg_name": GROUP_NAME, "lv_name": "data", "lv_uuid": "p", "lv_layout": "thin,pool", "zero": "zero"}
     thin = f"{GROUP_NAME}-data-tpool: 0 524288 thin-pool 1 10/1024 0/128 - rw discard_passdown queue_if_no_space - 1024"
     state.install(vg=[GROUP | {"vg_name": GROUP_NAME}], lv=[pool], thin=thin)

@@ -5,6 +5,7 @@ import struct
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from storage_admin.agent.qemu.node import DeviceNode, Node
 from tests.agent.harness import Writer, ask, at_ready, leftovers, make_image, qemu_img, rewrite_args, write
 from tests.agent.recording import RecordingIO
 from tests.agent.test_from_device import MIB, behind, device
+from tests.harness.filesystems import swap_area
 from tests.working import create
 
 __all__ = ["behind", "device"]
@@ -150,30 +152,24 @@ def test_what_stands_against_it_leaves_the_device_alone(
     pool: Path, image: Path, behind: Path, device: Path, how: str
 ) -> None:
     args, code = args_for(image, device), "device_in_use"
-    if how == "swap":
-        subprocess.run(["mkswap", "-q", device], check=True, capture_output=True)
-        subprocess.run(["swapon", device], check=True)
-    before = behind.read_bytes()
-    try:
-        if how == "open":
-            with device.open("rb"):
-                answer = ask("to_device", args)
-        elif how == "image in use":
-            with Writer(image):
-                answer, code = ask("to_device", args), "image_in_use"
-        else:
-            if how == "too small":
-                qemu_img("resize", "-q", image, "100M")
-                args, code = args_for(image, device), "not_enough_space"
-            elif how == "no device":
-                args, code = args_for(image, pool / "disk.qcow2"), "invalid"
-            elif how == "stale":
-                write(image, 0x01, "0", "64k")
-                code = "stale_plan"
-            answer = ask("to_device", args)
-    finally:
+    with ExitStack() as stack:
         if how == "swap":
-            subprocess.run(["swapoff", device], check=True)
+            stack.enter_context(swap_area(device))
+        elif how == "open":
+            stack.enter_context(device.open("rb"))
+        elif how == "too small":
+            qemu_img("resize", "-q", image, "100M")
+            args, code = args_for(image, device), "not_enough_space"
+        elif how == "no device":
+            args, code = args_for(image, pool / "disk.qcow2"), "invalid"
+        elif how == "image in use":
+            stack.enter_context(Writer(image))
+            code = "image_in_use"
+        else:
+            write(image, 0x01, "0", "64k")
+            code = "stale_plan"
+        before = behind.read_bytes()
+        answer = ask("to_device", args)
     assert answer.get("code") == code, answer
     assert behind.read_bytes() == before
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from storage_admin.agent.measure import volume_zeros
+from tests.agent.harness import held_open
 from tests.agent.recording import RecordingIO
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -18,13 +19,11 @@ DATA = ((3, 1), (10 * MIB + 5, 1), (20 * MIB, MIB))
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Iterator[int]:
-    (tmp_path / "volume").touch()
-    fd = os.open(tmp_path / "volume", os.O_RDWR)
-    os.ftruncate(fd, SIZE)
-    for start, length in DATA:
-        os.pwrite(fd, b"x" * length, start)
-    yield fd
-    os.close(fd)
+    with held_open(tmp_path / "volume", os.O_RDWR | os.O_CREAT) as fd:
+        os.ftruncate(fd, SIZE)
+        for start, length in DATA:
+            os.pwrite(fd, b"x" * length, start)
+        yield fd
 
 
 def whole(chunk: int) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ from storage_admin.agent.host import zfs
 from storage_admin.agent.programs import tools
 from storage_admin.agent.verbs.scan import volumes
 from tests.agent.recording import RecordingIO
+from tests.harness.filesystems import new_program
 
 DATA = Path(__file__).parents[1] / "data" / "zfs"
 MIB = 1 << 20
@@ -110,8 +111,7 @@ def test_where_zfs_does_not_answer_it_is_said_and_nothing_guessed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     for name, does in (("zpool", f"cat {DATA}/zpool.txt"), ("zfs", answer)):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
-        (tmp_path / name).chmod(0o755)
+        new_program(tmp_path / name, f"#!/bin/sh\n{does}\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(tools, "LIST", tools.Limits(wall_seconds=1))
     io: Any = RecordingIO()

@@ -10,9 +10,9 @@ from storage_admin.agent.host.space import Reserve
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.agent.swap import zfs_volumes
 from storage_admin.agent.swap.volumes import Journal, Place, Wanted
-from tests.agent.harness import ask
+from tests.agent.harness import ask, refusal_of
 from tests.agent.recording import RecordingIO
-from tests.agent.test_volumes import placed
+from tests.agent.test_volumes import HERE, placed
 from tests.harness.filesystems import new_program
 
 OWN = {"guid": "77", "health": "ONLINE", "readonly": "off", "multihost": "off"}
@@ -34,22 +34,16 @@ def say(folder: Path, pool: dict[str, str], disk: str, *datasets: tuple[str, ...
 
 
 @pytest.fixture
-def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def disk(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The path of the disk that the pool lies on, which is this machine's own."""
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin:/usr/sbin:/sbin")
-    (tmp_path / "bin").mkdir()
-    placed(monkeypatch, tmp_path, "pci0000:00/ata1/host0/target0:0:0/0:0:0:0/block/sda3")
+    placed(monkeypatch, tmp_path, HERE)
     say(tmp_path, OWN, "/dev/sda3")
     return "/dev/sda3"
 
 
 def code() -> str:
     """With what a change of the pool is refused; empty where it may be changed."""
-    try:
-        zfs_volumes.refuse_shared(PLACE, RecordingIO())
-    except RefusedError as error:
-        return error.code
-    return ""
+    return refusal_of(zfs_volumes.refuse_shared, PLACE, RecordingIO())
 
 
 @pytest.mark.parametrize(
@@ -72,7 +66,7 @@ def test_a_pool_counts_by_its_disks(disk: str, tmp_path: Path, monkeypatch: pyte
     link.symlink_to(tmp_path / "sys/devices/platform/host3/session1/target3:0:0/3:0:0:0/block/sdb")
     assert code() == "shared_pool"
     link.unlink()
-    link.symlink_to(tmp_path / "sys/devices/pci0000:00/ata1/host0/target0:0:0/0:0:0:0/block/sda3")
+    link.symlink_to(tmp_path / "sys/devices" / HERE)
     assert code() == ""
     (tmp_path / "file").touch()
     say(tmp_path, OWN, f"{tmp_path}/file")  # on a filesystem of no disk that the kernel has
