@@ -1,7 +1,6 @@
 """Images that are set aside, restored and deleted: by the real agent, on real files."""
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,15 @@ from storage_admin.agent.swap.journal import Journal
 from storage_admin.agent.verbs import aside
 from tests.agent.aside import ASIDE, JOURNAL, aside_args, back_args, delete_args
 from tests.agent.harness import (
-    Agent,
     Writer,
     ask,
     at_ready,
+    heard,
     held_open,
     leftovers,
     make_image,
     recover_args,
+    recovered,
     stamp,
     undo_args,
     write,
@@ -32,20 +32,6 @@ from tests.harness.filesystems import immutable, loop_device, new_folder
 from tests.working import create
 
 pytestmark = pytest.mark.qemu
-
-
-@pytest.fixture
-def image(pool: Path) -> Path:
-    return make_image(pool / "left.qcow2")
-
-
-def refused(answer: dict[str, Any]) -> str:
-    assert answer.get("event") == "error", answer
-    return str(answer["code"])
-
-
-def recovered(pool: Path) -> list[str]:
-    return [row["outcome"] for row in ask("recover", recover_args(pool), job="r1")["recovered"]]
 
 
 def test_an_image_set_aside_has_another_name_and_nothing_else_of_it_changes(image: Path) -> None:
@@ -75,7 +61,7 @@ def test_it_is_restored_under_its_own_name(image: Path) -> None:
     assert {path.name for path in image.parent.iterdir()} == {image.name}
     assert (image.read_bytes(), image.stat().st_nlink, stamp(image).mtime_ns) == (content, 1, before.mtime_ns)
     assert recovered(image.parent) == []
-    assert refused(ask("restore_aside", back_args(image), job="j3")) == "aside_missing"
+    assert ask("restore_aside", back_args(image), job="j3")["code"] == "aside_missing"
 
 
 def test_it_is_deleted_for_good(image: Path) -> None:
@@ -102,7 +88,7 @@ def test_another_file_under_its_name_is_left_alone(image: Path) -> None:
     ask("set_aside", aside_args(image))
     image.write_bytes(b"somebody else's")
     answer = ask("restore_aside", back_args(image), job="j2")
-    assert refused(answer) == "target_exists"
+    assert answer["code"] == "target_exists"
     assert image.read_bytes() == b"somebody else's"
     assert (image.parent / ASIDE).read_bytes() == content
     assert recovered(image.parent) == ["kept"]
@@ -114,9 +100,9 @@ def test_another_file_under_its_name_is_left_alone(image: Path) -> None:
 @pytest.mark.parametrize("mode", ["r", "w"])
 def test_an_image_in_use_keeps_its_name(image: Path, mode: str) -> None:
     with Writer(image, read_only=mode == "r"):
-        assert refused(ask("set_aside", aside_args(image))) == "image_in_use"
+        assert ask("set_aside", aside_args(image))["code"] == "image_in_use"
     with image.open("rb"):
-        assert refused(ask("set_aside", aside_args(image))) == "image_in_use"
+        assert ask("set_aside", aside_args(image))["code"] == "image_in_use"
     assert {path.name for path in image.parent.iterdir()} == {image.name}
 
 
@@ -124,26 +110,24 @@ def test_an_image_behind_a_loop_device_keeps_its_name(tmp_path: Path) -> None:
     path = create(tmp_path / "left.raw", form="raw")
     args = aside_args(path)
     with loop_device(path):
-        assert refused(ask("set_aside", args)) == "image_in_use"
+        assert ask("set_aside", args)["code"] == "image_in_use"
     assert path.exists()
 
 
 def test_an_overlay_that_no_scan_has_seen_is_found_on_the_spot(image: Path, tmp_path: Path) -> None:
     other = new_folder(tmp_path / "other")
-    create(other / "top.qcow2", base=str(image))
-    assert refused(ask("set_aside", aside_args(image, other))) == "has_overlays"
+    create(other / "top.qcow2", base=image)
+    assert ask("set_aside", aside_args(image, other))["code"] == "has_overlays"
     assert image.exists()
     (other / "top.qcow2").rename(other / ".sa-j9.orig")
-    assert refused(ask("set_aside", aside_args(image, other))) == "has_overlays"
+    assert ask("set_aside", aside_args(image, other))["code"] == "has_overlays"
 
 
 def test_a_data_file_of_another_image_is_needed(tmp_path: Path) -> None:
     data = tmp_path / "data.raw"
-    subprocess.run(
-        ["qemu-img", "create", "-q", "-f", "qcow2", "-o", f"data_file={data}", tmp_path / "top.qcow2", "8M"], check=True
-    )
-    assert refused(ask("set_aside", aside_args(data))) == "has_overlays"
-    assert refused(ask("set_aside", aside_args(tmp_path / "top.qcow2"))) == "external_data_file"
+    create(tmp_path / "top.qcow2", "8M", "-o", f"data_file={data}")
+    assert ask("set_aside", aside_args(data))["code"] == "has_overlays"
+    assert ask("set_aside", aside_args(tmp_path / "top.qcow2"))["code"] == "external_data_file"
 
 
 def test_files_that_were_read_since_they_changed_are_not_opened_again(image: Path) -> None:
@@ -156,40 +140,40 @@ def test_files_that_were_read_since_they_changed_are_not_opened_again(image: Pat
 def test_what_was_changed_since_the_plan_keeps_its_name(image: Path) -> None:
     args = aside_args(image)
     write(image, 1, "0", "64k")
-    assert refused(ask("set_aside", args)) == "stale_plan"
+    assert ask("set_aside", args)["code"] == "stale_plan"
     args = aside_args(image)
     image.rename(image.parent / "old")
     make_image(image)
-    assert refused(ask("set_aside", args)) == "stale_plan"
+    assert ask("set_aside", args)["code"] == "stale_plan"
     image.unlink()
-    assert refused(ask("set_aside", args)) == "stale_plan"
+    assert ask("set_aside", args)["code"] == "stale_plan"
     assert leftovers(image.parent) == set()
 
 
 def test_a_file_with_two_names_a_link_and_a_protected_one_are_refused(image: Path) -> None:
     os.link(image, image.parent / "second")
-    assert refused(ask("set_aside", aside_args(image))) == "hard_linked"
+    assert ask("set_aside", aside_args(image))["code"] == "hard_linked"
     (image.parent / "second").unlink()
     link = image.parent / "link.qcow2"
     link.symlink_to(image)
-    assert refused(ask("set_aside", aside_args(link))) == "outside_pool"
+    assert ask("set_aside", aside_args(link))["code"] == "outside_pool"
     link.unlink()
     with immutable(image):
-        assert refused(ask("set_aside", aside_args(image))) == "immutable"
-    assert refused(ask("set_aside", aside_args(image, children_known=False))) == "guests_unknown"
+        assert ask("set_aside", aside_args(image))["code"] == "immutable"
+    assert ask("set_aside", aside_args(image, children_known=False))["code"] == "guests_unknown"
     assert {path.name for path in image.parent.iterdir()} == {image.name}
 
 
 def test_without_a_go_nothing_has_happened(image: Path) -> None:
     with at_ready("set_aside", aside_args(image)) as agent:
         agent.say(protocol.CANCEL)
-        assert refused(agent.answer(go=False)) == protocol.CANCELLED
+        assert agent.answer(go=False)["code"] == protocol.CANCELLED
     assert {path.name for path in image.parent.iterdir()} == {image.name}
     ask("set_aside", aside_args(image))
     for verb, args in (("restore_aside", back_args(image)), ("delete_aside", delete_args(image, stamp_of(image)))):
         with at_ready(verb, args, job="j2") as agent:
             agent.say(protocol.CANCEL)
-            assert refused(agent.answer(go=False)) == protocol.CANCELLED
+            assert agent.answer(go=False)["code"] == protocol.CANCELLED
         assert {path.name for path in image.parent.iterdir()} == {ASIDE, JOURNAL}
         assert recovered(image.parent) == ["kept"]
 
@@ -200,14 +184,14 @@ def stamp_of(image: Path) -> int:
 
 def test_a_guest_that_starts_before_the_go_wins(image: Path) -> None:
     with at_ready("set_aside", aside_args(image)) as agent, Writer(image):
-        assert refused(agent.go()) == "image_in_use"
+        assert agent.go()["code"] == "image_in_use"
     assert {path.name for path in image.parent.iterdir()} == {image.name}
 
 
 def test_what_was_written_to_while_it_was_aside_is_restored_and_not_deleted(image: Path) -> None:
     ask("set_aside", aside_args(image))
     write(image.parent / ASIDE, 7, "0", "64k")
-    assert refused(ask("delete_aside", delete_args(image, stamp_of(image)), job="j2")) == "stale_plan"
+    assert ask("delete_aside", delete_args(image, stamp_of(image)), job="j2")["code"] == "stale_plan"
     written = (image.parent / ASIDE).read_bytes()
     ask("restore_aside", back_args(image), job="j3")
     assert image.read_bytes() == written
@@ -217,13 +201,13 @@ def test_only_the_very_file_is_deleted(image: Path) -> None:
     inode = image.stat().st_ino
     ask("set_aside", aside_args(image))
     aside = image.parent / ASIDE
-    assert refused(ask("delete_aside", delete_args(image, inode + 1), job="j2")) == "stale_plan"
+    assert ask("delete_aside", delete_args(image, inode + 1), job="j2")["code"] == "stale_plan"
     with Writer(aside):
-        assert refused(ask("delete_aside", delete_args(image, inode), job="j2")) in {"image_in_use", "stale_plan"}
+        assert ask("delete_aside", delete_args(image, inode), job="j2")["code"] in {"image_in_use", "stale_plan"}
     aside.rename(image.parent / "hidden")
     aside.write_bytes(b"another file")
-    assert refused(ask("delete_aside", delete_args(image, inode), job="j2")) == "aside_missing"
-    assert refused(ask("restore_aside", back_args(image), job="j2")) == "aside_missing"
+    assert ask("delete_aside", delete_args(image, inode), job="j2")["code"] == "aside_missing"
+    assert ask("restore_aside", back_args(image), job="j2")["code"] == "aside_missing"
     assert aside.read_bytes() == b"another file"
 
 
@@ -249,17 +233,14 @@ def test_what_somebody_put_back_or_took_away_by_hand_is_told(image: Path) -> Non
 def test_an_undo_is_no_way_to_touch_it(image: Path) -> None:
     ask("set_aside", aside_args(image))
     for verb in ("undo", "discard_undo"):
-        assert refused(ask(verb, undo_args(image), job="u1")) == "undo_missing"
+        assert ask(verb, undo_args(image), job="u1")["code"] == "undo_missing"
     assert leftovers(image.parent) == {ASIDE, JOURNAL}
 
 
 def test_a_scan_neither_lists_nor_forgets_it(image: Path) -> None:
     ask("set_aside", aside_args(image))
     request = {"pools": [{"id": 1, "path_b64": protocol.b64(bytes(image.parent)), "kind": "dir", "known_b64": ""}]}
-    with Agent() as agent:
-        agent.request("scan", request, job="s1")
-        agent.answer()
-        events = agent.events
+    _, events = heard("scan", request, "s1")
     assert not [event for event in events if event["event"] == "image"]
     pool = next(event for event in events if event["event"] == "pool")
     assert (pool["asides"], pool["leftovers"], pool["undo_copies"]) == (1, 1, 0)
@@ -322,10 +303,7 @@ def test_a_filesystem_that_cannot_rename_without_replacing_does_it_by_a_link(
     inode = image.stat().st_ino
     monkeypatch.setattr(exchange, "move", lambda *_: False)
     answer = aside.set_aside(request("set_aside", **aside_args(image)), GoIO())
-    assert {path.name for path in image.parent.iterdir()} == {
-        ASIDE.replace("j1", "job1"),
-        JOURNAL.replace("j1", "job1"),
-    }
+    assert {path.name for path in image.parent.iterdir()} == {".sa-job1.aside", ".sa-job1.journal"}
     assert answer["inode"] == inode
     assert recovered(image.parent) == ["kept"]
 

@@ -3,6 +3,7 @@
 The images here are as they are when a race was lost: no reader of headers has looked at them before qemu does.
 """
 
+import contextlib
 import os
 import socket
 import stat
@@ -21,13 +22,13 @@ from storage_admin.agent.protocol import HostError
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.img import Conversion, Effort, Node
 from tests.agent.every_verb import request
-from tests.agent.harness import Agent, ask, held_open, leftovers, make_image, reads_as, write
+from tests.agent.harness import Agent, ask, heard, held_open, leftovers, make_image, reads_as, write
 from tests.agent.harness import qemu_img as run_qemu_img
 from tests.agent.hostile import VIRTUAL_SIZE, qcow2, qed, vmdk_sparse, vmdk_text
 from tests.agent.recording import RecordingIO
 from tests.agent.stranger import CANARY, fingerprints, holds_canary
 from tests.faults.swapper import Watch
-from tests.harness.filesystems import new_file, new_folder
+from tests.harness.filesystems import new_file
 
 pytestmark = pytest.mark.qemu
 
@@ -109,25 +110,9 @@ NAMES = (
 )  # fmt: skip
 
 
-def with_data_file(name: bytes) -> tuple[str, bytes]:
-    return "qcow2", qcow2(data_file=name)
-
-
-def with_extent(name: bytes) -> tuple[str, bytes]:
-    return "vmdk", vmdk_text(b'RW 2048 FLAT "%s" 0' % name.replace(b'"', b"'"))
-
-
-def with_base(name: bytes) -> tuple[str, bytes]:
-    return "qcow2", qcow2(name, b"raw")
-
-
-def with_qed_base(name: bytes) -> tuple[str, bytes]:
-    return "qed", qed(name, raw=True)
-
-
-def with_parent(name: bytes) -> tuple[str, bytes]:
+def with_parent(name: bytes) -> bytes:
     text = vmdk_text(b'RW 2048 SPARSE "vm.vmdk"', b"monolithicSparse", name.replace(b'"', b"'"))
-    return "vmdk", vmdk_sparse(sparse_vmdk(), text)
+    return vmdk_sparse(sparse_vmdk(), text)
 
 
 @lru_cache
@@ -137,10 +122,14 @@ def sparse_vmdk() -> bytes:
         return (Path(folder) / "sparse.vmdk").read_bytes()
 
 
-HEADERS = {
-    "data file": with_data_file, "extent": with_extent, "base": with_base, "QED base": with_qed_base,
-    "VMDK parent": with_parent,
-}  # fmt: skip
+#: The format of an image that names something in its header, and how it is made.
+HEADERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "data file": ("qcow2", lambda name: qcow2(data_file=name)),
+    "extent": ("vmdk", lambda name: vmdk_text(b'RW 2048 FLAT "%s" 0' % name.replace(b'"', b"'"))),
+    "base": ("qcow2", lambda name: qcow2(name, b"raw")),
+    "QED base": ("qed", lambda name: qed(name, raw=True)),
+    "VMDK parent": ("vmdk", with_parent),
+}
 
 
 class AsItsHeaderSays(Node):
@@ -179,22 +168,15 @@ def test_no_header_leads_a_tool_to_anything_else(
     monkeypatch: pytest.MonkeyPatch, ground: Ground, how: str, header: str, name: str
 ) -> None:
     monkeypatch.setattr(confined, "means", lambda: how)
-    form, content = HEADERS[header](ground.names()[name])
+    form, make = HEADERS[header]
+    content = make(ground.names()[name])
     path = ground.pool / f"vm.{form}"
     with held_open(ground.pool) as folder:
         for way in ("info", "measure", "compare", "convert", "check", "repair", "rebase", "name_base"):
             path.write_bytes(content)
             (ground.pool / "new").write_bytes(b"")
-            fd = os.open(path, os.O_RDWR)
-            image = AsItsHeaderSays(fd, form, bytes(path))
-            asked = ways(image, folder, form)
-            try:
-                if way in asked:
-                    asked[way]()
-            except HostError:
-                pass  # what it needs is not to be had
-            finally:
-                os.close(fd)
+            with held_open(path, os.O_RDWR) as fd, contextlib.suppress(HostError):  # what it needs is not to be had
+                ways(AsItsHeaderSays(fd, form, bytes(path)), folder, form).get(way, bool)()
             ground.verify()
 
 
@@ -216,15 +198,11 @@ def test_what_is_given_to_read_is_not_written_to(tmp_path: Path) -> None:
     for name in ("read", "written"):
         (tmp_path / name).write_bytes(name.encode() * 100)
     # That the descriptor itself could be written to changes nothing.
-    read, written = (os.open(tmp_path / name, os.O_RDWR) for name in ("read", "written"))
-    try:
+    with held_open(tmp_path / "read", os.O_RDWR) as read, held_open(tmp_path / "written", os.O_RDWR) as written:
         for source, target, works in ((written, read, False), (read, written, True)):
             copy = ["dd", f"if=/proc/self/fd/{source}", f"of=/proc/self/fd/{target}", "bs=100", "count=1"]
             done = tools.run([*copy, "conv=notrunc"], RecordingIO(), files=Files(read=[read], written=[written]))
             assert (done.exit_code == 0) is works, done.stderr
-    finally:
-        os.close(read)
-        os.close(written)
     assert (tmp_path / "read").read_bytes() == b"read" * 100
     assert (tmp_path / "written").read_bytes().startswith(b"read" * 25)
 
@@ -267,15 +245,13 @@ def test_a_host_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     [(0, 0, 0o644, False), (12345, 0, 0o600, True), (0, 12345, 0o644, True), (0, 0, 0o664, True)],
 )
 def test_without_any_means_only_roots_own_images_are_worked_on(
-    tmp_path: Path, image_of: int, folder_of: int, mode: int, refused: bool
+    pool: Path, image: Path, image_of: int, folder_of: int, mode: int, refused: bool
 ) -> None:
-    pool = new_folder(tmp_path / "pool")
-    path = make_image(pool / "vm.qcow2")
-    os.chown(path, image_of, image_of)
-    path.chmod(mode)
+    os.chown(image, image_of, image_of)
+    image.chmod(mode)
     os.chown(pool, folder_of, folder_of)
     for how in ("check none", "reclaim copy"):
-        verb, args = request(how, bytes(path), pool, "qcow2")
+        verb, args = request(how, bytes(image), pool, "qcow2")
         answer = ask(verb, args, job=verb, command=[*OTHERWISE, "nothing"])
         assert answer.get("code") == ("not_confined" if refused else None), answer
     assert bool(leftovers(pool)) is not refused
@@ -325,11 +301,9 @@ def test_a_copy_with_another_header_than_the_images_is_not_opened_for_writing(
     path.write_bytes(qcow2(b"base", b"qcow2"))
     evil.write_bytes(header)
     verb, args = request(how, bytes(path), tmp_path, "qcow2")
-    with Agent([*Agent.python(), "-c", REWRITTEN, str(evil)]) as agent:
-        agent.request(verb, args)
-        answer = agent.answer()
+    answer, events = heard(verb, args, command=[*Agent.python(), "-c", REWRITTEN, str(evil)])
     assert answer["code"] == "stale_plan", answer
-    ran = [event["argv"][1:3] for event in agent.events if event["event"] == "command"]
+    ran = [event["argv"][1:3] for event in events if event["event"] == "command"]
     assert not [words for words in ran if words[0] == "rebase" or words[1] == "-r"], ran
     assert leftovers(tmp_path) == set()
 

@@ -16,7 +16,9 @@ import pytest
 from storage_admin.agent.host import locking, priority
 from storage_admin.agent.host.open_gate import Door, shut_alone
 from tests.agent.harness import ROOT, held_open
+from tests.agent.test_analyze import priorities
 from tests.harness.filesystems import new_file
+from tests.harness.processes import running
 
 OPENER = "import os, sys; os.open(sys.argv[-2], eval(sys.argv[-1])); print('in', flush=True); sys.stdin.read()"
 
@@ -111,23 +113,19 @@ def test_the_door_of_a_process_that_is_killed_is_open(path: Path) -> None:
         "import os, sys, time; from storage_admin.agent.host.open_gate import shut_alone\n"
         "door = shut_alone(os.open(sys.argv[1], os.O_RDWR)); print('shut', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE, cwd=ROOT) as keeper:
-        assert keeper.stdout is not None
-        assert keeper.stdout.readline() == b"shut\n"
-        with Opener(path, "os.O_RDWR") as opener:
-            time.sleep(0.2)
-            keeper.kill()
-            opener.wait_until_in()
+    shuts = running([sys.executable, "-c", program, path], b"shut\n", cwd=ROOT)
+    with shuts as keeper, Opener(path, "os.O_RDWR") as opener:
+        time.sleep(0.2)
+        keeper.kill()
+        opener.wait_until_in()
 
 
 def test_other_files_have_no_door(path: Path, fd: int) -> None:
     other = new_file(path.with_name("other"), b"")
     door = Door(fd)
-    try:
-        assert other.read_bytes() == b""
-        assert not door.knocked()
-    finally:
-        door.open()
+    assert other.read_bytes() == b""
+    assert not door.knocked()
+    door.open()
 
 
 @pytest.mark.parametrize(
@@ -158,10 +156,9 @@ def test_another_agent_that_only_reads_is_no_stranger_and_waits_like_everybody(
 
 
 def test_idle_work_is_idle_and_then_as_before() -> None:
-    before = (os.getpriority(os.PRIO_PROCESS, 0), priority.io_priority())
+    before = priorities()
     with priority.idle(True):
-        assert os.getpriority(os.PRIO_PROCESS, 0) == 19
-        assert priority.io_priority() == 3 << 13
-    assert (os.getpriority(os.PRIO_PROCESS, 0), priority.io_priority()) == before
+        assert priorities() == (19, 3 << 13)
+    assert priorities() == before
     with priority.idle(False):
-        assert (os.getpriority(os.PRIO_PROCESS, 0), priority.io_priority()) == before
+        assert priorities() == before

@@ -22,12 +22,13 @@ from storage_admin.agent.swap import fence
 from storage_admin.agent.swap.fence import Fence
 from storage_admin.agent.verbs import aside, undo
 from tests.agent.aside import ASIDE, aside_args, delete_args
-from tests.agent.harness import Writer, ask, make_image, reclaim_args, undo_args
+from tests.agent.harness import Writer, ask, held_open, make_image, reclaim_args, undo_args
 from tests.agent.recording import GoIO, RecordingIO
 
 pytestmark = pytest.mark.qemu
 
 GETLK, SETLEASE = 36, 1024
+Files = tuple[int, int, int]
 
 
 @pytest.fixture
@@ -50,17 +51,11 @@ def nfs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Mount]]:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Iterator[tuple[int, int, int]]:
+def files(tmp_path: Path) -> Iterator[Files]:
     """Descriptors of a folder, of an image in it, and of a new file that is to take its place."""
-    make_image(tmp_path / "image.qcow2")
-    make_image(tmp_path / "new.qcow2")
-    opened = (
-        os.open(tmp_path, os.O_RDONLY), os.open(tmp_path / "image.qcow2", os.O_RDONLY),
-        os.open(tmp_path / "new.qcow2", os.O_RDWR),
-    )  # fmt: skip
-    yield opened
-    for fd in opened:
-        os.close(fd)
+    old, new = make_image(tmp_path / "image.qcow2"), make_image(tmp_path / "new.qcow2")
+    with held_open(tmp_path) as folder, held_open(old) as image, held_open(new, os.O_RDWR) as file:
+        yield folder, image, file
 
 
 def _code(*files: int) -> str:
@@ -70,7 +65,7 @@ def _code(*files: int) -> str:
 
 
 def test_a_writer_on_another_machine_is_seen_though_a_question_says_nobody(
-    nfs: list[Mount], files: tuple[int, int, int], tmp_path: Path
+    nfs: list[Mount], files: Files, tmp_path: Path
 ) -> None:
     with Writer(tmp_path / "image.qcow2"):
         assert locking.locked_bytes(files[1]) == []
@@ -82,7 +77,7 @@ def test_a_writer_on_another_machine_is_seen_though_a_question_says_nobody(
 
 
 def test_nobody_opens_either_file_elsewhere_until_it_is_over_and_we_read_on(
-    nfs: list[Mount], files: tuple[int, int, int], tmp_path: Path
+    nfs: list[Mount], files: Files, tmp_path: Path
 ) -> None:
     with Fence(*files):
         for name in ("image.qcow2", "new.qcow2"):
@@ -97,16 +92,12 @@ def test_nobody_opens_either_file_elsewhere_until_it_is_over_and_we_read_on(
 
 
 @pytest.mark.parametrize("option", ["nolock", "local_lock=all", "local_lock=posix"])
-def test_locks_that_no_other_machine_hears_of_are_none(
-    nfs: list[Mount], files: tuple[int, int, int], option: str
-) -> None:
+def test_locks_that_no_other_machine_hears_of_are_none(nfs: list[Mount], files: Files, option: str) -> None:
     nfs[0] = replace(nfs[0], options=b"rw," + option.encode())
     assert _code(*files) == "locks_missing"
 
 
-def test_a_server_without_locks_is_refused(
-    nfs: list[Mount], files: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_without_locks_is_refused(nfs: list[Mount], files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     def take(*_: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -115,7 +106,7 @@ def test_a_server_without_locks_is_refused(
 
 
 def test_the_locks_outlast_the_old_name_on_other_clients_unless_the_file_is_gone(
-    nfs: list[Mount], files: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nfs: list[Mount], files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fence, "NAMES_KEPT", 1.2)
     io = RecordingIO()
@@ -130,7 +121,7 @@ def test_the_locks_outlast_the_old_name_on_other_clients_unless_the_file_is_gone
         assert len(io.all("progress")) == 3
 
 
-def test_on_a_disk_of_this_machine_guests_that_read_are_let_in(files: tuple[int, int, int], tmp_path: Path) -> None:
+def test_on_a_disk_of_this_machine_guests_that_read_are_let_in(files: Files, tmp_path: Path) -> None:
     with Fence(*files) as held:
         with Writer(tmp_path / "image.qcow2") as other:
             assert other.refused
@@ -139,7 +130,7 @@ def test_on_a_disk_of_this_machine_guests_that_read_are_let_in(files: tuple[int,
 
 
 def test_a_lease_is_asked_on_a_fresh_descriptor_where_an_older_one_has_lost_it(
-    files: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+    files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = locking.is_leased
     monkeypatch.setattr(locking, "is_leased", lambda fd: False if fd == files[1] else real(fd))
@@ -151,7 +142,7 @@ def test_a_lease_is_asked_on_a_fresh_descriptor_where_an_older_one_has_lost_it(
 
 
 def test_a_server_that_gives_no_leases_is_told_from_a_writer_and_nothing_is_left_of_the_question(
-    files: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = sorted(tmp_path.iterdir())
     monkeypatch.setattr(locking, "_is_network", lambda fd: True)

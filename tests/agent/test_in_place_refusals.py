@@ -4,6 +4,7 @@ import os
 import struct
 import subprocess
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from storage_admin.agent.host.mounts import Mount, Mounts
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.rewrite import chain as links
 from storage_admin.agent.rewrite.chain import Chain
-from tests.agent.harness import Writer, ask, link, make_image, overwrite, qemu_img, same_content, write
+from tests.agent.harness import Writer, ask, link, make_image, number_at, overwrite, same_content, write
 from tests.agent.test_in_place import AGENT, copy_of, reclaim
+from tests.agent.test_reclaim_refusals import encrypted
 from tests.harness.filesystems import immutable, loop_device, loop_filesystem, mounted, new_folder
 from tests.working import create, refused_as
 
@@ -42,20 +44,17 @@ def test_an_image_that_a_guest_has_open(image: Path) -> None:
             refused("image_in_use", lambda: reclaim(image), image)
 
 
-def test_the_base_of_a_running_overlay(image: Path) -> None:
-    overlay = create(image.with_name("overlay.qcow2"), base=image)
+def test_the_base_of_a_running_overlay(image: Path, overlay: Path) -> None:
     with Writer(overlay):
         refused("image_in_use", lambda: reclaim(image), image)
 
 
-def test_an_image_behind_a_loop_device(image: Path) -> None:
-    with loop_device(image):
-        refused("image_in_use", lambda: reclaim(image), image)
-
-
-def test_a_protected_image(image: Path) -> None:
-    with immutable(image):
-        refused("immutable", lambda: reclaim(image), image)
+@pytest.mark.parametrize(("hold", "code"), [(loop_device, "image_in_use"), (immutable, "immutable")])
+def test_an_image_behind_a_loop_device_and_a_protected_one(
+    image: Path, hold: Callable[[Path], AbstractContextManager[object]], code: str
+) -> None:
+    with hold(image):
+        refused(code, lambda: reclaim(image), image)
 
 
 def test_an_image_with_file_capabilities(image: Path) -> None:
@@ -69,10 +68,7 @@ def test_an_image_whose_guests_are_not_known(image: Path) -> None:
 
 
 def test_an_encrypted_image(tmp_path: Path) -> None:
-    path = tmp_path / "secret.qcow2"
-    secret = "secret,id=s,data=password"
-    options = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10"
-    qemu_img("create", "-q", "-f", "qcow2", "--object", secret, "-o", options, path, "1M")
+    path = encrypted(tmp_path / "secret.qcow2")
     refused("encrypted", lambda: reclaim(path), path)
 
 
@@ -88,10 +84,7 @@ def test_an_image_that_is_marked_dirty_or_corrupt(image: Path, bit: int) -> None
 
 
 def test_an_image_whose_tables_lie(image: Path) -> None:
-    with image.open("r+b") as raw:
-        raw.seek(40)
-        raw.seek(int.from_bytes(raw.read(8), "big"))
-        raw.write((0x8000000000000000 | 1 << 50).to_bytes(8, "big"))
+    overwrite(image, number_at(image, ">Q", 40), struct.pack(">Q", 1 << 63 | 1 << 50))
     refused("dirty_or_corrupt", lambda: reclaim(image), image)
 
 

@@ -13,24 +13,34 @@ from typing import Any, Self
 import psutil
 import pytest
 
-from storage_admin.agent.protocol import b64
-from tests.agent.harness import Agent, ask, image_info, leftovers, rewrite_args, undo_args
+from tests.agent.harness import (
+    Agent,
+    ask,
+    heard,
+    image_info,
+    leftovers,
+    qemu_img,
+    recovered,
+    rewrite_args,
+    undo_args,
+)
 from tests.agent.test_create import create_args
 from tests.harness.filesystems import new_file
 
 pytestmark = pytest.mark.qemu
 MIB = 1 << 20
 FIRST, SECOND = "Ümlaut, and a comma=1", "second passphrase"
+ALONE, BOTH = {"passphrase": FIRST}, {"passphrase": FIRST, "new_passphrase": SECOND}
 FORMATS = pytest.mark.parametrize("form", ["qcow2", "luks"])
 
 
 def create(path: Path, form: str, passphrase: str = FIRST, **more: Any) -> dict[str, Any]:
+    return ask("create", encrypted_args(path, form) | {"secrets": {"passphrase": passphrase}} | more)
+
+
+def encrypted_args(path: Path, form: str = "qcow2") -> dict[str, Any]:
     name = path.with_suffix(".raw") if form == "luks" else path
-    asked = create_args(name, "raw" if form == "luks" else "qcow2") | {
-        "secrets": {"passphrase": passphrase},
-        "iter_time": 20,
-    }
-    return ask("create", asked | more)
+    return create_args(name, name.suffix[1:]) | {"secrets": ALONE, "iter_time": 20}
 
 
 @functools.cache
@@ -105,16 +115,13 @@ class Watcher:
 
 @FORMATS
 def test_an_encrypted_image_opens_with_its_passphrase_alone(pool: Path, form: str) -> None:
-    with Watcher(FIRST) as watcher, Agent() as agent:
-        name = pool / ("vm.raw" if form == "luks" else "vm.qcow2")
-        asked = create_args(name, "raw" if form == "luks" else "qcow2") | {"iter_time": 20}
-        asked |= {"secrets": {"passphrase": FIRST}}
-        agent.request("create", asked)
-        result = agent.answer()
+    with Watcher(FIRST) as watcher:
+        result, events = heard("create", encrypted_args(pool / "vm.qcow2", form))
+    (name,) = pool.iterdir()
     assert (result.get("format"), result.get("virtual_size")) == (form, 8 * MIB), result
     assert image_info(name, form)["encrypted"] is True
     assert (opens(name, form, FIRST), opens(name, form, SECOND)) == (True, False)
-    assert (watcher.seen, watcher.looks > 0, FIRST in str(agent.events)) == ([], True, False)
+    assert (watcher.seen, watcher.looks > 0, FIRST in str(events)) == ([], True, False)
     assert leftovers(pool) == set()
 
 
@@ -125,11 +132,10 @@ def test_a_passphrase_that_none_can_be_is_refused(pool: Path, passphrase: Any) -
 
 
 def test_other_formats_and_options_are_not_encrypted(pool: Path) -> None:
-    secrets = {"secrets": {"passphrase": FIRST}}
-    assert ask("create", create_args(pool / "vm.vmdk", "vmdk") | secrets)["code"] == "invalid"
+    assert ask("create", create_args(pool / "vm.vmdk", "vmdk") | {"secrets": ALONE})["code"] == "invalid"
     full = create_args(pool / "vm.raw", "raw", options={"preallocation": "full"})
-    assert ask("create", full | secrets)["code"] == "invalid"
-    two = {"secrets": {"passphrase": FIRST, "other": SECOND}}
+    assert ask("create", full | {"secrets": ALONE})["code"] == "invalid"
+    two = {"secrets": ALONE | {"other": SECOND}}
     assert ask("create", create_args(pool / "vm.qcow2", "qcow2") | two)["code"] == "invalid"
 
 
@@ -138,12 +144,10 @@ def test_a_passphrase_is_added_and_the_old_ones_slot_emptied(pool: Path, form: s
     path = made(pool, form)
     fill(path, form, FIRST)
     before = content(path, form, FIRST)
-    with Watcher(FIRST, SECOND) as watcher, Agent() as agent:
-        both = {"passphrase": FIRST, "new_passphrase": SECOND}
-        agent.request("keys", args_for(path, form, secrets=both, undo_hours=0), "j1")
-        added = agent.answer()
+    with Watcher(FIRST, SECOND) as watcher:
+        added, events = heard("keys", args_for(path, form, secrets=BOTH, undo_hours=0))
     assert (added.get("swapped"), added.get("key_slots")) == (True, [0, 1]), added
-    assert (watcher.seen, FIRST in str(agent.events), SECOND in str(agent.events)) == ([], False, False)
+    assert (watcher.seen, FIRST in str(events), SECOND in str(events)) == ([], False, False)
     assert (opens(path, form, FIRST), opens(path, form, SECOND)) == (True, True)
     emptied = ask("keys", args_for(path, form, secrets={"passphrase": SECOND}, slot=0), job="j2")
     assert emptied.get("key_slots") == [1], emptied
@@ -157,48 +161,44 @@ def test_a_passphrase_is_added_and_the_old_ones_slot_emptied(pool: Path, form: s
 def test_the_last_key_and_the_one_that_is_needed_are_never_erased(pool: Path, form: str) -> None:
     path = made(pool, form)
     before = path.read_bytes()
-    alone = {"passphrase": FIRST}
-    assert ask("keys", args_for(path, form, secrets=alone, slot=0))["code"] == "stale_plan"
-    assert ask("keys", args_for(path, form, secrets=alone, slot=3))["code"] == "stale_plan"
+    assert ask("keys", args_for(path, form, secrets=ALONE, slot=0))["code"] == "stale_plan"
+    assert ask("keys", args_for(path, form, secrets=ALONE, slot=3))["code"] == "stale_plan"
     assert ask("keys", args_for(path, form, secrets={"passphrase": SECOND}, slot=0))["code"] == "wrong_passphrase"
     assert path.read_bytes() == before
-    both = {"passphrase": FIRST, "new_passphrase": SECOND}
-    assert "code" not in ask("keys", args_for(path, form, secrets=both, undo_hours=0), job="j2")
+    assert "code" not in ask("keys", args_for(path, form, secrets=BOTH, undo_hours=0), job="j2")
     before = path.read_bytes()
     # The passphrase that opens only the slot which is to go; one that a guest needs; one that opens already.
-    assert ask("keys", args_for(path, form, secrets=alone, slot=0), job="j3")["code"] == "wrong_passphrase"
+    assert ask("keys", args_for(path, form, secrets=ALONE, slot=0), job="j3")["code"] == "wrong_passphrase"
     needed = {"secrets": {"passphrase": SECOND}, "slot": 0, "must_open": [FIRST]}
     assert ask("keys", args_for(path, form, **needed), job="j4")["code"] == "wrong_passphrase"
-    assert ask("keys", args_for(path, form, secrets=both), job="j5")["code"] == "stale_plan"
+    assert ask("keys", args_for(path, form, secrets=BOTH), job="j5")["code"] == "stale_plan"
     assert (path.read_bytes() == before, leftovers(pool)) == (True, set())
 
 
 def test_what_has_no_key_slots_is_refused(pool: Path) -> None:
     path = pool / "plain.qcow2"
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", path, "8M"], check=True)
-    both = {"passphrase": FIRST, "new_passphrase": SECOND}
-    assert ask("keys", args_for(path, "qcow2", secrets=both))["code"] == "unsupported_subformat"
-    for wrong in ({}, {"new_passphrase": SECOND}, {"passphrase": 5, "new_passphrase": SECOND}, both | {"x": "y"}):
+    qemu_img("create", "-q", "-f", "qcow2", path, "8M")
+    assert ask("keys", args_for(path, "qcow2", secrets=BOTH))["code"] == "unsupported_subformat"
+    for wrong in ({}, {"new_passphrase": SECOND}, {"passphrase": 5, "new_passphrase": SECOND}, BOTH | {"x": "y"}):
         assert ask("keys", args_for(path, "qcow2", secrets=wrong))["code"] == "invalid", wrong
 
 
 def test_a_kill_while_keys_change_leaves_an_image_that_opens(pool: Path) -> None:
     path = made(pool, "qcow2")
-    both = {"passphrase": FIRST, "new_passphrase": SECOND}
     for number, wait in enumerate((0.2, 0.35, 0.5, 0.7)):
         with Agent() as agent:
-            agent.request("keys", args_for(path, "qcow2", secrets=both, undo_hours=0), f"k{number}")
+            agent.request("keys", args_for(path, "qcow2", secrets=BOTH, undo_hours=0), f"k{number}")
             time.sleep(wait)
             agent.process.kill()
         assert opens(path, "qcow2", FIRST)
-        ask("recover", {"pools": [{"id": 1, "path_b64": b64(bytes(pool)), "kind": "dir"}]}, job=f"r{number}")
+        recovered(pool)
         assert opens(path, "qcow2", FIRST)
         assert leftovers(pool) == set()
 
 
 def test_hostile_names_are_no_arguments(pool: Path) -> None:
     path = pool / "a,b=c,file.driver=nbd.qcow2"
-    result = ask("create", create_args(path, "qcow2") | {"secrets": {"passphrase": FIRST}, "iter_time": 20})
+    result = ask("create", encrypted_args(path))
     assert result.get("format") == "qcow2", result
     assert os.listdir(pool) == [path.name]  # noqa: PTH208
 
@@ -207,9 +207,7 @@ def test_hostile_names_are_no_arguments(pool: Path) -> None:
 def test_hosts_that_confine_otherwise_encrypt_as_well(pool: Path, how: str) -> None:
     agent = [sys.executable, "-m", "tests.agent.other_confinement", how]
     path, before = pool / "vm.qcow2", set(os.listdir("/run"))  # noqa: PTH208
-    asked = create_args(path, "qcow2") | {"secrets": {"passphrase": FIRST}, "iter_time": 20}
-    assert ask("create", asked, command=agent).get("format") == "qcow2"
-    both = {"passphrase": FIRST, "new_passphrase": SECOND}
-    assert ask("keys", args_for(path, "qcow2", secrets=both), job="j2", command=agent).get("key_slots") == [0, 1]
+    assert ask("create", encrypted_args(path), command=agent).get("format") == "qcow2"
+    assert ask("keys", args_for(path, "qcow2", secrets=BOTH), job="j2", command=agent).get("key_slots") == [0, 1]
     assert opens(path, "qcow2", SECOND)
     assert not {name for name in os.listdir("/run") if name.startswith("storage-admin-key-")} - before  # noqa: PTH208

@@ -1,6 +1,5 @@
 """Whether an image is in use, asked of real programs that use it."""
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,16 +7,11 @@ from pathlib import Path
 import pytest
 
 from storage_admin.agent.host import in_use, locking
-from tests.agent.harness import Writer, held_open, make_image
-from tests.harness.filesystems import loop_device, new_file
-from tests.working import create
+from tests.agent.harness import Writer, held_open
+from tests.harness.filesystems import loop_device, new_file, swap_area
+from tests.harness.processes import holder
 
 pytestmark = pytest.mark.qemu
-
-
-@pytest.fixture
-def image(tmp_path: Path) -> Path:
-    return make_image(tmp_path / "image.qcow2")
 
 
 @pytest.fixture
@@ -48,8 +42,7 @@ def test_a_reader_is_no_writer(image: Path, fd: int) -> None:
         assert locking.open_for_writing(fd) is False
 
 
-def test_sees_the_base_of_an_overlay_in_use(image: Path, fd: int) -> None:
-    overlay = create(image.parent / "overlay.qcow2", base=image)
+def test_sees_the_base_of_an_overlay_in_use(overlay: Path, fd: int) -> None:
     with Writer(overlay):
         assert locking.locked_bytes(fd)
         assert "qemu-io" in str(locking.user(fd))
@@ -72,14 +65,8 @@ def test_a_writer_that_was_there_before_is_seen_after_the_locks_are_taken(image:
 
 
 def test_sees_a_program_that_locks_nothing(image: Path, fd: int) -> None:
-    program = "import sys; f = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", program, image], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as reader:
-        assert reader.stdout is not None
-        reader.stdout.readline()
+    with holder(image) as reader:
         assert str(locking.user(fd)).startswith(f"process {reader.pid} ")
-        reader.communicate()
     assert locking.user(fd) is None
 
 
@@ -94,13 +81,8 @@ def test_sees_a_loop_device(tmp_path: Path) -> None:
 def test_sees_swap(tmp_path: Path) -> None:
     area = new_file(tmp_path / "swap area", bytes(8 << 20))
     area.chmod(0o600)
-    with held_open(area) as fd:
-        subprocess.run(["mkswap", "-q", area], check=True)
-        subprocess.run(["swapon", area], check=True)
-        try:
-            assert locking.user(fd) == "the swap area of this host"
-        finally:
-            subprocess.run(["swapoff", area], check=True)
+    with held_open(area) as fd, swap_area(area):
+        assert locking.user(fd) == "the swap area of this host"
 
 
 @pytest.mark.parametrize(("mode", "uses"), [("rb", False), ("r+b", True)])
@@ -110,15 +92,9 @@ def test_another_agent_that_only_reads_is_no_user(
     image, program = tmp_path / "image", str(tmp_path / "agent-0.pyz")
     image.write_bytes(b"x")
     monkeypatch.setattr(sys, "argv", [program])
-    hold = f"import sys; f = open({str(image)!r}, {mode!r}); print(flush=True); sys.stdin.read()"
     for words, is_fellow in (([program], True), ([], False)):
-        command = [sys.executable, "-c", hold, *words]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-            assert holder.stdout is not None
-            holder.stdout.readline()
-            with image.open("rb") as file:
-                assert (locking.user(file.fileno()) is not None) is (uses or not is_fellow)
-            holder.communicate()
+        with holder(image, mode, *words), image.open("rb") as file:
+            assert (locking.user(file.fileno()) is not None) is (uses or not is_fellow)
 
 
 def test_another_agent_that_ends_before_it_is_known_to_be_one_is_no_user(
@@ -127,19 +103,15 @@ def test_another_agent_that_ends_before_it_is_known_to_be_one_is_no_user(
     image, program = tmp_path / "image", str(tmp_path / "agent-0.pyz")
     image.write_bytes(b"x")
     monkeypatch.setattr(sys, "argv", [program])
-    hold = f"import sys; f = open({str(image)!r}, 'rb'); print(flush=True); sys.stdin.read()"
-    holder = subprocess.Popen([sys.executable, "-c", hold, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     asked, ask = [], in_use.is_fellow
+    with holder(image, "rb", program) as other, image.open("rb") as file:
 
-    def ends_first(pid: str) -> bool:
-        asked.append(pid)
-        holder.kill()
-        holder.communicate()
-        return ask(pid)
+        def ends_first(pid: str) -> bool:
+            asked.append(pid)
+            other.kill()
+            other.wait()
+            return ask(pid)
 
-    monkeypatch.setattr(locking, "is_fellow", ends_first)
-    assert holder.stdout is not None
-    holder.stdout.readline()
-    with image.open("rb") as file:
+        monkeypatch.setattr(locking, "is_fellow", ends_first)
         assert locking.user(file.fileno()) is None
     assert asked, "nobody had it open"

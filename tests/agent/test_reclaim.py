@@ -7,30 +7,26 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent import formats
-from storage_admin.agent.formats.facts import Facts
+from tests.agent.formats.test_against_qemu import facts_of
 from tests.agent.harness import (
-    Agent,
     ask,
     at_ready,
+    heard,
     image_info,
+    kept,
     leftovers,
     make_image,
     qemu_img,
     qemu_io,
     reclaim_args,
     same_content,
+    stamp,
+    undo_args,
     write,
 )
 from tests.harness.filesystems import new_file
-from tests.working import create
 
 pytestmark = pytest.mark.qemu
-
-
-def facts(path: Path) -> Facts:
-    with path.open("rb") as image:
-        return formats.read(image.fileno(), path.stat().st_size, os.fsencode(path.name), "qcow2")
 
 
 def keep_copy(path: Path) -> Path:
@@ -97,9 +93,9 @@ def test_an_image_that_cannot_shrink_is_left_as_it_is(image: Path) -> None:
 )
 def test_creation_options_stay(pool: Path, options: str) -> None:
     image = make_image(pool / "vm.qcow2", options=options)
-    before, copy = facts(image), keep_copy(image)
+    before, copy = facts_of(image, "qcow2"), keep_copy(image)
     result = ask("reclaim", reclaim_args(image))
-    after = facts(image)
+    after = facts_of(image, "qcow2")
     for name in ("virtual_size", "cluster_size", "compat", "refcount_bits", "extended_l2", "backing_file"):
         assert getattr(after, name) == getattr(before, name), name
     assert bool(after.lazy_refcounts) == bool(before.lazy_refcounts)
@@ -110,7 +106,7 @@ def test_creation_options_stay(pool: Path, options: str) -> None:
 @pytest.mark.parametrize("compression", ["zlib", "zstd"])
 def test_the_compression_that_is_asked_for_is_used(image: Path, compression: str) -> None:
     assert ask("reclaim", reclaim_args(image, compression=compression))["compression"] == compression
-    assert facts(image).compression == compression
+    assert facts_of(image, "qcow2").compression == compression
 
 
 def test_an_overlay_keeps_its_own_layer_on_the_same_relative_base(pool: Path) -> None:
@@ -123,22 +119,19 @@ def test_an_overlay_keeps_its_own_layer_on_the_same_relative_base(pool: Path) ->
     qemu_img("create", "-q", "-f", "qcow2", "-b", "../bases/base.qcow2", "-F", "qcow2", overlay)
     write(overlay, 0x44, "2M", "3M")
     write(overlay, 0, "0", "256k")
-    flat = pool.parent / "flat.qcow2"
-    qemu_img("convert", "-O", "qcow2", overlay, flat)
-    bases = [path.stat() for path in (lowest, base)]
+    flat = kept(overlay, pool.parent)
+    bases = [stamp(path) for path in (lowest, base)]
 
     result = ask("reclaim", reclaim_args(overlay, base, lowest, pool=pool))
 
     assert result["swapped"]
-    assert facts(overlay).backing_file == b"../bases/base.qcow2"
-    assert facts(overlay).backing_format == "qcow2"
+    after = facts_of(overlay, "qcow2")
+    assert (after.backing_file, after.backing_format) == (b"../bases/base.qcow2", "qcow2")
     assert same_content(overlay, flat)
     # Only its own layer: the zeros hide the base, the rest of the base is not pulled in.
     mapped = qemu_img("map", "-f", "qcow2", "--output=json", overlay)
     assert b'"depth": 2' in mapped
-    assert [(path.stat().st_mtime_ns, path.stat().st_ino) for path in (lowest, base)] == [
-        (status.st_mtime_ns, status.st_ino) for status in bases
-    ]
+    assert [stamp(path) for path in (lowest, base)] == bases
 
 
 def test_an_overlay_on_a_raw_base(pool: Path) -> None:
@@ -146,20 +139,17 @@ def test_an_overlay_on_a_raw_base(pool: Path) -> None:
     base.write_bytes(os.urandom(1 << 20) + bytes(7 << 20))
     qemu_img("create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw", overlay)
     write(overlay, 0x44, "2M", "3M")
-    flat = pool.parent / "flat.qcow2"
-    qemu_img("convert", "-O", "qcow2", overlay, flat)
+    flat = kept(overlay, pool.parent)
     args = reclaim_args(overlay, base)
     args["chain"][0]["format"] = "raw"
     assert ask("reclaim", args)["swapped"]
     assert same_content(overlay, flat)
-    assert facts(overlay).backing_format == "raw"
+    assert facts_of(overlay, "qcow2").backing_format == "raw"
 
 
-def test_a_base_shrinks_under_overlays_that_are_switched_off(image: Path) -> None:
-    overlay = create(image.parent / "overlay.qcow2", base=image)
+def test_a_base_shrinks_under_overlays_that_are_switched_off(image: Path, overlay: Path) -> None:
     write(overlay, 0x55, "1M", "1M")
-    flat = image.parent.parent / "flat.qcow2"
-    qemu_img("convert", "-O", "qcow2", overlay, flat)
+    flat = kept(overlay, image.parent.parent)
     assert ask("reclaim", reclaim_args(image))["swapped"]
     assert same_content(overlay, flat)
 
@@ -167,7 +157,7 @@ def test_a_base_shrinks_under_overlays_that_are_switched_off(image: Path) -> Non
 def test_persistent_bitmaps_stay(image: Path) -> None:
     qemu_img("bitmap", "-f", "qcow2", "--add", image, "backup-1")
     assert ask("reclaim", reclaim_args(image))["swapped"]
-    assert [one.name for one in facts(image).bitmaps] == ["backup-1"]
+    assert [one.name for one in facts_of(image, "qcow2").bitmaps] == ["backup-1"]
 
 
 def test_owner_mode_and_acl_stay(image: Path) -> None:
@@ -209,7 +199,7 @@ def test_any_name_is_only_a_name(pool: Path, name: bytes) -> None:
     assert result["swapped"]
     assert same_content(path, copy)
     assert names_in(pool) == {name, b".sa-j1.orig", b".sa-j1.journal"}
-    assert ask("undo", {**undo_of(path)}, job="u1")["after_bytes"] == result["before_bytes"]
+    assert ask("undo", undo_args(path), job="u1")["after_bytes"] == result["before_bytes"]
     assert names_in(pool) == {name}
 
 
@@ -223,24 +213,17 @@ def test_any_name_of_a_base_is_only_a_name(pool: Path, name: bytes) -> None:
     qemu_img("convert", "-f", "qcow2", "-O", "qcow2", overlay, flat)
     assert ask("reclaim", reclaim_args(overlay, base))["swapped"]
     assert same_content(overlay, flat)
-    assert facts(Path(os.fsdecode(overlay))).backing_file == name
+    assert facts_of(Path(os.fsdecode(overlay)), "qcow2").backing_file == name
 
 
 def names_in(folder: Path) -> set[bytes]:
     return {os.fsencode(path.name) for path in folder.iterdir()}
 
 
-def undo_of(path: bytes) -> dict[str, Any]:
-    args = reclaim_args(path)
-    return {"path_b64": args["path_b64"], "pool_path_b64": args["pool_path_b64"], "undo_job": "j1"}
-
-
 def test_tells_stages_and_commands_as_they_come(image: Path) -> None:
-    with Agent() as agent:
-        agent.request("reclaim", reclaim_args(image))
-        agent.answer()
-        stages = [event["stage"] for event in agent.events if event["event"] == "progress"]
-        commands = [event["argv"] for event in agent.events if event["event"] == "command"]
+    _, events = heard("reclaim", reclaim_args(image))
+    stages = [event["stage"] for event in events if event["event"] == "progress"]
+    commands = [event["argv"] for event in events if event["event"] == "command"]
     assert list(dict.fromkeys(stages)) == ["checking", "copying", "verifying", "syncing", "swapping"]
     convert = next(argv for argv in commands if argv[:2] == ["qemu-img", "convert"])
     assert convert[-2:] == [str(image), str(image.parent / ".sa-j1.new")]

@@ -1,9 +1,9 @@
 """What a reclaim refuses, with which code, and that nothing is changed then."""
 
 import os
-import subprocess
-import sys
+import struct
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from tests.agent.harness import (
     reclaim_args,
     write,
 )
+from tests.agent.test_estimate_leaks import l2_table
 from tests.harness.filesystems import immutable, loop_device, new_file, new_folder
+from tests.harness.processes import holder
 from tests.working import create
 
 pytestmark = pytest.mark.qemu
@@ -56,27 +58,23 @@ def test_an_image_that_a_guest_reads(image: Path) -> None:
         refused(args, "image_in_use")
 
 
-def test_the_base_of_a_running_overlay(image: Path) -> None:
-    overlay = create(image.parent / "overlay.qcow2", base=image)
+def test_the_base_of_a_running_overlay(image: Path, overlay: Path) -> None:
     with Writer(overlay):
         refused(reclaim_args(image), "image_in_use")
 
 
 def test_a_program_that_locks_nothing(image: Path) -> None:
-    program = "import sys; f = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", program, image], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as reader:
-        assert reader.stdout is not None
-        reader.stdout.readline()
+    with holder(image) as reader:
         answer = refused(reclaim_args(image), "image_in_use")
         assert str(reader.pid) in answer["detail"]
-        reader.communicate()
 
 
-def test_an_image_behind_a_loop_device(image: Path) -> None:
-    with loop_device(image):
-        refused(reclaim_args(image), "image_in_use")
+@pytest.mark.parametrize(("hold", "code"), [(loop_device, "image_in_use"), (immutable, "immutable")])
+def test_an_image_behind_a_loop_device_and_a_protected_template(
+    image: Path, hold: Callable[[Path], AbstractContextManager[object]], code: str
+) -> None:
+    with hold(image):
+        refused(reclaim_args(image), code)
 
 
 def test_a_base_that_another_overlay_only_reads_is_no_hindrance(image: Path) -> None:
@@ -88,8 +86,7 @@ def test_a_base_that_another_overlay_only_reads_is_no_hindrance(image: Path) -> 
         assert ask("reclaim", reclaim_args(mine, image))["swapped"]
 
 
-def test_a_base_that_is_written_to(image: Path) -> None:
-    overlay = create(image.parent / "overlay.qcow2", base=image)
+def test_a_base_that_is_written_to(image: Path, overlay: Path) -> None:
     args = reclaim_args(overlay, image)
     with Writer(image):
         refused(args, "image_in_use")
@@ -100,12 +97,15 @@ def test_internal_snapshots(image: Path) -> None:
     refused(reclaim_args(image), "has_internal_snapshots")
 
 
-def test_an_encrypted_image(tmp_path: Path) -> None:
-    path = tmp_path / "secret.qcow2"
+def encrypted(path: Path) -> Path:
     secret = "secret,id=s,data=password"
     options = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10"
     qemu_img("create", "-q", "-f", "qcow2", "--object", secret, "-o", options, path, "1M")
-    refused(reclaim_args(path), "encrypted")
+    return path
+
+
+def test_an_encrypted_image(tmp_path: Path) -> None:
+    refused(reclaim_args(encrypted(tmp_path / "secret.qcow2")), "encrypted")
 
 
 def test_an_external_data_file(tmp_path: Path) -> None:
@@ -122,13 +122,7 @@ def test_an_image_that_is_marked_dirty_or_corrupt(image: Path, bit: int) -> None
 
 def test_an_image_with_damaged_tables(image: Path) -> None:
     args = reclaim_args(image)
-    with image.open("r+b") as raw:
-        raw.seek(40)
-        table = int.from_bytes(raw.read(8), "big")
-        raw.seek(table)
-        entry = int.from_bytes(raw.read(8), "big")
-        raw.seek(entry & 0x00FFFFFFFFFFFE00)
-        raw.write((0x8000000000000000 | 0x7FFF0000).to_bytes(8, "big"))
+    overwrite(image, l2_table(image), struct.pack(">Q", 1 << 63 | 0x7FFF0000))
     refused({**args, **now(image)}, "dirty_or_corrupt")
 
 
@@ -169,22 +163,19 @@ def test_an_image_that_is_gone(image: Path) -> None:
     refused(args, "stale_plan")
 
 
-def test_a_base_that_is_not_what_the_plan_saw(image: Path) -> None:
-    overlay = create(image.parent / "overlay.qcow2", base=image)
+def test_a_base_that_is_not_what_the_plan_saw(image: Path, overlay: Path) -> None:
     args = reclaim_args(overlay, image)
     args["chain"][0]["mtime_ns"] -= 1
     refused(args, "stale_plan")
 
 
-def test_a_base_that_is_gone(image: Path) -> None:
-    overlay = create(image.parent / "overlay.qcow2", base=image)
+def test_a_base_that_is_gone(image: Path, overlay: Path) -> None:
     args = reclaim_args(overlay, image)
     image.rename(image.parent / "moved.qcow2")
     refused(args, "chain_broken")
 
 
-def test_a_base_that_the_plan_does_not_know(image: Path) -> None:
-    overlay = create(image.parent / "overlay.qcow2", base=image)
+def test_a_base_that_the_plan_does_not_know(image: Path, overlay: Path) -> None:
     refused(reclaim_args(overlay), "stale_plan")
     other = make_image(image.parent / "other.qcow2")
     refused(reclaim_args(overlay, other), "stale_plan")
@@ -224,11 +215,6 @@ def test_something_that_is_no_regular_file(image: Path) -> None:
     os.mkfifo(pipe)
     args = {**reclaim_args(image), "path_b64": b64(bytes(pipe))}
     assert ask("reclaim", args)["code"] == "outside_pool"
-
-
-def test_a_protected_template(image: Path) -> None:
-    with immutable(image):
-        refused(reclaim_args(image), "immutable")
 
 
 def test_a_file_with_two_names(image: Path) -> None:
@@ -324,9 +310,8 @@ def test_what_changes_in_the_last_moment_is_seen(image: Path) -> None:
 
 
 def test_a_guest_that_runs_when_the_swap_should_happen_wins(image: Path) -> None:
-    guests: list[Writer] = []
-    answer = on_ready(image, lambda: guests.append(Writer(image).__enter__()))
-    guests[0].__exit__()
+    with at_ready("reclaim", reclaim_args(image)) as agent, Writer(image):
+        answer = agent.go()
     assert answer.get("code") == "image_in_use", answer
     assert leftovers(image.parent) == set()
 

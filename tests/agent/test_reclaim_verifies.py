@@ -8,7 +8,6 @@ import pytest
 
 from tests.agent.harness import UNCONFINED, ask, leftovers, reclaim_args, write
 from tests.harness.filesystems import new_program
-from tests.working import create
 
 pytestmark = pytest.mark.qemu
 
@@ -69,8 +68,7 @@ def test_a_convert_that_goes_wrong_is_noticed(tmp_path: Path, image: Path, how: 
     assert said in str(answer["detail"])
 
 
-def test_a_convert_that_pulls_the_base_in_is_noticed(tmp_path: Path, image: Path) -> None:
-    overlay = create(image.parent / "overlay.qcow2", base="vm.qcow2")
+def test_a_convert_that_pulls_the_base_in_is_noticed(tmp_path: Path, image: Path, overlay: Path) -> None:
     write(overlay, 0x44, "2M", "3M")
     script = 'convert convert -U -c -o compression_type=zstd -O qcow2 "$source" "$target"'
     answer = with_broken_convert(tmp_path, overlay, script, image)

@@ -17,7 +17,9 @@ from tests.agent.harness import (
     ask,
     at_ready,
     at_stage,
+    heard,
     leftovers,
+    location,
     make_image,
     reclaim_args,
     recover_args,
@@ -32,10 +34,8 @@ pytestmark = pytest.mark.qemu
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> Path:
-    path = tmp_path / "pool" / "images" / "vm.qcow2"
-    path.parent.mkdir(parents=True)
-    return make_image(path)
+def image(pool: Path) -> Path:
+    return make_image(new_folder(pool / "images") / "vm.qcow2")
 
 
 def recover(image: Path, **changes: Any) -> list[dict[str, Any]]:
@@ -46,11 +46,15 @@ def recover(image: Path, **changes: Any) -> list[dict[str, Any]]:
 
 def killed(image: Path, event: str, **fields: Any) -> None:
     """A reclaim whose agent is killed at an event."""
-    agent = Agent()
-    agent.request("reclaim", reclaim_args(image))
-    agent.until(event, **fields)
-    agent.process.kill()
-    agent.close()
+    with Agent() as agent:
+        agent.request("reclaim", reclaim_args(image))
+        agent.until(event, **fields)
+        agent.process.kill()
+
+
+def killed_undo(image: Path) -> None:
+    with at_ready("undo", undo_args(image), job="u1") as agent:
+        agent.process.kill()
 
 
 def test_nothing_to_recover(image: Path) -> None:
@@ -96,9 +100,7 @@ def test_a_vanished_undo_copy_is_said_and_its_journal_goes_once_the_swap_is_on_r
 
 def test_an_undo_copy_that_another_file_stands_for_is_lost_and_that_file_is_left_alone(image: Path) -> None:
     ask("reclaim", reclaim_args(image))
-    copy, other = image.parent / ".sa-j1.orig", image.parent / "other"
-    other.write_bytes(b"somebody's")
-    other.rename(copy)
+    copy = new_file(image.parent / "other", b"somebody's").rename(image.parent / ".sa-j1.orig")
     (row,) = recover(image, jobs_recorded=["j1"])
     assert (row["outcome"], row["undo_bytes"]) == ("lost", 0)
     assert "another file has its name" in row["detail"]
@@ -116,8 +118,7 @@ def test_an_original_that_somebody_put_back_by_hand_is_told_from_one_that_was_de
 
 
 def copy_of(image: Path) -> dict[str, Any]:
-    paths = {"path_b64": b64(bytes(image)), "pool_path_b64": b64(bytes(image.parent.parent))}
-    return {"undo_copies": [{"job": "j1", **paths}]}
+    return {"undo_copies": [{"job": "j1", **location(image, image.parent.parent)}]}
 
 
 def test_an_undo_copy_that_is_gone_together_with_its_journal_is_said_where_it_should_wait(image: Path) -> None:
@@ -163,8 +164,7 @@ def test_a_journal_that_cannot_be_taken_keeps_no_other_job_from_its_recovery(
 
 def test_a_copy_whose_undo_was_finished_by_recovery_is_not_called_lost(image: Path) -> None:
     ask("reclaim", reclaim_args(image))
-    with at_ready("undo", undo_args(image), job="u1") as agent:
-        agent.process.kill()
+    killed_undo(image)
     (image.parent / ".sa-j1.orig").rename(image)
     assert [(row["job"], row["outcome"]) for row in recover(image, **copy_of(image))] == [("u1", "finished")]
 
@@ -236,8 +236,7 @@ def test_a_job_that_is_active_elsewhere_is_left_alone(image: Path) -> None:
 
 def test_an_interrupted_undo_is_put_back_and_can_be_asked_again(image: Path) -> None:
     ask("reclaim", reclaim_args(image))
-    with at_ready("undo", undo_args(image), job="u1") as agent:
-        agent.process.kill()
+    killed_undo(image)
     rows = recover(image)
     assert [(row["job"], row["outcome"], row["undo_of"]) for row in rows] == [
         ("u1", "reverted", "j1"),
@@ -250,8 +249,7 @@ def test_an_interrupted_undo_is_put_back_and_can_be_asked_again(image: Path) -> 
 def test_an_undo_that_died_right_after_the_rename_is_finished(image: Path) -> None:
     original = image.stat().st_ino
     ask("reclaim", reclaim_args(image))
-    with at_ready("undo", undo_args(image), job="u1") as agent:
-        agent.process.kill()
+    killed_undo(image)
     (image.parent / ".sa-j1.orig").rename(image)
     (row,) = recover(image)
     assert (row["job"], row["outcome"], row["inode"], row["undo_of"]) == ("u1", "finished", original, "j1")
@@ -333,11 +331,9 @@ def test_a_pool_that_is_not_there_is_said_and_the_others_are_recovered(image: Pa
     killed(image, "ready")
     paths = [tmp_path / "gone", image.parent.parent]
     pools = [{"id": n, "path_b64": b64(os.fsencode(path)), "kind": "dir"} for n, path in enumerate(paths)]
-    with Agent() as agent:
-        agent.request("recover", {"pools": pools, "jobs_active": []})
-        rows = agent.answer()["recovered"]
-        assert [(row["pool"], row["outcome"]) for row in rows] == [(1, "reverted")]
-        assert any("gone" in event.get("text", "") for event in agent.events)
+    answer, events = heard("recover", {"pools": pools, "jobs_active": []})
+    assert [(row["pool"], row["outcome"]) for row in answer["recovered"]] == [(1, "reverted")]
+    assert any("gone" in event.get("text", "") for event in events)
 
 
 def test_after_a_recovery_the_image_can_be_reclaimed_again(image: Path, tmp_path: Path) -> None:

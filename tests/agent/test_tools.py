@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -14,40 +13,26 @@ import pytest
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import HostError, RefusedError, StoppedError
 from tests.agent.harness import ROOT
+from tests.agent.recording import RecordingIO, cancel
+from tests.harness.processes import wait_until
 
 
-class Recorder:
-    """A controller that stops the work after some looks."""
+class Recorder(RecordingIO):
+    """A controller that stops the work after some looks; nothing but commands is told of tools."""
 
     def __init__(self, looks: int = 1_000_000) -> None:
-        self.looks = looks
-        self.commands: list[tuple[list[str], int | None]] = []
+        super().__init__(lambda: cancel() if self.checks > looks else None)
 
     def emit(self, kind: str, /, **fields: Any) -> None:
-        raise AssertionError(kind)
+        assert kind == "command", kind
+        super().emit(kind, **fields)
 
     def emit_raw(self, line: bytes) -> None:
         raise AssertionError(line)
 
-    def progress(self, stage: str, done: int, total: int | None, message: str = "") -> None:
-        raise AssertionError(stage)
-
-    def log(self, text: str, level: str = "info") -> None:
-        raise AssertionError(text)
-
-    def command(self, argv: Sequence[str], exit_code: int | None) -> None:
-        self.commands.append((list(argv), exit_code))
-
-    def check(self) -> None:
-        self.looks -= 1
-        if self.looks < 0:
-            raise StoppedError("cancelled", "cancelled")
-
-    def wait_for_go(self, generation: int, **made: int | str) -> None:
-        raise AssertionError(generation)
-
-    def take_data(self) -> bytes:
-        raise AssertionError("no tool takes a file")
+    @property
+    def commands(self) -> list[tuple[list[str], int | None]]:
+        return [(event["argv"], event["exit_code"]) for event in self.events]
 
 
 def children() -> list[psutil.Process]:
@@ -125,10 +110,9 @@ def test_a_tool_dies_with_its_agent() -> None:
         "tools.run(['sh', '-c', 'echo $$ >&2; exec sleep 60 2>&1'], Recorder(), limits=None)"
     )
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as agent:
-        deadline = time.monotonic() + 20
-        while not (started := [p for p in psutil.Process(agent.pid).children() if p.name() == "sleep"]):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        below = psutil.Process(agent.pid).children
+        wait_until(lambda: "sleep" in [process.name() for process in below()], 20, "it has started")
+        started = below()
         os.kill(agent.pid, signal.SIGKILL)
     assert psutil.wait_procs(started, timeout=2)[1] == []
 
