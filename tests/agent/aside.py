@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from storage_admin.agent.protocol import b64
-from tests.agent.harness import link
+from tests.agent.harness import link, location
 
 JOB = "j1"
 ASIDE, JOURNAL = f".sa-{JOB}.aside", f".sa-{JOB}.journal"
@@ -25,7 +25,7 @@ def pool_of(folder: Path) -> dict[str, str]:
 
 def back_args(path: Path, **changes: Any) -> dict[str, Any]:
     """Of ``restore_aside``."""
-    return {"path_b64": b64(bytes(path)), "pool_path_b64": b64(bytes(path.parent)), "aside_job": JOB, **changes}
+    return {**location(path), "aside_job": JOB, **changes}
 
 
 def delete_args(path: Path, inode: int, **changes: Any) -> dict[str, Any]:

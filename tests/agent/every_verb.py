@@ -2,6 +2,7 @@
 # Paths are bytes here: names need not be UTF-8.
 """Every verb of the agent, asked for one image after the other, and what it opened while it answered."""
 
+import contextlib
 import json
 import os
 import signal
@@ -18,7 +19,8 @@ from storage_admin.agent import formats, protocol
 from storage_admin.agent.formats import UnreadableError
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.swap.journal import Stamp
-from tests.agent.harness import NO_RESERVE, ROOT, held_open, link
+from tests.agent.aside import pool_of
+from tests.agent.harness import NO_RESERVE, ROOT, held_open, link, location
 from tests.agent.tracing import STRACE
 from tests.chance import night
 
@@ -176,7 +178,7 @@ def request(how: str, path: bytes, pool: Path, form: str) -> tuple[str, dict[str
         pool: the registered pool's folder.
         form: the declared format.
     """
-    place = {"path_b64": b64(path), "pool_path_b64": b64(os.fsencode(pool))}
+    place = location(path, pool)
     if how in UNDOES:
         force = {"force": True} if how == "discard by force" else {}
         return UNDOES[how], {**place, "undo_job": PLANTED, **force}
@@ -193,7 +195,7 @@ def request(how: str, path: bytes, pool: Path, form: str) -> tuple[str, dict[str
         own = {"target": {**place, "path_b64": b64(target_of(path, form)), "format": form_of_target, **own}}
     size, below = _plan(path, form)
     if verb == "create":
-        overlay = {**place, "path_b64": b64(os.path.dirname(path) + b"/converted.qcow2"), "format": "qcow2"}
+        overlay = location(os.path.dirname(path) + b"/converted.qcow2", pool) | {"format": "qcow2"}
         return verb, {
             "target": overlay,
             "virtual_size": max(size - size % 512, 512),
@@ -205,7 +207,7 @@ def request(how: str, path: bytes, pool: Path, form: str) -> tuple[str, dict[str
         # Without what it stands on; no byte is asked for, so that all is looked at but none travels.
         own, below = {"length": 0}, []
     if verb == "export":
-        own = own | {"target": {**place, "path_b64": b64(os.path.dirname(path) + b"/converted.ova")}}
+        own = own | {"target": location(os.path.dirname(path) + b"/converted.ova", pool)}
     if verb == "relink":
         # Whose base is lost has no chain; the image itself is offered as what it stands on.
         own, below = {"onto": [link(path, pool, form)]}, []
@@ -223,12 +225,12 @@ def request(how: str, path: bytes, pool: Path, form: str) -> tuple[str, dict[str
 
 def _names_request(how: str, path: bytes, pool: Path) -> dict[str, Any]:
     """One of :data:`NAMES`; an image that is set aside is so by the job that :func:`plant_aside` made up."""
-    looked_at = [{"path_b64": b64(os.fsencode(pool)), "kind": "dir", "known_b64": ""}]
+    looked_at = [pool_of(pool)]
     if how == "set_aside":
         wanted = link(path, pool)
         del wanted["format"]
         return {**wanted, "children_known": True, "pools": looked_at}
-    where = {"path_b64": b64(path), "pool_path_b64": b64(os.fsencode(pool))}
+    where = location(path, pool)
     if how == "drop":
         return {**where, "since": 0}
     if how == "needed":
@@ -267,13 +269,9 @@ def _plan(path: bytes, form: str) -> tuple[int, list[tuple[bytes, str]]]:
 
 
 def _facts(path: bytes, form: str) -> formats.Facts | None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
+    with held_open(path) as fd, contextlib.suppress(UnreadableError):
         return formats.read(fd, os.fstat(fd).st_size, os.path.basename(path), form)
-    except UnreadableError:
-        return None
-    finally:
-        os.close(fd)
+    return None
 
 
 def _looks_like(path: bytes) -> str:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from tests.agent.harness import overwrite, qemu_img
 from tests.agent.test_inside import physical_volume
-from tests.faults.test_power_cuts import mounted
-from tests.harness.filesystems import formatted, new_folder, sparse_file
+from tests.harness.filesystems import formatted, mounted, new_folder, sparse_file
 
 MIB, TIB = 1 << 20, 1 << 40
 #: How many files are in one folder; the deepest folder, whose path is longer than any that a system takes.
@@ -53,7 +52,7 @@ def fill(root: Path, secret: Path, many: int) -> None:
 def filesystem(path: Path, secret: Path | None = None, *, sparse: bool, many: int = MANY) -> Path:
     """An ext4 of that, where links lead to a ``secret`` of the host; ``sparse`` with a file of a tebibyte besides."""
     formatted(path, 96 * MIB, make=("-N", "60000"))
-    with mounted(path, path.with_suffix(".mounted"), "loop") as root:
+    with mounted(path, new_folder(path.with_suffix(".mounted")), "-o", "loop") as root:
         if secret is not None:
             fill(root, secret, many)
         if sparse:

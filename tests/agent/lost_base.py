@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.agent.harness import link, qemu_img, rewrite_args
+from tests.agent.harness import link, qemu_img, qemu_io, rewrite_args
 from tests.harness.filesystems import sparse_file
 
 MIB, BLOCK, FOLDERS = 1 << 20, 4096, 12
@@ -88,8 +88,7 @@ def overlay(before: Path, after: Path, base: Path, path: Path) -> Path:
             commands.append(f"write -q -s {piece} {first} {at_ + BLOCK - first}")
             begin = place + 1
     for some in range(0, len(commands), 50):
-        asked = [word for one in commands[some : some + 50] for word in ("-c", one)]
-        subprocess.run(["qemu-io", "-f", "qcow2", *asked, path], check=True, capture_output=True)
+        qemu_io(path, *commands[some : some + 50])
     for piece in path.parent.glob("piece*"):
         piece.unlink()
     return path

@@ -18,7 +18,7 @@ from storage_admin.agent.measure.sampling import Budget
 from storage_admin.agent.protocol import StoppedError
 from storage_admin.agent.verbs import analyze
 from tests.agent.formats.test_against_qemu import create, qemu_img
-from tests.agent.harness import held_open
+from tests.agent.harness import held_open, look_at, number_at, qemu_io
 from tests.agent.recording import RecordingIO, cancel, encoded, request
 from tests.harness.filesystems import new_file
 from tests.working import refused_as
@@ -29,17 +29,7 @@ MIB = 1 << 20
 
 
 def analyzed(path: Path, image_format: str = "qcow2", io: RecordingIO | None = None, **more: Any) -> dict[str, Any]:
-    status = path.stat()
-    args = {
-        "path_b64": encoded(path),
-        "pool_path_b64": encoded(path.parent),
-        "format": image_format,
-        "dev": status.st_dev,
-        "inode": status.st_ino,
-        "mode": "sample",
-        "seed": 7,
-        **more,
-    }
+    args = {**look_at(path, image_format), "mode": "sample", "seed": 7, **more}
     return analyze.run(request("analyze", **args), io or RecordingIO())
 
 
@@ -146,11 +136,7 @@ def test_counts_an_overlays_own_layer_only(tmp_path: Path) -> None:
     image_of(tmp_path / "base.qcow2", noise(random.Random(8), 24 * MIB))
     path = create(tmp_path / "over.qcow2", "qcow2", "", "", "-b", "base.qcow2", "-F", "qcow2")
     commands = [f"write -P {65 + number} {number}M 1M" for number in range(0, 24, 3)] + ["write -z 1M 512k"]
-    subprocess.run(
-        ["qemu-io", "-f", "qcow2", path, *(part for command in commands for part in ("-c", command))],
-        check=True,
-        capture_output=True,
-    )
+    qemu_io(path, *commands)
     allocated(path)
     result = analyzed(path)
     assert result["basis"]["clusters_data"] == 8 * 16
@@ -232,14 +218,13 @@ def refusal(path: Path, image_format: str = "qcow2", **more: Any) -> str:
     return refused_as(analyzed, path, image_format, **more)
 
 
-def test_refuses_what_is_not_the_image_that_was_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "pool").mkdir()
-    path = create(tmp_path / "pool" / "disk.qcow2", "qcow2")
+def test_refuses_what_is_not_the_image_that_was_asked_for(tmp_path: Path, pool: Path) -> None:
+    path = create(pool / "disk.qcow2", "qcow2")
     assert refusal(path, inode=1) == "stale_plan"
     assert refusal(path, "vdi") == "format_mismatch"
-    assert refusal(path, path_b64=encoded(tmp_path / "pool" / "gone")) == "stale_plan"
+    assert refusal(path, path_b64=encoded(pool / "gone")) == "stale_plan"
     assert refusal(path, path_b64=encoded(b"/etc/passwd")) == "outside_pool"
-    assert refusal(path, path_b64=encoded(bytes(tmp_path / "pool") + b"/../pool/disk.qcow2")) == "outside_pool"
+    assert refusal(path, path_b64=encoded(bytes(pool) + b"/../pool/disk.qcow2")) == "outside_pool"
     path.rename(tmp_path / "elsewhere.qcow2")
     path.symlink_to(tmp_path / "elsewhere.qcow2")
     assert refusal(path) == "outside_pool"
@@ -267,10 +252,8 @@ def test_refuses_arguments_that_are_not_as_they_should_be(tmp_path: Path, more: 
 
 def test_refuses_tables_that_lie_outside_the_file_or_are_used_again_and_again(tmp_path: Path) -> None:
     path = create(tmp_path / "disk.qcow2", "qcow2", "cluster_size=512,preallocation=metadata", "8M")
-    image = bytearray(path.read_bytes())
-    (l1_size,) = struct.unpack_from(">I", image, 36)
-    (l1_offset,) = struct.unpack_from(">Q", image, 40)
-    for entry in (1 << 40, struct.unpack_from(">Q", image, l1_offset)[0]):
+    image, l1_size, l1_offset = bytearray(path.read_bytes()), number_at(path, ">I", 36), number_at(path, ">Q", 40)
+    for entry in (1 << 40, number_at(path, ">Q", l1_offset)):
         struct.pack_into(f">{l1_size}Q", image, l1_offset, *([entry] * l1_size))
         path.write_bytes(image[: l1_offset + l1_size * 8 + 512])
         assert refusal(path) == "dirty_or_corrupt"

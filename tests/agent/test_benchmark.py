@@ -34,7 +34,7 @@ from tests.agent.benching import (
     measured,
     samples,
 )
-from tests.agent.harness import Agent, ask
+from tests.agent.harness import ask, heard
 from tests.working import refused_as
 
 pytestmark = pytest.mark.qemu
@@ -244,13 +244,11 @@ def test_nothing_outside_of_its_own_folder_is_opened_for_writing(pool: Path, tmp
 
 
 def test_the_agent_tells_its_surroundings_before_and_after(pool: Path) -> None:
-    with Agent() as agent:
-        agent.request("benchmark", args(pool, "cluster_size", CLUSTER_SIZE[2:], repetitions=2))
-        result = agent.answer()
-    kinds = [event["event"] for event in agent.events]
+    result, events = heard("benchmark", args(pool, "cluster_size", CLUSTER_SIZE[2:], repetitions=2))
+    kinds = [event["event"] for event in events]
     assert kinds.index("environment") < kinds.index("sample")
     assert kinds[-2:] == ["environment_after", "result"]
-    told = next(event["data"] for event in agent.events if event["event"] == "environment")
+    told = next(event["data"] for event in events if event["event"] == "environment")
     assert told["kernel"] == os.uname().release
     assert told["tools"]["fio"] == subprocess.check_output(["fio", "--version"], text=True).strip()[4:]
     assert told["tools"]["qemu-img"] in subprocess.check_output(["qemu-img", "--version"], text=True)
@@ -259,9 +257,9 @@ def test_the_agent_tells_its_surroundings_before_and_after(pool: Path) -> None:
     assert told["drop_caches"] is (os.geteuid() == 0)
     assert len(told["load"]) == 3
     assert result["steps"] == 2
-    repetitions = [event["repetition"] for event in agent.events if event["event"] == "sample"]
+    repetitions = [event["repetition"] for event in events if event["event"] == "sample"]
     assert repetitions == [1] * 4 + [2] * 4
-    stages = [event for event in agent.events if event["event"] == protocol.PROGRESS]
+    stages = [event for event in events if event["event"] == protocol.PROGRESS]
     assert (stages[-1]["stage"], stages[-1]["done"], stages[-1]["total"]) == ("cluster_size", 2, 2)
 
 

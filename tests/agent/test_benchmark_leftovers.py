@@ -97,9 +97,8 @@ def test_a_killed_agents_tools_end_with_it_and_its_folder_is_recovered(
     pool: Path, kind: str, step: dict[str, Any]
 ) -> None:
     before, folder = marks(pool), pool / ".sa-j1.bench"
-    agent = at_work(pool, kind, step)
-    agent.process.kill()
-    agent.close()
+    with at_work(pool, kind, step) as agent:
+        agent.process.kill()
     wait_until(lambda: working_in(folder) == [], 10, "the tools end with their agent")
     assert folder.is_dir()
     (row,) = recovered(pool)
@@ -113,19 +112,17 @@ def test_a_killed_agents_tools_end_with_it_and_its_folder_is_recovered(
 @pytest.fixture
 def killed(pool: Path) -> Path:
     """What a killed benchmark left."""
-    agent = at_work(pool)
-    agent.process.kill()
-    agent.close()
+    with at_work(pool) as agent:
+        agent.process.kill()
     return pool / ".sa-j1.bench"
 
 
 @pytest.mark.parametrize("kind", ["dir", "libvirt", "proxmox"])
 def test_a_scan_counts_what_was_left_and_lists_nothing_of_it(pool: Path, kind: str) -> None:
     without = scanned(pool, kind)
-    agent = at_work(pool)
-    during = scanned(pool, kind)
-    agent.process.kill()
-    agent.close()
+    with at_work(pool) as agent:
+        during = scanned(pool, kind)
+        agent.process.kill()
     (pool / ".sa-j1.bench" / "base.qcow2").write_bytes((pool / "vm.qcow2").read_bytes())
     after = scanned(pool, kind)
     assert [io.one("pool")["leftovers"] for io in (without, during, after)] == [0, 0, 1]

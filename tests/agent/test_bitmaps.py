@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.agent.harness import ask, image_info, leftovers, make_image, qemu_img, rewrite_args, undo_args, write
+from tests.agent.harness import ask, image_info, kept, leftovers, make_image, qemu_img, rewrite_args, undo_args, write
 
 pytestmark = pytest.mark.qemu
 
@@ -37,12 +37,12 @@ def test_those_that_were_not_closed_are_removed_and_the_others_stay(pool: Path, 
     qemu_img("bitmap", "--add", path, "backup-1")
     qemu_img("snapshot", "-c", "before", path)
     assert "in-use" in bitmaps(path)["--odd name, with everything"]
-    qemu_img("convert", "-O", "qcow2", path, tmp_path / "before.qcow2")
+    before = kept(path, tmp_path)
     result = ask("bitmaps", args_for(path, "--odd name, with everything"))
     assert (result.get("swapped"), result.get("removed")) == (True, ["--odd name, with everything"]), result
     assert bitmaps(path) == {"backup-1": ["auto"]}
     assert [one["name"] for one in image_info(path)["snapshots"]] == ["before"]
-    qemu_img("compare", path, tmp_path / "before.qcow2")
+    qemu_img("compare", path, before)
     assert "code" not in ask("undo", undo_args(path), job="u1")
     assert len(bitmaps(path)) == 2
     assert leftovers(pool) == set()

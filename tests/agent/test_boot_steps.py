@@ -139,9 +139,8 @@ def opened(tmp_path: Path) -> Iterator[Watch]:
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "backup.gz").write_bytes(b"\x1f\x8b\x08" + os.urandom(5000))
     (tmp_path / "hidden" / "backup.gz").chmod(0o600)
-    watch = Watch(tmp_path / "hidden")
-    yield watch
-    watch.close()
+    with contextlib.closing(Watch(tmp_path / "hidden")) as watch:
+        yield watch
 
 
 @pytest.mark.parametrize("folder", ["hidden", "root", "strange", "images/../hidden"])

@@ -21,7 +21,8 @@ from storage_admin.agent.host.mounts import parse
 from storage_admin.agent.programs import tools
 from tests.agent.harness import ROOT, held_open
 from tests.agent.recording import RecordingIO
-from tests.harness.filesystems import loop_device, loop_filesystem, new_file, sparse_file
+from tests.harness.filesystems import loop_device, loop_filesystem, mounted, new_file, new_folder, sparse_file
+from tests.harness.processes import running
 
 MIB = 1 << 20
 
@@ -83,9 +84,7 @@ def test_what_a_killed_agent_left_is_taken_away_by_the_next(fd: int) -> None:
         "from tests.agent.recording import RecordingIO\n"
         "with cgroups.limited(RecordingIO(), 0, idle=True, bandwidth=None): print('in', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdin=fd, stdout=subprocess.PIPE, cwd=ROOT) as agent:
-        assert agent.stdout is not None
-        assert agent.stdout.readline() == b"in\n"
+    with running([sys.executable, "-c", program], b"in\n", stdin=fd, cwd=ROOT) as agent:
         left = groups()
         agent.send_signal(signal.SIGKILL)
     with cgroups.limited(RecordingIO(), fd, idle=True, bandwidth=None):
@@ -121,10 +120,8 @@ def test_the_disk_is_the_whole_one_and_not_a_partition(tmp_path: Path) -> None:
         assert number != whole
         device = stack.enter_context(node(tmp_path / "node", number))
         subprocess.run(["mkfs.ext4", "-q", device], check=True)
-        (tmp_path / "mounted").mkdir()
-        subprocess.run(["mount", device, tmp_path / "mounted"], check=True)
-        stack.callback(subprocess.run, ["umount", str(tmp_path / "mounted")], check=True)
-        with held_open(tmp_path / "mounted") as folder:
+        place = stack.enter_context(mounted(device, new_folder(tmp_path / "mounted"), "-t", "ext4"))
+        with held_open(place) as folder:
             assert os.fstat(folder).st_dev == os.makedev(*map(int, number.split(":")))
             assert cgroups.disk(folder) == whole
 

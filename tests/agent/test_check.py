@@ -1,12 +1,13 @@
 """An image's metadata is looked through, and repaired on a copy."""
 
+import os
 import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.agent.harness import ask, leftovers, overwrite, qemu_img, rewrite_args, same_content, stamp
+from tests.agent.harness import ask, leftovers, number_at, overwrite, qemu_img, rewrite_args, same_content, stamp
+from tests.agent.test_estimate_leaks import OFFSET, l2_table
 from tests.agent.test_reclaim import keep_copy
 
 pytestmark = pytest.mark.qemu
@@ -14,34 +15,21 @@ pytestmark = pytest.mark.qemu
 
 def leak(path: Path, clusters: int = 3) -> None:
     """Counts clusters at the end of the file that nothing refers to."""
-    with path.open("r+b") as file:
-        table = struct.unpack(">Q", _at(file, 48, 8))[0]
-        block = struct.unpack(">Q", _at(file, table, 8))[0]
-        end = -(-path.stat().st_size // 65536)
-        for number in range(end, end + clusters):
-            file.seek(block + number * 2)
-            file.write(struct.pack(">H", 1))
-        file.truncate((end + clusters) * 65536)
-        file.seek(end * 65536)
-        file.write(b"left over" * 20000)
+    end = -(-path.stat().st_size // 65536)
+    overwrite(path, _refcount_of(path, end), struct.pack(">H", 1) * clusters)
+    os.truncate(path, (end + clusters) * 65536)
+    overwrite(path, end * 65536, b"left over" * 20000)
 
 
 def break_entry(path: Path) -> None:
     """Lets the first entry of the first L2 table point to a cluster that is counted as free."""
-    with path.open("r+b") as file:
-        l1 = struct.unpack(">Q", _at(file, 40, 8))[0]
-        l2 = struct.unpack(">Q", _at(file, l1, 8))[0] & 0x00FFFFFFFFFFFE00
-        entry = struct.unpack(">Q", _at(file, l2, 8))[0] & 0x00FFFFFFFFFFFE00
-        table = struct.unpack(">Q", _at(file, 48, 8))[0]
-        block = struct.unpack(">Q", _at(file, table, 8))[0]
-        file.seek(block + entry // 65536 * 2)
-        file.write(struct.pack(">H", 0))
+    entry = number_at(path, ">Q", l2_table(path)) & OFFSET
+    overwrite(path, _refcount_of(path, entry // 65536), bytes(2))
 
 
-def _at(file: Any, offset: int, length: int) -> bytes:
-    file.seek(offset)
-    found: bytes = file.read(length)
-    return found
+def _refcount_of(path: Path, cluster: int) -> int:
+    """Where it stands, in the first block of them."""
+    return number_at(path, ">Q", number_at(path, ">Q", 48)) + cluster * 2
 
 
 def test_a_sound_image_has_no_errors_and_nothing_is_written(image: Path) -> None:
@@ -86,8 +74,7 @@ def test_an_image_that_is_marked_dirty_is_repaired(image: Path) -> None:
     was = keep_copy(image)
     result = ask("check", rewrite_args(image, repair="all"))
     assert result.get("swapped"), result
-    with image.open("rb") as file:
-        assert struct.unpack(">Q", _at(file, 72, 8))[0] & 3 == 0
+    assert number_at(image, ">Q", 72) & 3 == 0
     assert same_content(image, was)
 
 

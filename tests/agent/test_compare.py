@@ -1,6 +1,5 @@
 """A large image is compared in parts at the same time: none of them is left out."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.img import Effort, Node
 from tests.agent import harness
+from tests.agent.harness import held_open
 from tests.agent.recording import RecordingIO
 
 pytestmark = pytest.mark.qemu
@@ -16,13 +16,9 @@ SIZE = 600 << 20
 
 
 def equal(first: Path, second: Path, size: int = SIZE) -> bool:
-    fds = [os.open(path, os.O_RDONLY) for path in (first, second)]
-    try:
-        nodes = [Node(fd, "qcow2", os.fsencode(path)) for fd, path in zip(fds, (first, second), strict=True)]
-        return img.compare(RecordingIO(), nodes[0], nodes[1], size, Effort())
-    finally:
-        for fd in fds:
-            os.close(fd)
+    with held_open(first) as one, held_open(second) as other:
+        nodes = Node(one, "qcow2", bytes(first)), Node(other, "qcow2", bytes(second))
+        return img.compare(RecordingIO(), *nodes, size, Effort())
 
 
 @pytest.mark.parametrize(
@@ -50,12 +46,10 @@ def test_what_an_overlay_does_not_hold_is_what_its_base_holds(tmp_path: Path, si
         harness.qemu_img("create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", tmp_path / name)
         harness.write(tmp_path / name, 8, "5M", "1M")
     harness.write(tmp_path / "a", 0 if hides else 7, "2M", "64k")
-    fds = [os.open(tmp_path / name, os.O_RDONLY) for name in ("a", "b", "base")]
-    below = Node(fds[2], "qcow2", b"base")
-    first, second = (Node(fd, "qcow2", b"top", below) for fd in fds[:2])
-    assert img.compare(RecordingIO(), first, second, size, Effort()) is not hides
-    for fd in fds:
-        os.close(fd)
+    with held_open(tmp_path / "a") as one, held_open(tmp_path / "b") as other, held_open(base) as lowest:
+        below = Node(lowest, "qcow2", b"base")
+        first, second = (Node(fd, "qcow2", b"top", below) for fd in (one, other))
+        assert img.compare(RecordingIO(), first, second, size, Effort()) is not hides
 
 
 @pytest.mark.parametrize("size", [512, 1 << 20, (256 << 20) - 512, 256 << 20, (512 << 20) + 1536, 1 << 45])

@@ -13,9 +13,10 @@ from tests.agent.harness import (
     at_ready,
     image_info,
     leftovers,
+    location,
     qemu_img,
     reads_as,
-    recover_args,
+    recovered,
     rewrite_args,
     stamp,
     write,
@@ -29,8 +30,7 @@ pytestmark = pytest.mark.qemu
 def convert_args(
     path: Path, *below: Path, to: Path, form: str, source: str = "qcow2", **options: str
 ) -> dict[str, Any]:
-    where = {"pool_path_b64": b64(bytes(to.parent)), "path_b64": b64(bytes(to))}
-    return rewrite_args(path, *below, format=source, target={**where, "format": form, "options": options})
+    return rewrite_args(path, *below, format=source, target={**location(to), "format": form, "options": options})
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,7 @@ def test_a_kill_leaves_no_half_file(pool: Path, image: Path, ready: bool) -> Non
         agent.request("convert", convert_args(image, to=pool / "x.raw", form="raw"))
         agent.until("ready") if ready else agent.until("progress", stage="copying")
         agent.process.kill()
-    rows = ask("recover", recover_args(pool))["recovered"]
-    assert [row["outcome"] for row in rows] == ["reverted"]
+    assert recovered(pool) == ["reverted"]
     assert {path.name for path in pool.iterdir()} == {"vm.qcow2"}
 
 
@@ -157,8 +156,7 @@ def test_what_was_named_before_a_kill_is_finished(pool: Path, image: Path) -> No
     with at_ready("convert", convert_args(image, to=pool / "y.raw", form="raw"), "j2") as agent:
         os.link(pool / ".sa-j2.new", pool / "y.raw")
         agent.process.kill()
-    rows = ask("recover", recover_args(pool))["recovered"]
-    assert [row["outcome"] for row in rows] == ["finished"]
+    assert recovered(pool) == ["finished"]
     assert leftovers(pool) == set()
     assert (pool / "y.raw").stat().st_nlink == 1
     assert reads_as(image, pool / "y.raw", "qcow2", "raw")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.agent.formats.test_against_qemu import facts_of
 from tests.agent.harness import (
     ask,
     image_info,
@@ -13,9 +14,10 @@ from tests.agent.harness import (
     reads_as,
     reclaim_args,
     same_content,
+    stamp,
     write,
 )
-from tests.agent.test_reclaim import facts, keep_copy
+from tests.agent.test_reclaim import keep_copy
 from tests.harness.filesystems import loop_filesystem, new_file
 from tests.working import create
 
@@ -25,12 +27,12 @@ pytestmark = pytest.mark.qemu
 @pytest.mark.parametrize("options", ["", "cluster_size=2M", "cluster_size=512", "compat=0.10", "compression_type=zstd"])
 def test_a_qcow2_image_loses_its_zeros_and_keeps_its_options(pool: Path, options: str) -> None:
     image = make_image(pool / "vm.qcow2", options=options)
-    before, was = facts(image), keep_copy(image)
+    before, was = facts_of(image, "qcow2"), keep_copy(image)
     result = ask("reclaim", reclaim_args(image, method="copy"))
     assert result["method"] == "copy"
     assert result["after_bytes"] < result["before_bytes"] - (1 << 20)
     assert same_content(image, was)
-    assert facts(image) == before
+    assert facts_of(image, "qcow2") == before
     # Nothing of it is compressed: a guest that writes does not make it grow.
     write(image, 0x62, "0", "2M")
     assert image.stat().st_blocks * 512 <= result["after_bytes"] + 65536
@@ -41,12 +43,12 @@ def test_an_overlay_stays_one_and_its_base_is_not_touched(pool: Path) -> None:
     make_image(base)
     make_image(top, base="base.qcow2")
     write(top, 0, "0", "1M")
-    was, untouched = keep_copy(top), base.stat()
+    was, untouched = keep_copy(top), stamp(base)
     keep_copy(base).rename(pool.parent / "base.qcow2")
     result = ask("reclaim", reclaim_args(top, base, method="copy"))
     assert result.get("swapped"), result
     assert image_info(top)["backing-filename"] == "base.qcow2"
-    assert (base.stat().st_mtime_ns, base.stat().st_ino) == (untouched.st_mtime_ns, untouched.st_ino)
+    assert stamp(base) == untouched
     assert same_content(top, was)
 
 

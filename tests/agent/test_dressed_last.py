@@ -14,7 +14,9 @@ from storage_admin.agent.host.open_gate import Doors
 from storage_admin.agent.protocol import RefusedError
 from storage_admin.agent.swap import moment
 from storage_admin.agent.swap.swap import Looks, Replacement
+from tests.agent.harness import held_open
 from tests.agent.recording import GoIO, request
+from tests.harness.filesystems import new_file, new_folder
 from tests.working import refused_as
 
 OWNER, MODE = 1234, 0o660
@@ -37,11 +39,9 @@ class Swap:
     """A swap in this process; what its last looks see, and who knocks at which door while one of them looks."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.pool = folder / "pool"
-        self.pool.mkdir()
+        self.pool = new_folder(folder / "pool")
         self.pool.chmod(0o755)
-        self.image = self.pool / "vm.raw"
-        self.image.write_bytes(b"old" * 1000)
+        self.image = new_file(self.pool / "vm.raw", b"old" * 1000)
         os.chown(self.image, OWNER, OWNER)
         self.image.chmod(MODE)
         self.doors: list[Doors] = []
@@ -75,14 +75,13 @@ class Swap:
         return self.openers[name].communicate(timeout=60)[0].strip()
 
     def run(self, last: Any) -> None:
-        folder, original = os.open(self.pool, os.O_RDONLY), os.open(self.image, os.O_RDONLY)
-        try:
-            with Replacement(folder, b"vm.raw", original, request("reclaim"), 24) as new:
-                os.write(new.new, b"new" * 500)
-                new.swap(GoIO(), Looks(lambda: None, last))
-        finally:
-            os.close(original)
-            os.close(folder)
+        with (
+            held_open(self.pool) as folder,
+            held_open(self.image) as original,
+            Replacement(folder, b"vm.raw", original, request("reclaim"), 24) as new,
+        ):
+            os.write(new.new, b"new" * 500)
+            new.swap(GoIO(), Looks(lambda: None, last))
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.protocol import b64
-from tests.agent.harness import Writer, ask, make_image
+from tests.agent.harness import Writer, ask, location, make_image
 
 pytestmark = pytest.mark.qemu
 
@@ -19,8 +18,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def drop(path: Path, since: float = 0) -> dict[str, Any]:
-    args = {"path_b64": b64(bytes(path)), "pool_path_b64": b64(bytes(path.parent)), "since": int(since)}
-    return ask("drop", args)
+    return ask("drop", location(path) | {"since": int(since)})
 
 
 def test_it_is_deleted_and_what_it_occupied_is_told(copy: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 from collections.abc import Callable
 from functools import cache
@@ -12,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.measure import holes
 from storage_admin.agent.measure.prediction import best
 from storage_admin.agent.rewrite.copying import creation_options
 from tests.agent.formats.test_against_qemu import create, facts_of, qemu_img
-from tests.agent.harness import held_open, overwrite, qemu_io
+from tests.agent.harness import number_at, overwrite, qemu_io
 from tests.agent.test_analyze import MIB, allocated, analyzed, image_of, mixed, noise, prose, zeros
 from tests.agent.test_estimate_leaks import l2_table
+from tests.agent.test_holes import digging
 from tests.harness.filesystems import new_file
 
 pytestmark = pytest.mark.qemu
@@ -83,14 +81,12 @@ def overlay(options: str) -> Callable[[Path], None]:
     return build
 
 
-def preallocated(path: Path) -> None:
-    create(path, "qcow2", "preallocation=full", "16M")
-    fill(path, prose(random.Random(15), 4 * MIB), MIB)
+def preallocated(mode: str) -> Callable[[Path], None]:
+    def build(path: Path) -> None:
+        create(path, "qcow2", f"preallocation={mode}", "16M")
+        fill(path, prose(random.Random(15), 4 * MIB), MIB)
 
-
-def reserved(path: Path) -> None:
-    create(path, "qcow2", "preallocation=falloc", "16M")
-    fill(path, prose(random.Random(15), 4 * MIB), MIB)
+    return build
 
 
 def leaking(path: Path) -> None:
@@ -104,12 +100,7 @@ def leak(path: Path, clusters: int) -> None:
     start = 20 * MIB
     for number in range(clusters):
         qemu_io(path, f"write -P {1 + number % 250} {start + number * 65536} 64k")
-    l1_offset = int.from_bytes(path.read_bytes()[40:48], "big")
-    with path.open("r+b") as file:
-        file.seek(l1_offset)
-        table = int.from_bytes(file.read(8), "big") & 0x00FFFFFFFFFFFE00
-        file.seek(table + start // 65536 * 8)
-        file.write(bytes(clusters * 8))
+    overwrite(path, l2_table(path) + start // 65536 * 8, bytes(clusters * 8))
 
 
 def fill(path: Path, content: bytes, at: int) -> None:
@@ -136,8 +127,8 @@ IMAGES: dict[str, Callable[[Path], None]] = {
     "compressed by zstd": compressed("zstd"),
     "overlay": overlay("compat=1.1"),
     "overlay with subclusters": overlay("extended_l2=on"),
-    "preallocated": preallocated,
-    "reserved": reserved,
+    "preallocated": preallocated("full"),
+    "reserved": preallocated("falloc"),
     "leaking": leaking,
 }
 
@@ -159,10 +150,7 @@ def really(path: Path) -> dict[str, int]:
 
 def dug(path: Path) -> int:
     """What the file itself takes once holes are dug in it."""
-    with (
-        held_open(path, os.O_RDWR) as fd,
-        contextlib.closing(holes.Digger(os.fstat(fd).st_size, holes.block_size(fd))) as digger,
-    ):
+    with digging(path) as (digger, fd):
         while not digger.done:
             digger.step(fd)
     return allocated(path)
@@ -270,7 +258,7 @@ def test_a_compressed_cluster_that_cannot_be_unpacked_counts_as_large_as_it_may_
     image_of(plain, prose(random.Random(19), 4 * MIB))
     qemu_img("convert", "-c", "-O", "qcow2", "-o", f"compression_type={compression}", plain, path)
     before = analyzed(path, mode="full", compression=compression)
-    entry = int.from_bytes(path.read_bytes()[l2_table(path) :][:8], "big")
+    entry = number_at(path, ">Q", l2_table(path))
     overwrite(path, entry & ((1 << 54) - 1), random.Random(20).randbytes(1000))
     after = analyzed(path, mode="full", compression=compression)
     unreadable = after["basis"]["clusters_unreadable"]

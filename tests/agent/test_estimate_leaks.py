@@ -16,7 +16,7 @@ from storage_admin.agent.formats.qcow2 import parse_header
 from storage_admin.agent.measure.qcow2_leaks import Leaks, find_leaks
 from storage_admin.agent.protocol import StoppedError
 from tests.agent.formats.test_against_qemu import create, qemu_img
-from tests.agent.harness import held_open, overwrite, qemu_io
+from tests.agent.harness import held_open, number_at, overwrite, qemu_io
 from tests.agent.recording import cancel
 from tests.agent.test_analyze import MIB, image_of, mixed
 
@@ -37,12 +37,13 @@ def checked(path: Path) -> int:
     return found
 
 
+#: The part of an entry that says where something is.
+OFFSET = 0x00FFFFFFFFFFFE00
+
+
 def l2_table(path: Path, number: int = 0) -> int:
     """Where an L2 table stands."""
-    image = path.read_bytes()
-    (l1_offset,) = struct.unpack_from(">Q", image, 40)
-    (entry,) = struct.unpack_from(">Q", image, l1_offset + number * 8)
-    return int(entry & 0x00FFFFFFFFFFFE00)
+    return number_at(path, ">Q", number_at(path, ">Q", 40) + number * 8) & OFFSET
 
 
 LAYOUTS = [
@@ -94,10 +95,8 @@ def test_what_a_snapshot_or_a_bitmap_refers_to_is_no_leak(tmp_path: Path) -> Non
 
 def test_does_not_guess_where_tables_contradict_each_other(tmp_path: Path) -> None:
     path = image_of(tmp_path / "disk.qcow2", mixed(random.Random(4), 8 * MIB))
-    sound = path.read_bytes()
-    table = l2_table(path)
-    (refcounts,) = struct.unpack_from(">Q", sound, 48)
-    (block,) = struct.unpack_from(">Q", sound, refcounts)
+    sound, table, refcounts = path.read_bytes(), l2_table(path), number_at(path, ">Q", 48)
+    block = number_at(path, ">Q", refcounts)
     for offset, content, words in (
         (block + 2 * 20, bytes(2), "no refcount"),
         (table, struct.pack(">Q", 1 << 63 | 65536 * 20 + 512), "does not start at a cluster"),

@@ -13,9 +13,19 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.formats import ova
-from storage_admin.agent.protocol import b64
 from storage_admin.agent.rewrite.exporting import room
-from tests.agent.harness import ask, at_ready, image_info, leftovers, make_image, qemu_img, qemu_io, rewrite_args
+from tests.agent.harness import (
+    ask,
+    at_ready,
+    image_info,
+    leftovers,
+    location,
+    make_image,
+    qemu_img,
+    qemu_io,
+    rewrite_args,
+)
+from tests.agent.test_reclaim_refusals import encrypted
 from tests.agent.test_unpack import MIB, args_for, image
 from tests.harness.filesystems import new_file
 from tests.working import create
@@ -24,8 +34,7 @@ pytestmark = pytest.mark.qemu
 
 
 def export_args(path: Path, name: str, packing: str, *ancestors: Path, **more: Any) -> dict[str, Any]:
-    where = {"pool_path_b64": b64(os.fsencode(path.parent)), "path_b64": b64(os.fsencode(path.parent / name))}
-    return rewrite_args(path, *ancestors, target=where, packing=packing, **more)
+    return rewrite_args(path, *ancestors, target=location(path.parent / name, path.parent), packing=packing, **more)
 
 
 def unpacked(path: Path, tool: str = "") -> bytes:
@@ -159,11 +168,7 @@ def test_an_overlay_is_not_packed_without_its_base_and_an_encrypted_image_only_a
     path = create(pool / "overlay.qcow2", base=base)
     answer = ask("export", export_args(path, "overlay.qcow2.gz", "gzip", base))
     assert answer["code"] == "unsupported_subformat", answer
-    locked = pool / "locked.qcow2"
-    qemu_img(
-        "create", "-q", "-f", "qcow2", "--object", "secret,id=s,data=abc", "-o",
-        "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10", locked, "4M",
-    )  # fmt: skip
+    locked = encrypted(pool / "locked.qcow2")
     assert ask("export", export_args(locked, "locked.ova", "ova"))["code"] == "encrypted"
     assert ask("export", export_args(locked, "locked.qcow2.gz", "gzip")).get("parts") == 1
     assert gzip.decompress((pool / "locked.qcow2.gz").read_bytes()) == locked.read_bytes()

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tests.agent.harness import ask, at_ready, held_open, leftovers, link, make_
 from tests.agent.test_convert import convert_args
 from tests.agent.test_in_place import reclaim as reclaim_in_place
 from tests.harness.filesystems import mounted, new_file, new_folder
+from tests.harness.processes import running
 
 pytestmark = pytest.mark.qemu
 
@@ -32,13 +32,9 @@ def place(tmp_path: Path) -> Path:
 @contextlib.contextmanager
 def container(script: str, *argv: Path) -> Iterator[str]:
     """A process with mounts of its own; it has done what the script says. Its number."""
-    shell = ["sh", "-ec", f"{script}\necho done\nread end", "sh", *map(str, argv)]
-    command = ["unshare", "-m", "--propagation", "private", *shell]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"done\n"
+    shell = ["sh", "-ec", f"{script}\necho done\nread end || :", "sh", *map(str, argv)]
+    with running(["unshare", "-m", "--propagation", "private", *shell], b"done\n") as process:
         yield str(process.pid)
-        process.communicate(b"\n")
 
 
 def where(path: Path) -> str | None:

@@ -19,7 +19,7 @@ from storage_admin.agent import protocol
 from storage_admin.agent.appliance import appliance
 from storage_admin.agent.host import locking
 from storage_admin.agent.protocol import StoppedError, unb64
-from tests.agent.harness import AGENT, Agent, ask, at_stage, qemu_img, rewrite_args
+from tests.agent.harness import AGENT, Agent, Writer, ask, at_stage, qemu_img, qemu_io, rewrite_args
 from tests.agent.recording import RecordingIO, cancel
 from tests.harness.filesystems import formatted, sparse_file
 from tests.harness.processes import wait_until
@@ -84,10 +84,10 @@ def left(image: Path, agent: int) -> list[str]:
     return found
 
 
-def is_machine(process: psutil.Process, folder: str) -> bool:
-    """Whether it is the appliance's VM, and not one of the QEMUs that libguestfs asks for their abilities."""
-    line = " ".join(process.info["cmdline"] or ())
-    return CHANNEL in line and folder in line
+def machines(folder: str) -> list[psutil.Process]:
+    """The appliance's VM, and none of the QEMUs that libguestfs asks for their abilities."""
+    lines = {one: " ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])}
+    return [one for one, line in lines.items() if CHANNEL in line and folder in line]
 
 
 def answered(image: Path, args: dict[str, Any], command: Sequence[str] = AGENT) -> tuple[dict[str, Any], bytes]:
@@ -154,12 +154,9 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(image: Path) -> N
 def test_the_appliance_has_no_network_and_no_rights_and_ends_with_its_agent(image: Path) -> None:
     here = Path("/proc/self/ns/net").readlink()
     with at_stage("starting", "files", args_for(image)) as agent:
-        deadline = time.monotonic() + 60
         own = f"{appliance.MARK}{agent.process.pid}-"
-        while not (found := [one for one in psutil.process_iter(["cmdline"]) if is_machine(one, own)]):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        (machine,) = found
+        wait_until(lambda: machines(own), 60, "its machine has started")
+        (machine,) = machines(own)
         assert machine.uids().real in appliance._USERS
         assert Path(f"/proc/{machine.pid}/ns/net").readlink() != here
         status = Path(f"/proc/{machine.pid}/status").read_text()
@@ -177,19 +174,16 @@ def test_the_appliance_has_no_network_and_no_rights_and_ends_with_its_agent(imag
 def test_a_guest_that_starts_meanwhile_is_not_kept_from_it_and_ends_the_look(image: Path) -> None:
     with at_stage("starting", "files", args_for(image)) as agent:
         time.sleep(1)
-        guest = subprocess.Popen(["qemu-io", "-f", "qcow2", image], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        try:
+        with Writer(image) as guest:
             assert agent.answer()["code"] == "image_in_use"
-            assert guest.poll() is None
-        finally:
-            guest.communicate(b"quit\n")
+            assert not guest.refused
+            assert guest.process.poll() is None
     assert left(image, agent.process.pid) == []
 
 
 def test_a_filesystem_that_is_damaged_is_told_as_one(image: Path) -> None:
     base = image.parent / "base.qcow2"
-    commands = [f"write -q -P 0xff {2048 * 512 + 1024} 4096", f"write -q -P 0 {204_800 * 512} 1M"]
-    subprocess.run(["qemu-io", "-f", "qcow2", *(word for one in commands for word in ("-c", one)), base], check=True)
+    qemu_io(base, f"write -q -P 0xff {2048 * 512 + 1024} 4096", f"write -q -P 0 {204_800 * 512} 1M")
     looked = ask("files", args_for(image))
     assert all(one["size"] is None for one in looked["filesystems"]), looked
     assert looked["systems"] == []

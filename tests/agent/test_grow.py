@@ -9,6 +9,7 @@ import pytest
 from tests.agent.harness import (
     ask,
     image_info,
+    kept,
     leftovers,
     make_image,
     qemu_img,
@@ -30,8 +31,8 @@ def grow_args(path: Path, *below: Path, size: int = 20 * MIB, form: str = "qcow2
 
 @pytest.mark.parametrize("options", ["", "compat=0.10", "cluster_size=4k", "extended_l2=on", "lazy_refcounts=on"])
 def test_a_qcow2_grows_and_reads_as_before(pool: Path, tmp_path: Path, options: str) -> None:
-    path, before = make_image(pool / "vm.qcow2", "8M", options), tmp_path / "before.qcow2"
-    qemu_img("convert", "-O", "qcow2", path, before)
+    path = make_image(pool / "vm.qcow2", "8M", options)
+    before = kept(path, tmp_path)
     result = ask("grow", grow_args(path))
     assert (result.get("swapped"), result.get("virtual_size")) == (True, 20 * MIB), result
     assert image_info(path)["virtual-size"] == 20 * MIB
@@ -49,12 +50,12 @@ def test_the_original_waits_and_comes_back(pool: Path) -> None:
 
 
 def test_an_overlay_grows_over_a_longer_base_and_shows_nothing_of_it(pool: Path, tmp_path: Path) -> None:
-    base, path, before = pool / "base.qcow2", pool / "over.qcow2", tmp_path / "before.qcow2"
+    base, path = pool / "base.qcow2", pool / "over.qcow2"
     make_image(base, "32M")
     write(base, 0x77, "9M", "4M")
     qemu_img("create", "-q", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2", path, "8M")
     write(path, 0x11, "1M", "1M")
-    qemu_img("convert", "-O", "qcow2", path, before)
+    before = kept(path, tmp_path)
     assert ask("grow", grow_args(path, base))["swapped"]
     assert image_info(path)["backing-filename"] == "base.qcow2"
     assert reads_as(path, before)

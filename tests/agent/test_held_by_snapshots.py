@@ -22,7 +22,7 @@ from storage_admin.agent.measure.file_data import DataMap
 from storage_admin.agent.measure.qcow2_snapshots import Held, held_by_each
 from storage_admin.agent.protocol import StoppedError
 from tests.agent.formats.test_against_qemu import create, qemu_img
-from tests.agent.harness import held_open, overwrite
+from tests.agent.harness import held_open, number_at, overwrite, qemu_io
 from tests.agent.recording import cancel
 from tests.agent.test_analyze import MIB, analyzed
 
@@ -47,8 +47,7 @@ def data_of(path: Path, cluster: int) -> dict[int, int]:
 
 def write(path: Path, *pieces: tuple[int, int, int]) -> None:
     """Bytes of a value at an offset, of a length, each."""
-    commands = [word for byte, at, length in pieces for word in ("-c", f"write -P {byte} {at} {length}")]
-    subprocess.run(["qemu-io", "-f", "qcow2", *commands, path], check=True, capture_output=True)
+    qemu_io(path, *(f"write -P {byte} {at} {length}" for byte, at, length in pieces))
 
 
 def with_snapshots(path: Path, options: str, seed: int) -> list[str]:
@@ -72,7 +71,7 @@ def with_snapshots(path: Path, options: str, seed: int) -> list[str]:
 def test_is_what_deleting_it_gives_back(tmp_path: Path, options: str, seed: int) -> None:
     path = tmp_path / "disk.qcow2"
     names = with_snapshots(path, options, seed)
-    held, cluster = held_of(path), 1 << int.from_bytes(path.read_bytes()[20:24], "big")
+    held, cluster = held_of(path), 1 << number_at(path, ">I", 20)
     assert held.each is not None, held.reason
     assert len(held.each) == len(names)
     before = data_of(path, cluster)
@@ -106,9 +105,7 @@ def test_what_cannot_be_told_is_not_guessed(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(qcow2_snapshots, "MAX_MARKS", 10)
     assert held_of(path).each is None
     monkeypatch.undo()
-    image = path.read_bytes()
-    (at,) = struct.unpack_from(">Q", image, 64)
-    overwrite(path, at, struct.pack(">Q", 1 << 40))
+    overwrite(path, number_at(path, ">Q", 64), struct.pack(">Q", 1 << 40))
     assert held_of(path) == Held(None, held_of(path).reason)
     assert held_of(path).reason
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.agent.formats.test_against_qemu import create, info, qemu_img
-from tests.agent.harness import qemu_io
+from tests.agent.harness import look_at, qemu_io
 from tests.agent.recording import encoded
 from tests.agent.test_analyze import MIB, allocated, analyzed
 from tests.working import refused_as
@@ -30,16 +30,8 @@ PAIRS = [
 ]
 
 
-def place(path: Path, image_format: str) -> dict[str, Any]:
-    status = path.stat()
-    return {
-        "path_b64": encoded(path), "pool_path_b64": encoded(path.parent), "format": image_format,
-        "dev": status.st_dev, "inode": status.st_ino,
-    }  # fmt: skip
-
-
 def hidden(overlay: Path, base: Path, image_format: str, **more: Any) -> dict[str, Any]:
-    basis: dict[str, Any] = analyzed(overlay, base=place(base, image_format), **more)["basis"]
+    basis: dict[str, Any] = analyzed(overlay, base=look_at(base, image_format), **more)["basis"]
     return basis
 
 
@@ -142,7 +134,7 @@ def test_what_cannot_be_told_is_not_guessed_and_the_estimate_stands(tmp_path: Pa
     create(overlay, "qcow2", "", "", "-b", base, "-F", "qcow2")
     assert "hidden_bytes" not in analyzed(overlay)["basis"]
     for other in ({"inode": 1}, {"path_b64": encoded(tmp_path / "gone")}, {"pool_path_b64": encoded(tmp_path / "p")}):
-        found = analyzed(overlay, base=place(base, "qcow2") | other)
+        found = analyzed(overlay, base=look_at(base) | other)
         assert (found["basis"]["hidden_bytes"], found["allocated_size"]) == (None, allocated(overlay)), other
         assert found["basis"]["hidden_reason"]
     base.write_bytes(base.read_bytes()[:40])
@@ -152,4 +144,4 @@ def test_what_cannot_be_told_is_not_guessed_and_the_estimate_stands(tmp_path: Pa
 @pytest.mark.parametrize("wrong", [{"format": "vmdk"}, {"inode": True}, {"more": 1}, {"path_b64": None}])
 def test_a_base_that_makes_no_sense_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     overlay = create(tmp_path / "top.qcow2", "qcow2", "", "8M")
-    assert refused_as(analyzed, overlay, base=place(overlay, "qcow2") | wrong) == "invalid"
+    assert refused_as(analyzed, overlay, base=look_at(overlay) | wrong) == "invalid"

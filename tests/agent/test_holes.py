@@ -18,9 +18,10 @@ import pytest
 from storage_admin.agent.host import priority
 from storage_admin.agent.measure import holes
 from tests.agent.harness import held_open
+from tests.agent.test_analyze import priorities
 from tests.chance import seed
 from tests.harness.filesystems import loop_filesystem, mounted, new_file, new_folder
-from tests.working import refused_as
+from tests.working import allocated, refused_as
 
 BLOCK = 4096
 #: What a filesystem may need for itself to remember where the pieces of a fragmented file are.
@@ -37,22 +38,24 @@ def disk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def dig(path: Path, piece_bytes: int = holes.PIECE_BYTES, at_once: int = 2, rest: Callable[[], bool] = bool) -> int:
     """Digs through a whole file, with a pause where ``rest`` says so; how many bytes were let go of."""
-    with held_open(path, os.O_RDWR) as fd:
-        digger = holes.Digger(os.fstat(fd).st_size, holes.block_size(fd), piece_bytes, at_once)
-        with contextlib.closing(digger):
-            while not digger.done:
-                before = digger.position
-                digger.step(fd)
-                assert digger.position >= before
-                if rest():
-                    digger.finish_run(fd)
-                    digger.pause()
-        os.fsync(fd)
+    with digging(path, piece_bytes, at_once) as (digger, fd):
+        while not digger.done:
+            before = digger.position
+            digger.step(fd)
+            assert digger.position >= before
+            if rest():
+                digger.finish_run(fd)
+                digger.pause()
         return digger.dug
 
 
-def allocated(path: Path) -> int:
-    return path.stat().st_blocks * 512
+@contextlib.contextmanager
+def digging(path: Path, piece_bytes: int = holes.PIECE_BYTES, at_once: int = 2) -> Iterator[tuple[holes.Digger, int]]:
+    """Who digs into a file, and its descriptor; what is done is on the disk in the end."""
+    with held_open(path, os.O_RDWR) as fd:
+        with contextlib.closing(holes.Digger(os.fstat(fd).st_size, holes.block_size(fd), piece_bytes, at_once)) as one:
+            yield one, fd
+        os.fsync(fd)
 
 
 def random_content(rng: random.Random) -> bytes:
@@ -128,10 +131,7 @@ def test_a_filesystem_whose_blocks_are_larger_than_its_holes_is_gone_through(
 
 def test_a_long_run_is_let_go_of_in_parts_that_nobody_waits_long_for(disk: Path) -> None:
     path = new_file(disk / "file", b"x" * BLOCK + bytes(holes.RUN_BYTES * 5 // 4))
-    with (
-        held_open(path, os.O_RDWR) as fd,
-        contextlib.closing(holes.Digger(os.fstat(fd).st_size, holes.block_size(fd), at_once=2)) as digger,
-    ):
+    with digging(path) as (digger, fd):
         while not digger.dug:
             digger.step(fd)
         assert digger.dug < holes.RUN_BYTES + holes.PIECE_BYTES
@@ -140,8 +140,7 @@ def test_a_long_run_is_let_go_of_in_parts_that_nobody_waits_long_for(disk: Path)
 
 def test_what_was_seen_before_a_pause_does_not_count_after_it(disk: Path) -> None:
     path = new_file(disk / "file", b"x" * BLOCK + bytes(30 << 20) + b"x" * BLOCK)
-    fd = os.open(path, os.O_RDWR)
-    with contextlib.closing(holes.Digger(os.fstat(fd).st_size, holes.block_size(fd), at_once=4)) as digger:
+    with digging(path, at_once=4) as (digger, fd):
         while not digger.position:
             digger.step(fd)
         assert digger.position == BLOCK  # the zeros are seen by now, and more may follow them
@@ -152,7 +151,6 @@ def test_what_was_seen_before_a_pause_does_not_count_after_it(disk: Path) -> Non
         while not digger.done:
             digger.step(fd)
             assert digger.dug == 0
-    os.close(fd)
     assert path.read_bytes() == b"x" * BLOCK + path_content + b"x" * BLOCK
 
 
@@ -188,7 +186,7 @@ def test_it_is_read_at_the_priority_of_who_digs(tmp_path: Path, monkeypatch: pyt
     told = set[tuple[int, int | None]]()
 
     def looked(*_args: object) -> list[tuple[int, int]]:
-        told.add((os.getpriority(os.PRIO_PROCESS, 0), priority.io_priority()))
+        told.add(priorities())
         return []
 
     monkeypatch.setattr(holes, "zero_runs", looked)

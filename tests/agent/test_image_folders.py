@@ -1,10 +1,9 @@
 """The agent works where root has said that images are, and nowhere else, whoever asks."""
 
 import contextlib
-import ctypes
 import os
+import random
 import stat
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ from storage_admin.agent import protocol
 from storage_admin.agent.folders import image_folders
 from storage_admin.agent.protocol import b64
 from tests.agent.every_verb import ALL, POOLS, Crew, plant_aside, plant_undo, pool_request, request
-from tests.agent.harness import AGENT, Agent, ask, qemu_img
+from tests.agent.harness import AGENT, Agent, ask, look_at, qemu_img
 from tests.agent.tracing import Trace
 from tests.faults.figures import trials_of
+from tests.faults.swapper import Swapper, exchange
 from tests.harness.filesystems import new_file, new_folder
 
 CANARY = b"a secret of root's that no answer may hold "
@@ -202,31 +202,13 @@ def test_the_folder_that_the_agent_was_put_into_is_never_one_of_images(tmp_path:
 # Links, and other folders in a pool's place
 
 
-def exchange(one: Path, other: Path) -> None:
-    done = ctypes.CDLL(None, use_errno=True).renameat2(-100, bytes(one), -100, bytes(other), 2)
-    assert done == 0, os.strerror(ctypes.get_errno())
-
-
 @contextlib.contextmanager
 def swapping(one: Path, other: Path) -> Iterator[None]:
     """Somebody who exchanges two names as fast as he can; in the end they are as before."""
-    stop, count = threading.Event(), 0
-
-    def swap() -> None:
-        nonlocal count
-        while not stop.is_set():
-            exchange(one, other)
-            count += 1
-
-    thread = threading.Thread(target=swap)
-    thread.start()
-    try:
+    with Swapper(random.Random(), [(one, other)], pause=0) as somebody:
         yield
-    finally:
-        stop.set()
-        thread.join()
-        if count % 2:
-            exchange(one, other)
+    if somebody.exchanges % 2:
+        assert exchange(one, other)
 
 
 @pytest.mark.qemu
@@ -304,12 +286,8 @@ def test_another_folder_in_a_pools_place_is_told_and_not_worked_in(tmp_path: Pat
     pool.mkdir()
     (pool / "disk.raw").write_bytes(bytes(4096))
     assert pool_state(args, kept) == "changed"
-    status = (pool / "disk.raw").stat()
-    look = {
-        "path_b64": b64(bytes(pool / "disk.raw")), "pool_path_b64": b64(bytes(pool)), "format": "raw",
-        "dev": status.st_dev, "inode": status.st_ino,
-    }  # fmt: skip
     with Agent() as agent:
+        look = look_at(pool / "disk.raw", "raw")
         agent.say(protocol.REQUEST, verb="analyze", job="j1", generation=1, args=look, roots=kept)
         assert agent.answer()["code"] == "pool_changed"
     pool.rename(tmp_path / "after")

@@ -17,7 +17,7 @@ import pytest
 from storage_admin.agent.protocol import StoppedError
 from storage_admin.agent.rewrite.chain import Chain, Planned
 from storage_admin.agent.verbs import reclaim as verb
-from tests.agent.harness import Writer, at_stage, leftovers, link, make_image, qemu_img, same_content, write
+from tests.agent.harness import Writer, at_stage, kept, leftovers, link, make_image, qemu_img, same_content, write
 from tests.agent.recording import RecordingIO, cancel
 from tests.chance import seed
 from tests.harness.filesystems import loop_filesystem, new_folder
@@ -171,14 +171,14 @@ def test_a_base_is_dug_and_its_overlays_read_as_before(pool: Path, tmp_path: Pat
         write(base, 0x21, "1M", "1M", "raw")
     qemu_img("create", "-q", "-f", "qcow2", "-b", base.name, "-F", form, overlay)
     write(overlay, 0x44, "1M", "512k")
-    qemu_img("convert", "-O", "qcow2", overlay, tmp_path / "before.qcow2")
+    before = kept(overlay, tmp_path)
     assert reclaim(base, form=form)["freed_bytes"] > MIB
-    assert same_content(overlay, tmp_path / "before.qcow2")
+    assert same_content(overlay, before)
     # And the overlay itself: what it covers with zeros of its own stays covered.
     write(overlay, 0, "1M", "1M")
-    qemu_img("convert", "-O", "qcow2", overlay, tmp_path / "after.qcow2")
+    before = kept(overlay, tmp_path)
     assert reclaim(overlay, base)["freed_bytes"] > MIB // 2
-    assert same_content(overlay, tmp_path / "after.qcow2")
+    assert same_content(overlay, before)
 
 
 def test_every_attribute_and_the_time_of_modification_stay(pool: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from storage_admin.agent.measure import lvm, partitions
 from tests.agent.harness import ask, overwrite, qemu_img, rewrite_args
-from tests.agent.test_shrink import GPT, LOGICAL, MAKERS, MBR, as_format, disk
+from tests.agent.test_shrink import GPT, LOGICAL, MAKERS, MBR, as_format, disk, tampered
 from tests.chance import seed
 from tests.harness.filesystems import new_file
 
@@ -121,14 +121,7 @@ def test_no_metadata_that_was_tampered_with_is_an_error() -> None:
             chance.choice((0, 512, 4096, 4608)) + chance.randrange(1024): chance.randrange(256)
             for _ in range(chance.randrange(1, 8))
         }
-
-        def read(at: int, size: int, changed: dict[int, int] = changed) -> bytes:
-            piece = bytearray(whole[at : at + size] if at >= 0 else b"")
-            for place, byte in changed.items():
-                if at <= place < at + len(piece):
-                    piece[place - at] = byte
-            return bytes(piece)
-
+        read = tampered(whole, changed)
         there, group = partitions.filesystem(read, 0), lvm.group(read, 0)
         assert there is None or there.size is None or there.size >= 0, chosen
         for volume in group.volumes if group is not None else ():

@@ -90,24 +90,23 @@ def test_what_nobody_changed_needs_no_clock(image: Path) -> None:
     assert removal(image, used=None) == ""
 
 
-def test_what_a_conversion_made_and_nobody_changed_needs_no_guests_times_either(tmp_path: Path) -> None:
-    path = make_image(tmp_path / "vm.qcow2")
-    new = tmp_path / "vm.raw"
-    asked = replace_args(path, form="raw")
-    assert ask("convert", asked)["swapped"]
-    passes(new, boottime=DAY, wall=DAY)
-    assert removal(new, used=None) == ""
+@pytest.fixture
+def converted(tmp_path: Path) -> Path:
+    """A raw image that job j1 made of another one a day ago."""
+    assert ask("convert", replace_args(make_image(tmp_path / "vm.qcow2"), form="raw"))["swapped"]
+    passes(tmp_path / "vm.raw", boottime=DAY, wall=DAY)
+    return tmp_path / "vm.raw"
 
 
-def test_the_copy_of_a_conversion_is_compared_with_the_other_format(tmp_path: Path) -> None:
-    path = make_image(tmp_path / "vm.qcow2")
-    new = tmp_path / "vm.raw"
-    assert ask("convert", replace_args(path, form="raw"))["swapped"]
-    passes(new, boottime=DAY, wall=DAY)
-    write(new, 0x21, "0", "2M", "raw")
-    assert removal(new) == "undo_kept"
-    write(new, 0x61, "0", "1500k", "raw")
-    assert removal(new) == ""
+def test_what_a_conversion_made_and_nobody_changed_needs_no_guests_times_either(converted: Path) -> None:
+    assert removal(converted, used=None) == ""
+
+
+def test_the_copy_of_a_conversion_is_compared_with_the_other_format(converted: Path) -> None:
+    write(converted, 0x21, "0", "2M", "raw")
+    assert removal(converted) == "undo_kept"
+    write(converted, 0x61, "0", "1500k", "raw")
+    assert removal(converted) == ""
 
 
 def test_a_later_jobs_copy_is_what_the_earlier_job_made(image: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.protocol import b64
-from tests.agent.harness import ROOT, Agent, ask, leftovers, reclaim_args, rewrite_args, undo_args
+from tests.agent.harness import ROOT, ask, heard, leftovers, overwrite, reclaim_args, undo_args
+from tests.agent.test_replace import replace_args
 from tests.harness.filesystems import new_file
 
 pytestmark = pytest.mark.qemu
@@ -101,12 +101,11 @@ def test_who_opens_for_reading_first_and_then_for_writing_has_one_file(image: Pa
 
 def test_on_a_node_of_proxmox_nothing_is_swapped_without_a_door(image: Path) -> None:
     """Its hypervisor takes no image locks: nothing else would keep a guest from starting just then."""
-    args = reclaim_args(image, format="raw", method="copy")
-    before = image.stat().st_ino
-    with Agent([sys.executable, DRIVER, NEVER, "/dev/null", "no-door", "proxmox"]) as agent:
-        agent.request("reclaim", args)
-        assert agent.answer()["code"] == "guests_unknown"
-        assert not [event for event in agent.events if event["event"] in {"command", "ready"}]  # no hours of copying
+    args, before = reclaim_args(image, format="raw", method="copy"), image.stat().st_ino
+    command = [sys.executable, DRIVER, NEVER, "/dev/null", "no-door", "proxmox"]
+    answer, events = heard("reclaim", args, command=command)
+    assert answer["code"] == "guests_unknown"
+    assert not [event for event in events if event["event"] in {"command", "ready"}]  # no hours of copying
     assert (image.stat().st_ino, leftovers(image.parent)) == (before, set())
     assert answered("reclaim", args, "proxmox")["swapped"]
 
@@ -114,10 +113,7 @@ def test_on_a_node_of_proxmox_nothing_is_swapped_without_a_door(image: Path) -> 
 @pytest.mark.parametrize("without", WITHOUT, ids=" ".join)
 def test_the_same_for_a_conversion_that_takes_the_name(image: Path, opener: Any, without: tuple[str, ...]) -> None:
     process = opener(0)
-    new = {"pool_path_b64": b64(bytes(image.parent)), "path_b64": b64(bytes(image.with_suffix(".qcow2")))}
-    target = {**new, "format": "qcow2", "options": {}, "replaces": True}
-    args = rewrite_args(image, format="raw", undo_hours=0, target=target)
-    answer = answered("convert", args, *without)
+    answer = answered("convert", replace_args(image, form="qcow2", source="raw", undo_hours=0), *without)
     assert answer.get("code") == "image_in_use", answer
     assert int(process.stdout.readline()) == image.stat().st_ino
     assert image.read_bytes()[1 << 16 :][:8] == b"PRECIOUS"
@@ -128,8 +124,7 @@ def test_the_same_for_a_conversion_that_takes_the_name(image: Path, opener: Any,
 def test_an_undo_copy_that_was_written_to_is_not_discarded(image: Path) -> None:
     ask("reclaim", reclaim_args(image, format="raw", method="copy", undo_hours=24))
     copy = image.parent / ".sa-j1.orig"
-    with copy.open("r+b") as file:
-        file.write(b"PRECIOUS")
+    overwrite(copy, 0, b"PRECIOUS")
     args = undo_args(image)
     assert ask("discard_undo", args, job="d1")["code"] == "undo_written_to"
     assert copy.read_bytes()[:8] == b"PRECIOUS"

@@ -10,7 +10,7 @@ import pytest
 from storage_admin.agent import protocol
 from storage_admin.agent.lifeline import Lifeline
 from storage_admin.agent.protocol import StoppedError
-from tests.agent.harness import Agent, ask
+from tests.agent.harness import Agent, ask, heard
 from tests.working import code_of
 
 
@@ -91,11 +91,9 @@ def test_a_bug_is_called_one_and_shows_its_traceback() -> None:
         "import sys; from storage_admin.agent import main\n"
         "main.load = lambda verb: lambda request, io: {}['nothing']\nsys.exit(main.main())"
     )
-    with Agent([*Agent.python(), "-c", program]) as agent:
-        agent.request("scan", {})
-        answer = agent.answer()
-        assert answer["code"] == "bug"
-        assert any("KeyError" in event.get("text", "") for event in agent.events)
+    answer, events = heard("scan", {}, command=[*Agent.python(), "-c", program])
+    assert answer["code"] == "bug"
+    assert any("KeyError" in event.get("text", "") for event in events)
 
 
 def test_cancel_stops_the_work() -> None:

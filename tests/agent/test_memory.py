@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.protocol import b64
-from tests.agent.harness import Agent, link, qemu_img, reclaim_args, write
+from tests.agent.aside import pool_of
+from tests.agent.harness import ask, link, location, look_at, qemu_img, reclaim_args, write
 
 pytestmark = pytest.mark.qemu
 
@@ -42,10 +42,8 @@ def make(path: Path, size: int, form: str, *more: str) -> Path:
 def measured(verb: str, args: dict[str, Any], report: Path) -> Peak:
     """Has a real agent do it, to the end; how much memory that took."""
     command = [sys.executable, "-m", "tests.agent.measured_agent", str(report)]
-    with Agent(command) as agent:
-        agent.request(verb, args)
-        answer = agent.answer()
-        assert "code" not in answer, answer
+    answer = ask(verb, args, command=command)
+    assert "code" not in answer, answer
     return Peak(*map(int, report.read_text().split()))
 
 
@@ -59,15 +57,13 @@ def rewrite(**changes: Any) -> Args:
 
 def analysis(mode: str) -> Args:
     def args(path: Path, form: str) -> dict[str, Any]:
-        place = {name: link(path, form=form)[name] for name in ("path_b64", "pool_path_b64", "format", "dev", "inode")}
-        return {**place, "mode": mode}
+        return {**look_at(path, form), "mode": mode}
 
     return args
 
 
 def scan(path: Path, form: str) -> dict[str, Any]:
-    pool = {"id": 1, "path_b64": b64(bytes(path.parent)), "kind": "dir", "known_b64": ""}
-    return {"pools": [pool], "named_b64": [], "probe_b64": []}
+    return {"pools": [{"id": 1, **pool_of(path.parent)}], "named_b64": [], "probe_b64": []}
 
 
 def flatten(method: str) -> Args:
@@ -82,9 +78,8 @@ def flatten(method: str) -> Args:
 
 def conversion(path: Path, form: str) -> dict[str, Any]:
     other = "raw" if form == "qcow2" else "qcow2"
-    target = path.with_name(f"converted.{other}")
-    place = {"pool_path_b64": b64(bytes(path.parent)), "path_b64": b64(bytes(target))}
-    return {**rewrite()(path, form), "target": {**place, "format": other, "options": {}}}
+    target = location(path.with_name(f"converted.{other}")) | {"format": other, "options": {}}
+    return {**rewrite()(path, form), "target": target}
 
 
 VERBS: dict[str, tuple[str, Args, tuple[str, ...]]] = {

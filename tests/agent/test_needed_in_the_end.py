@@ -1,13 +1,12 @@
 """What has come to need an image while a job was at work is found under the locks, right before its name goes."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from storage_admin.agent.protocol import b64
-from tests.agent.harness import Agent, ask, at_ready, leftovers, qemu_img, reclaim_args, stamp, undo_args, write
+from tests.agent.aside import pool_of
+from tests.agent.harness import ask, at_ready, heard, leftovers, qemu_img, reclaim_args, stamp, undo_args, write
 from tests.agent.test_replace import KEPT, replace_args
 from tests.agent.test_shrink import GPT, args_for, disk
 from tests.harness.filesystems import new_folder
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.qemu
 
 
 def pools(*folders: Path) -> list[dict[str, str]]:
-    return [{"path_b64": b64(os.fsencode(folder)), "kind": "dir", "known_b64": ""} for folder in folders]
+    return [pool_of(folder) for folder in folders]
 
 
 def ask_late(verb: str, args: dict[str, Any], job: str, base: Path, form: str = "qcow2") -> dict[str, Any]:
@@ -65,8 +64,7 @@ def test_the_extents_of_a_split_vmdk_stand_on_nothing(pool: Path, image: Path) -
     assert len(split_vmdk(pool)) == 3
     extent, *_ = split_vmdk(pool / "other")
     extent.write_bytes(b"QFI\xfb" + bytes(100))  # a guest may write anything into its disk
-    args = replace_args(image, form="raw", pools=pools(pool, pool / "other"))
-    answer = ask("convert", args)
+    answer = ask("convert", replace_args(image, form="raw", pools=pools(pool, pool / "other")))
     assert answer.get("swapped"), answer
 
 
@@ -87,10 +85,9 @@ def test_an_extent_is_needed_by_its_descriptor(pool: Path, image: Path) -> None:
 def test_a_conversion_that_is_refused_has_written_nothing(pool: Path, image: Path) -> None:
     (pool / "other").mkdir()
     qemu_img("create", "-q", "-f", "qcow2", "-b", image, "-F", "qcow2", pool / "other/top.qcow2")
-    with Agent() as agent:
-        agent.request("convert", replace_args(image, form="raw", pools=pools(pool, pool / "other")), job="j1")
-        assert agent.answer()["code"] == "has_overlays"
-        assert not [event for event in agent.events if event.get("stage") == "copying"]
+    answer, events = heard("convert", replace_args(image, form="raw", pools=pools(pool, pool / "other")))
+    assert answer["code"] == "has_overlays"
+    assert not [event for event in events if event.get("stage") == "copying"]
 
 
 def test_where_name_and_format_stay_nobody_is_asked_for(pool: Path, image: Path) -> None:

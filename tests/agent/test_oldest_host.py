@@ -9,7 +9,7 @@ import pytest
 from storage_admin.agent import bundle
 from storage_admin.agent.folders import image_folders
 from tests.agent.every_verb import pool_request, request
-from tests.agent.harness import Agent, ask, make_image, qemu_img, reclaim_args, same_content, undo_args
+from tests.agent.harness import Agent, ask, heard, kept, make_image, qemu_img, reclaim_args, same_content, undo_args
 from tests.harness.debian_trees import Tree
 
 pytestmark = [pytest.mark.qemu, pytest.mark.night]
@@ -53,12 +53,6 @@ def agent(tree: Tree, tmp_path: Path, request: pytest.FixtureRequest) -> list[st
     return tree.command(f"env -u {image_folders.VARIABLE} python3 -I {built}", tmp_path)
 
 
-@pytest.fixture
-def pool(tmp_path: Path) -> Path:
-    (tmp_path / "pool").mkdir()
-    return tmp_path / "pool"
-
-
 def test_each_of_the_agents_modules_can_be_read(tree: Tree, tmp_path: Path) -> None:
     built = bundle.build(tmp_path).path
     inside = [name for name in zipfile.ZipFile(built).namelist() if "__" not in name and name.endswith(".py")]
@@ -73,20 +67,17 @@ def test_each_of_the_agents_modules_can_be_read(tree: Tree, tmp_path: Path) -> N
 
 def test_a_scan_tells_of_an_image_and_what_is_missing_there(agent: list[str], pool: Path) -> None:
     make_image(pool / "a.qcow2")
-    with Agent(agent) as there:
-        there.request("scan", pool_request("scan", pool))
-        assert "code" not in there.answer()
-        (image,) = [event for event in there.events if event["event"] == "image"]
-    assert image["format"] == "qcow2"
+    answer, events = heard("scan", pool_request("scan", pool), command=agent)
+    assert "code" not in answer
+    assert [event["format"] for event in events if event["event"] == "image"] == ["qcow2"]
 
 
 @pytest.mark.parametrize("how", ["reclaim compress", "reclaim copy", "reclaim in_place", "flatten rebase",
                                  "flatten convert", "convert", "check none", "check leaks", "grow"])  # fmt: skip
 def test_an_image_is_rewritten_and_reads_as_before(agent: list[str], pool: Path, how: str) -> None:
-    path, before = pool / "a.qcow2", pool / "before.qcow2"
     make_image(pool / "base.qcow2")
-    make_image(path, base="base.qcow2")
-    qemu_img("convert", "-O", "qcow2", path, before)
+    path = make_image(pool / "a.qcow2", base="base.qcow2")
+    before = kept(path, pool)
     verb, args = request(how, bytes(path), pool, "qcow2")
     answer = ask(verb, args, command=agent)
     assert "code" not in answer, answer
@@ -97,9 +88,8 @@ def test_an_image_is_rewritten_and_reads_as_before(agent: list[str], pool: Path,
 
 
 def test_a_reclaim_is_undone_and_what_a_killed_one_left_is_recovered(agent: list[str], pool: Path) -> None:
-    path, before = pool / "a.qcow2", pool / "before.qcow2"
-    make_image(path)
-    before.write_bytes(path.read_bytes())
+    path = make_image(pool / "a.qcow2")
+    before = path.read_bytes()
     with Agent(agent) as there:
         there.request("reclaim", reclaim_args(path, method="copy"))
         there.until("ready")
@@ -107,7 +97,7 @@ def test_a_reclaim_is_undone_and_what_a_killed_one_left_is_recovered(agent: list
     recovered = ask("recover", pool_request("recover", pool), command=agent)
     assert "code" not in recovered, recovered
     assert [one["outcome"] for one in recovered["recovered"]] == ["reverted"]
-    assert path.read_bytes() == before.read_bytes()
+    assert path.read_bytes() == before
     assert "code" not in ask("reclaim", reclaim_args(path, method="copy", undo_hours=1), job="j2", command=agent)
     assert "code" not in ask("undo", undo_args(path, "j2"), job="j3", command=agent)
-    assert path.read_bytes() == before.read_bytes()
+    assert path.read_bytes() == before

@@ -85,8 +85,7 @@ def test_what_xfs_reserves_around_a_write_is_no_preallocation(tmp_path: Path) ->
     with loop_filesystem(tmp_path, 512, form="xfs") as place:
         written, reserved = create(place / "off.raw", "raw", "", str(SIZE)), place / "falloc.raw"
         create(reserved, "raw", "preallocation=falloc", str(SIZE))
-        words = [word for at in range(64) for word in ("-c", f"write -P 7 {at}M 4k")]
-        subprocess.run(["qemu-io", "-f", "raw", *words, written], check=True, capture_output=True)
+        qemu_io(written, *(f"write -P 7 {at}M 4k" for at in range(64)), form="raw")
         assert min(allocated(written), allocated(reserved)) >= SIZE
         assert (told(written, "raw"), told(reserved, "raw")) == ("filled", "falloc")
 

@@ -9,6 +9,7 @@ import pytest
 from tests.agent.harness import (
     ask,
     image_info,
+    kept,
     leftovers,
     link,
     make_image,
@@ -34,12 +35,6 @@ def overlay(path: Path, base: Path | None, size: str, form: str = "qcow2", optio
 def onto_args(path: Path, below: list[Path], *onto: Path, form: str = "qcow2") -> dict[str, Any]:
     new = [link(onto[0], form=form), *(link(path) for path in onto[1:])]
     return rewrite_args(path, *below, method="rebase", onto=new)
-
-
-def kept(path: Path, folder: Path) -> Path:
-    """What a guest reads now, in a file of its own."""
-    qemu_img("convert", "-O", "qcow2", path, folder / "before.qcow2")
-    return folder / "before.qcow2"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import b64
-from tests.agent.harness import NO_RESERVE, Agent, ask, at_ready, leftovers, make_image, qemu_img
+from tests.agent.harness import NO_RESERVE, Agent, ask, at_ready, leftovers, location, make_image, qemu_img
 
 MIB = 1 << 20
 PART = ".sa-j1.part"
@@ -26,15 +26,18 @@ def content(length: int = 3 * MIB + 77) -> bytes:
 
 
 def place(pool: Path, name: str = "new.raw") -> dict[str, str]:
-    return {"pool_path_b64": b64(bytes(pool)), "path_b64": b64(bytes(pool / name))}
+    return location(pool / name, pool)
+
+
+def receive_args(pool: Path, size: int, offset: int = 0) -> dict[str, Any]:
+    return {"target": place(pool), "size": size, "offset": offset, "reserve": NO_RESERVE}
 
 
 def send(pool: Path, pieces: Iterable[bytes], offset: int = 0, size: int = 3 * MIB + 77, **more: Any) -> dict[str, Any]:
     """What the agent answers to whoever sends these pieces."""
     waiting = iter(pieces)
-    args = {"target": place(pool), "size": size, "offset": offset, "reserve": NO_RESERVE, **more}
     with Agent() as agent:
-        agent.request("receive", args)
+        agent.request("receive", receive_args(pool, size, offset) | more)
         while (event := agent.next()) is not None:
             if event["event"] == protocol.MORE:
                 agent.say(protocol.DATA, b64=b64(next(waiting, b"")))
@@ -98,7 +101,7 @@ def test_more_or_less_than_was_announced_is_refused(pool: Path) -> None:
 def test_nonsense_in_place_of_bytes_is_refused(pool: Path) -> None:
     for answer in ({"b64": "%%"}, {"b64": 5}, {}, {"b64": "ä"}):
         with Agent() as agent:
-            agent.request("receive", {"target": place(pool), "size": 9, "offset": 0, "reserve": NO_RESERVE})
+            agent.request("receive", receive_args(pool, 9))
             agent.until(protocol.MORE)
             agent.say(protocol.DATA, **answer)
             assert agent.until(protocol.ERROR)["code"] == "invalid"
@@ -117,11 +120,10 @@ def test_a_name_that_is_taken_stays_whose_it_is(pool: Path) -> None:
 
 
 def test_two_at_once_do_not_mix(pool: Path) -> None:
-    args = {"target": place(pool), "size": 9, "offset": 0, "reserve": NO_RESERVE}
     with Agent() as first, Agent() as second:
-        first.request("receive", args)
+        first.request("receive", receive_args(pool, 9))
         first.until(protocol.MORE)
-        second.request("receive", args)
+        second.request("receive", receive_args(pool, 9))
         first.say(protocol.DATA, b64=b64(b"abc"))
         first.until(protocol.MORE)
         first.say(protocol.DATA, b64=b64(b""))

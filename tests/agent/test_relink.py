@@ -9,6 +9,7 @@ import pytest
 from tests.agent.harness import (
     ask,
     image_info,
+    kept,
     leftovers,
     link,
     make_image,
@@ -18,7 +19,7 @@ from tests.agent.harness import (
     undo_args,
     write,
 )
-from tests.agent.test_rebase import kept, overlay
+from tests.agent.test_rebase import overlay
 from tests.chance import seed
 
 pytestmark = pytest.mark.qemu

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.harness import Agent, ask, image_info, leftovers, reads_as, undo_args
+from tests.agent.harness import ask, heard, image_info, leftovers, reads_as, undo_args
 from tests.agent.lost_base import LATER, MADE, USED, args_for, as_qcow2, damaged, disk, overlay, partitioned, used
 from tests.agent.test_relink import pair
 
@@ -43,10 +43,8 @@ def test_the_base_that_was_moved_and_touched_is_proven_by_its_filesystem(
     pool: Path, tmp_path: Path, states: dict[str, Path]
 ) -> None:
     moved, path = broken(pool, states)
-    with Agent() as agent:
-        agent.request("relink", args_for(path, moved))
-        result = agent.answer()
-        told = [one["filesystems"] for one in agent.events if one["event"] == "filesystems"]
+    result, events = heard("relink", args_for(path, moved))
+    told = [one["filesystems"] for one in events if one["event"] == "filesystems"]
     assert result.get("swapped") is True, result
     assert (result["filesystems"], told) == (SOUND, [SOUND])
     assert 0 < result["alike"] <= result["compared"]
@@ -77,10 +75,9 @@ def test_a_base_on_which_the_filesystem_is_damaged_is_refused(
     path = overlay(states["base"], left, base, pool / "vm.qcow2")
     base.unlink()
     wrong, before = as_qcow2(damaged(states["base"], tmp_path / "damaged"), pool / "wrong.qcow2"), path.read_bytes()
-    with Agent() as agent:
-        agent.request("relink", args_for(path, wrong))
-        assert agent.answer()["code"] == "filesystem_damaged"
-        (told,) = [one["filesystems"] for one in agent.events if one["event"] == "filesystems"]
+    answer, events = heard("relink", args_for(path, wrong))
+    assert answer["code"] == "filesystem_damaged"
+    (told,) = [one["filesystems"] for one in events if one["event"] == "filesystems"]
     assert [(one["device"], one["state"]) for one in told] == [("/dev/sda", "damaged")]
     assert (path.read_bytes() == before, leftovers(pool)) == (True, set())
 

@@ -11,6 +11,7 @@ from tests.agent.harness import (
     ask,
     at_ready,
     image_info,
+    kept,
     leftovers,
     qemu_img,
     reads_as,
@@ -40,7 +41,7 @@ def replace_args(path: Path, *below: Path, form: str, source: str = "qcow2", **m
 def test_the_other_format_stands_alone_under_the_new_name_and_undo_brings_the_image_back(
     pool: Path, image: Path, form: str
 ) -> None:
-    qemu_img("convert", "-O", "qcow2", image, pool.parent / "before.qcow2")
+    before = kept(image, pool.parent)
     os.setxattr(image, "user.note", b"kept")
     image.chmod(0o640)
     original, new = image.stat(), image.with_suffix(f".{form}")
@@ -49,7 +50,7 @@ def test_the_other_format_stands_alone_under_the_new_name_and_undo_brings_the_im
     assert (result["inode"], result["freed_bytes"]) == (new.stat().st_ino, 0)
     assert result["held_bytes"] == original.st_blocks * 512
     assert not image.exists()
-    assert reads_as(pool.parent / "before.qcow2", new, "qcow2", form)
+    assert reads_as(before, new, "qcow2", form)
     assert (new.stat().st_mode, new.stat().st_nlink) == (original.st_mode, 1)
     assert os.getxattr(new, "user.note") == b"kept"
     assert leftovers(pool) == KEPT
@@ -80,8 +81,7 @@ def test_the_same_name_and_format_with_other_options(pool: Path, image: Path) ->
 def test_an_overlay_becomes_an_image_that_stands_alone(pool: Path, image: Path) -> None:
     top = create(pool / "top.qcow2", base="vm.qcow2")
     write(top, 0x33, "1M", "1M")
-    base, whole = stamp(image), pool.parent / "whole.qcow2"
-    qemu_img("convert", "-O", "qcow2", top, whole)
+    base, whole = stamp(image), kept(top, pool.parent)
     assert ask("convert", replace_args(top, image, form="raw")).get("swapped")
     assert reads_as(whole, pool / "top.raw", "qcow2", "raw")
     assert stamp(image) == base

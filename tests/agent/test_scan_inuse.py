@@ -44,17 +44,13 @@ def opened_by_qemu(path: Path) -> Iterator[None]:
 @contextmanager
 def orphan(*command: str) -> Iterator[None]:
     """A process that is no child of this one, as on a host everything is."""
-    started = subprocess.run(
-        ["sh", "-c", 'setsid "$@" >/dev/null 2>&1 & echo $!', "sh", *command],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    shell = ["sh", "-c", 'setsid "$@" >/dev/null 2>&1 & echo $!', "sh", *command]
+    pid = int(subprocess.check_output(shell, text=True))
     try:
         time.sleep(0.3)
         yield
     finally:
-        os.kill(int(started.stdout), 15)
+        os.kill(pid, 15)
 
 
 def reasons(io: RecordingIO, path: Path) -> list[str]:

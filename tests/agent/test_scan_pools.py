@@ -17,11 +17,8 @@ from tests.working import refused_as
 
 
 def content(pool: Path, path: Path | str) -> bytes:
-    fd = open_beneath(bytes(pool), os.fsencode(path))
-    try:
-        return os.read(fd, 100)
-    finally:
-        os.close(fd)
+    with os.fdopen(open_beneath(bytes(pool), os.fsencode(path)), "rb", buffering=0) as file:
+        return file.read(100)
 
 
 @pytest.fixture

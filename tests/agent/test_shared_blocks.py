@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.protocol import b64
-from tests.agent.harness import ask, overwrite, qemu_img, reclaim_args, recover_args, undo_args, write
+from tests.agent.harness import ask, location, overwrite, qemu_img, reclaim_args, recover_args, undo_args, write
 from tests.agent.test_analyze import analyzed
 from tests.agent.test_in_place import MIB, reclaim
 from tests.agent.test_scan import scanned
@@ -85,14 +84,11 @@ def chain(folder: Path) -> list[Path]:
 
 
 def test_a_file_that_is_dropped_frees_what_nobody_shares(disk: Path) -> None:
-    (disk / "drop").mkdir()
-    path = new_file(disk / "drop/copy.raw", os.urandom(24 * MIB))
+    path = new_file(new_folder(disk / "drop") / "copy.raw", os.urandom(24 * MIB))
     reflink(path, "clone.raw")
-    with path.open("r+b") as file:
-        file.write(os.urandom(8 * MIB))
+    overwrite(path, 0, os.urandom(8 * MIB))
     subprocess.run(["sync", "-f", disk], check=True)
-    args = {"path_b64": b64(bytes(path)), "pool_path_b64": b64(bytes(path.parent)), "since": 0}
-    freed, ended = freed_by(disk, "drop", args, "d1")
+    freed, ended = freed_by(disk, "drop", location(path) | {"since": 0}, "d1")
     assert abs(freed - 8 * MIB) <= MIB
     assert abs(freed - ended["freed_bytes"]) <= MIB
 

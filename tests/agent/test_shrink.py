@@ -43,10 +43,7 @@ def disk(path: Path, layout: str, size: int) -> Path:
     if layout:
         subprocess.run(["sfdisk", "-q", path], input=layout.encode(), check=True)
         filesystem = formatted(path.with_name("fs"), 4 * MIB, make=["-F"])
-        with path.open("r+b") as file:
-            file.seek(MIB)
-            file.write(filesystem.read_bytes())
-            file.write(os.urandom(MIB // 2))
+        overwrite(path, MIB, filesystem.read_bytes() + os.urandom(MIB // 2))
         filesystem.unlink()
     return path
 
@@ -104,8 +101,7 @@ def test_a_filesystem_on_the_whole_disk_says_where_it_ends(pool: Path, name: str
     size = 320 * MIB
     raw = disk(pool / "vm.raw", "", size)
     subprocess.run([*MAKERS[name], raw], check=True, capture_output=True)
-    with raw.open("r+b") as file:
-        file.truncate(size + 64 * MIB)
+    os.truncate(raw, size + 64 * MIB)
     assert ask("shrink", args_for(raw, size - MIB, "raw"))["code"] == "end_in_use"
     result = ask("shrink", args_for(raw, None, "raw"))
     assert result.get("virtual_size") == size, result
@@ -141,8 +137,8 @@ def _array(raw: Path) -> None:
 
 def _stale_gpt(raw: Path) -> None:
     """Another table was made later, and the old one left."""
-    table = "label: dos\nstart=2048, size=122880, type=83\n"
-    subprocess.run(["sfdisk", "-q", "--wipe", "never", raw], input=table.encode(), check=True)
+    table = b"label: dos\nstart=2048, size=122880, type=83\n"
+    subprocess.run(["sfdisk", "-q", "--wipe", "never", raw], input=table, check=True)
 
 
 def _hybrid(raw: Path) -> None:
@@ -151,28 +147,19 @@ def _hybrid(raw: Path) -> None:
 
 def _whole_once(raw: Path) -> None:
     """What was a filesystem on the whole disk got a partition table."""
-    content = raw.read_bytes()[MIB : 5 * MIB]
-    with raw.open("r+b") as file:
-        file.write(bytes(MIB))
-        file.seek(0)
-        file.write(content[:4096])
-    table = "label: dos\nstart=2048, size=122880, type=83\n"
-    subprocess.run(["sfdisk", "-q", "--wipe", "never", raw], input=table.encode(), check=True)
+    overwrite(raw, 0, raw.read_bytes()[MIB:][:4096].ljust(MIB, b"\0"))
+    _stale_gpt(raw)
 
 
 def _luks_over_ext(raw: Path) -> None:
-    with raw.open("r+b") as file:
-        filesystem = raw.read_bytes()[MIB : 5 * MIB]
-        file.write(filesystem[:4096])
-        file.seek(0)
-        file.write(b"LUKS\xba\xbe\x00\x01")
+    overwrite(raw, 0, raw.read_bytes()[MIB:][:4096])
+    overwrite(raw, 0, b"LUKS\xba\xbe\x00\x01")
 
 
 def _large_sectors(raw: Path) -> None:
     """A table that counts in sectors of 4096 bytes, with a filesystem where that says."""
     filesystem = raw.read_bytes()[MIB : 5 * MIB]
-    with raw.open("r+b") as file:
-        file.write(bytes(6 * MIB))
+    overwrite(raw, 0, bytes(6 * MIB))
     subprocess.run(["sfdisk", "-q", raw], input=b"label: dos\nstart=2048, size=4096, type=83\n", check=True)
     overwrite(raw, 8 * MIB, filesystem)
 
@@ -207,6 +194,19 @@ def test_without_a_proof_or_with_a_base_nothing_is_cut(pool: Path) -> None:
     assert ask("shrink", rewrite_args(path, blank, size=MIB))["code"] == "unsupported_subformat"
 
 
+def tampered(whole: bytes, changed: dict[int, int]) -> Callable[[int, int], bytes]:
+    """Reads of a disk, some of whose bytes are others."""
+
+    def read(at: int, size: int) -> bytes:
+        piece = bytearray(whole[at : at + size] if at >= 0 else b"")
+        for place, byte in changed.items():
+            if at <= place < at + len(piece):
+                piece[place - at] = byte
+        return bytes(piece)
+
+    return read
+
+
 def test_no_table_that_was_tampered_with_is_an_error_or_cuts_a_partition(tmp_path: Path) -> None:
     chance = random.Random(seed())
     whole = [disk(tmp_path / "disk.raw", layout, 64 * MIB).read_bytes() for layout in (GPT, MBR, LOGICAL)]
@@ -214,16 +214,8 @@ def test_no_table_that_was_tampered_with_is_an_error_or_cuts_a_partition(tmp_pat
         found, changed = chance.choice(whole), dict[int, int]()
         for _ in range(chance.randrange(1, 6)):
             changed[chance.choice((0, 446, 512, 1024, 12288 * 512)) + chance.randrange(512)] = chance.randrange(256)
-
-        def read(at: int, size: int, found: bytes = found, changed: dict[int, int] = changed) -> bytes:
-            piece = bytearray(found[at : at + size] if at >= 0 else b"")
-            for place, byte in changed.items():
-                if at <= place < at + len(piece):
-                    piece[place - at] = byte
-            return bytes(piece)
-
         try:
-            need, table = partitions.needed(read, len(found))
+            need, table = partitions.needed(tampered(found, changed), len(found))
         except UnprovenError:
             continue
         assert all(part.end <= need <= len(found) for part in table.partitions) or need > len(found)

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from storage_admin.agent.appliance import appliance, sparsify
+from storage_admin.agent.formats.crc32c import crc32c
 from storage_admin.agent.protocol import HostError, unb64
 from storage_admin.agent.qemu.node import Node
 from storage_admin.agent.rewrite.file_copies import FileCopy
-from tests.agent.harness import Agent, ask, image_info, leftovers, overwrite, qemu_img, rewrite_args, undo_args
+from tests.agent.harness import ask, heard, image_info, leftovers, overwrite, qemu_img, rewrite_args, undo_args
 from tests.harness.filesystems import formatted, new_file
+from tests.working import allocated
 
 pytestmark = pytest.mark.qemu
 MIB = 1 << 20
@@ -50,10 +52,6 @@ def args_for(path: Path, form: str, **more: Any) -> dict[str, Any]:
     return rewrite_args(path, format=form, **{"undo_hours": 24, **more})
 
 
-def allocated(path: Path) -> int:
-    return path.stat().st_blocks * 512
-
-
 @pytest.mark.parametrize("form", ["qcow2", "raw"])
 def test_deleted_data_takes_no_space_and_every_file_is_as_it_was(pool: Path, filesystem: Path, form: str) -> None:
     path = disk_of(pool, filesystem, form)
@@ -63,11 +61,10 @@ def test_deleted_data_takes_no_space_and_every_file_is_as_it_was(pool: Path, fil
     assert (result["trimmed"], result["left"]) == ([{"device": "/dev/sda", "type": "ext4"}], [])
     assert result["files"] == 1
     assert allocated(path) == result["after_bytes"] < before - 38 * MIB
-    with Agent() as agent:
-        look = {"do": "read", "device": "/dev/sda", "path": "/etc/kept"}
-        agent.request("files", {**args_for(path, form), **look}, job="j2")
-        assert "code" not in agent.answer()
-        assert b"".join(unb64(one["b64"]) for one in agent.events if one["event"] == "data") == KEPT
+    look = {"do": "read", "device": "/dev/sda", "path": "/etc/kept"}
+    answer, events = heard("files", {**args_for(path, form), **look}, "j2")
+    assert "code" not in answer
+    assert b"".join(unb64(one["b64"]) for one in events if one["event"] == "data") == KEPT
     assert "code" not in ask("undo", undo_args(path), job="u1")
     assert (path.read_bytes() == content, leftovers(pool)) == (True, set())
 
@@ -101,30 +98,15 @@ def spoilt(path: Path, how: str) -> None:
         header[:8] = (0xA92B4EFC).to_bytes(4, "little") + (1).to_bytes(4, "little")
         header[16:32] = os.urandom(16)
         header[144:152] = (8).to_bytes(8, "little")  # where it is, in sectors
-        with path.open("r+b") as file:
-            file.write(bytes(4096))
-            file.write(header)
+        overwrite(path, 0, bytes(4096) + header)
     elif how == "hibernated":
         subprocess.run(["mkswap", "-q", path], check=True, capture_output=True)
         overwrite(path, 4096 - 10, b"S1SUSPEND\0")
     else:
         subprocess.run(["mkfs.btrfs", "-q", "-f", path], check=True, capture_output=True)
-        with path.open("r+b") as file:  # of its superblock, the tree of the log, and the checksum
-            file.seek(65536)
-            block = bytearray(file.read(4096))
-            block[96:104] = (30_000_000).to_bytes(8, "little")
-            block[:4] = crc32c(bytes(block[32:])).to_bytes(4, "little")
-            file.seek(65536)
-            file.write(block)
-
-
-def crc32c(data: bytes) -> int:
-    value = 0xFFFFFFFF
-    for byte in data:
-        value ^= byte
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-    return value ^ 0xFFFFFFFF
+        # Of its superblock, the tree of the log, and the checksum.
+        overwrite(path, 65536 + 96, (30_000_000).to_bytes(8, "little"))
+        overwrite(path, 65536, crc32c(path.read_bytes()[65536:][32:4096]).to_bytes(4, "little"))
 
 
 @pytest.mark.parametrize("how", ["not unmounted", "marked", "hibernated", "log of btrfs", "half of an array"])

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.protocol import b64
-from tests.agent.harness import NO_RESERVE, ask, image_info, leftovers, make_image, qemu_img, write
+from tests.agent.harness import NO_RESERVE, ask, image_info, leftovers, location, make_image, qemu_img, write
 from tests.harness.filesystems import new_file
 
 pytestmark = pytest.mark.qemu
@@ -29,13 +28,8 @@ def image(pool: Path) -> Path:
 
 
 def args_for(source: Path, name: str = "new.qcow2", **more: Any) -> dict[str, Any]:
-    pool, path = b64(os.fsencode(source.parent)), b64(os.fsencode(source.parent / name))
-    return {
-        "source": {"pool_path_b64": pool, "path_b64": b64(os.fsencode(source))},
-        "target": {"pool_path_b64": pool, "path_b64": path, "format": name.rpartition(".")[2]},
-        "reserve": NO_RESERVE,
-        **more,
-    }
+    target = location(source.parent / name) | {"format": name.rpartition(".")[2]}
+    return {"source": location(source), "target": target, "reserve": NO_RESERVE, **more}
 
 
 def archive(pool: Path, disk: bytes, *, manifest: str | None = "", name: str = "disk1.vmdk") -> Path:
