@@ -7,7 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,13 +84,10 @@ class Ground:
         for path in (pool, pool / "base", pool / name):
             os.chown(path, OWNER, OWNER)
         verb, args = request(how, bytes(pool / name), pool, name.rpartition(".")[2])
-        watch = Watch(self.outside)
-        try:
+        with closing(Watch(self.outside)) as watch:
             with attacked(pool, name, (self.made / f"evil-{name}").read_bytes(), Attack.by(chance)):
                 answer = crew.ask(verb, args)
             self._judge(watch, pool, answer)
-        finally:
-            watch.close()
         Path(os.fsdecode(target_of(bytes(pool / name)))).unlink(missing_ok=True)
         shutil.rmtree(pool)
         return answer.code or "done"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.agent.harness import Agent, Writer, age, ask, qemu_img, qemu_io, reclaim_args, undo_args
-from tests.harness.filesystems import new_folder
+from tests.agent.harness import Writer, age, ask, heard, qemu_img, qemu_io, reads_as, reclaim_args, undo_args
+from tests.harness.filesystems import new_file, new_folder
 
 SIZE = 24 << 20
 BLOCK = 4096
@@ -62,8 +62,7 @@ class History:
         qemu_img("convert", "-f", "raw", "-O", self.form, self.content, self.image)
         used = set(self.blocks)
         free = [at for at in range(0, SIZE, 1 << 20) if used.isdisjoint(range(at, at + (1 << 20), BLOCK))]
-        commands = [word for at in free for word in ("-c", f"write -q -P 0 {at} 1M")]
-        subprocess.run(["qemu-io", "-f", self.form, *commands, str(self.image)], check=True, capture_output=True)
+        qemu_io(self.image, *(f"write -q -P 0 {at} 1M" for at in free), form=self.form)
         self.rewrite("j1")
 
     def rewrite(self, job: str) -> None:
@@ -90,9 +89,9 @@ class History:
         with self.content.open("r+b") as content:
             for at in sorted(set(places)):
                 byte = self.rng.randrange(1, 256)
-                commands += ["-c", f"write -q -P {byte} {at} {BLOCK}"]
+                commands.append(f"write -q -P {byte} {at} {BLOCK}")
                 os.pwrite(content.fileno(), bytes([byte]) * BLOCK, at)
-        subprocess.run(["qemu-io", "-f", self.form, *commands, self.image], check=True, capture_output=True)
+        qemu_io(self.image, *commands, form=self.form)
 
     def fill(self, raw: Path) -> None:
         """The guest writes all of its disk anew."""
@@ -109,10 +108,8 @@ class History:
         journal = self.image.parent / f".sa-{job}.journal"
         age(journal, boottime=DAY, wall=DAY)
         asked = {"format": self.form, "by_itself": True, "used": self.used, "seen": self.seen}
-        with Agent() as agent:
-            agent.request("discard_undo", undo_args(self.image, job, **asked), "d" + job)
-            answer = agent.answer()
-            self.said += [str(event["text"]) for event in agent.events if event["event"] == "log"]
+        answer, events = heard("discard_undo", undo_args(self.image, job, **asked), "d" + job)
+        self.said += [str(event["text"]) for event in events if event["event"] == "log"]
         self.running.close()
         return answer
 
@@ -122,8 +119,7 @@ class History:
 
     def intact(self) -> bool:
         """Whether the image is what its guest made of it, to the byte."""
-        same = ["qemu-img", "compare", "-f", "raw", "-F", self.form, str(self.content), str(self.image)]
-        return subprocess.run(same, capture_output=True).returncode == 0
+        return reads_as(self.content, self.image, "raw", self.form)
 
 
 def untouched(_: History) -> None:
@@ -182,9 +178,7 @@ def moved_into_place(one: History) -> None:
 
 def backup_moved_into_place(one: History) -> None:
     """Byte for byte the same, and yet not what the job made."""
-    backup = one.folder / "backup"
-    backup.write_bytes(one.image.read_bytes())
-    backup.replace(one.image)
+    new_file(one.folder / "backup", one.image.read_bytes()).replace(one.image)
 
 
 def created_over(one: History) -> None:
@@ -201,9 +195,7 @@ def installed_anew(one: History) -> None:
 
 
 def written_in_full(one: History) -> None:
-    noise = one.folder / "noise"
-    noise.write_bytes(one.rng.randbytes(SIZE))
-    one.fill(noise)
+    one.fill(new_file(one.folder / "noise", one.rng.randbytes(SIZE)))
 
 
 def emptied(one: History) -> None:
@@ -255,8 +247,7 @@ def resized(one: History) -> None:
 
 
 def damaged(one: History) -> None:
-    with one.image.open("r+b") as file:
-        file.truncate(one.image.stat().st_size // 3)
+    os.truncate(one.image, one.image.stat().st_size // 3)
 
 
 #: What must never cost the copy.

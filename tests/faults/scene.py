@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storage_admin.agent.protocol import b64
 from tests.agent.harness import (
     NO_RESERVE,
     ask,
     leftovers,
     link,
+    location,
     make_image,
     qemu_img,
     qemu_io,
@@ -156,18 +156,17 @@ class Scene:
 
     @staticmethod
     def _conversion(name: str, target: Path, **more: bool) -> Work:
-        where = {"pool_path_b64": b64(bytes(target.parent)), "path_b64": b64(bytes(target))}
-        return Work(name, "convert", {"target": {**where, "format": target.suffix[1:], **more}})
+        return Work(name, "convert", {"target": {**location(target), "format": target.suffix[1:], **more}})
 
     def _overlay(self) -> Work:
         """A new overlay on the image, which reads what that reads."""
-        path = self.pool / "converted.qcow2"
-        target = {"pool_path_b64": b64(bytes(self.pool)), "path_b64": b64(bytes(path)), "format": "qcow2"}
+        target = location(self.pool / "converted.qcow2") | {"format": "qcow2"}
         return Work("create an overlay", "create", {"target": target, "virtual_size": 8 << 20, "reserve": NO_RESERVE})
 
     def _export(self, packing: str, name: str, **more: int) -> Work:
-        where = {"pool_path_b64": b64(bytes(self.pool)), "path_b64": b64(bytes(self.pool / name))}
-        return Work(f"export by {packing}", "export", {"target": where, "packing": packing, **more})
+        return Work(
+            f"export by {packing}", "export", {"target": location(self.pool / name), "packing": packing, **more}
+        )
 
     def begin(self, work: Work) -> Callable[..., tuple[str, dict[str, Any], str]]:
         """Does what has to be done before a work.
@@ -219,24 +218,18 @@ class Scene:
         """Whether another file stands in the image's place."""
         return self.there.stat().st_ino != self.original.st_ino
 
-    def moved(self, folder: Path) -> "Scene":
-        """The same scene, as another folder has it: an image of it at some moment."""
-        other = Scene.__new__(Scene)
-        here = self.pool.parent
-        for name, value in self.__dict__.items():
-            other.__dict__[name] = folder / value.relative_to(here) if isinstance(value, Path) else value
-        other.bases = [folder / base.relative_to(here) for base in self.bases]
-        return other
-
-    def recover(self) -> list[dict[str, object]]:
-        """What ``recover`` says about the pool, asked as by a dashboard that knows what was done before the fault."""
+    @property
+    def recovery_args(self) -> dict[str, Any]:
+        """As a dashboard asks that knows what was done before the fault."""
         args = recover_args(self.pool)
         if self._work is not None and self._work.first:
-            copy = {"job": "j1", "path_b64": b64(bytes(self.there)), "pool_path_b64": b64(bytes(self.pool))}
+            copy = {"job": "j1", **location(self.there, self.pool)}
             args |= {"jobs_recorded": ["j1"], "undo_copies": [copy]}
-        rows = ask("recover", args)["recovered"]
-        assert isinstance(rows, list)
-        return rows
+        return args
+
+    def recover(self) -> list[str]:
+        """How ``recover`` settles what is left in the pool."""
+        return [row["outcome"] for row in ask("recover", self.recovery_args)["recovered"]]
 
     def verify(self, *, dug: bool = False) -> None:
         """The original or the result, whole, and nothing else but a valid undo copy.

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import time
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,6 +17,7 @@ from tests.agent.harness import (
     Agent,
     ask,
     at_stage,
+    kept,
     leftovers,
     link,
     make_image,
@@ -27,15 +27,15 @@ from tests.agent.harness import (
     write,
 )
 from tests.agent.test_commit import args_for, same
-from tests.agent.test_rebase import kept, overlay
+from tests.agent.test_rebase import overlay
 from tests.chance import night
 from tests.faults.test_full_disk import disk, fill
 from tests.faults.test_kills import run_to_death, wait_until_gone
-from tests.faults.test_power_cuts import clone, cut_after, disks, mounted
+from tests.faults.test_power_cuts import Power, cut_after, power
 from tests.faults.trials import WHEN, Trials, steps
-from tests.harness.filesystems import formatted, new_file
+from tests.harness.filesystems import new_file
 
-__all__ = ["disk", "disks"]
+__all__ = ["disk", "power"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 MIB = 1 << 20
@@ -123,19 +123,17 @@ def test_a_kill_at_any_moment_leaves_a_base_that_a_recovery_finishes(tmp_path: P
             assert leftovers(pair.pool) == set()
 
 
-def test_a_power_cut_leaves_a_base_that_a_recovery_finishes(tmp_path: Path, disks: Path) -> None:
+def test_a_power_cut_leaves_a_base_that_a_recovery_finishes(power: Power) -> None:
     trials = Trials("F2", "power cuts while an overlay is merged", points=50 if night() else 3)
     for trial in trials:
-        disk, cut, place = disks / "disk.img", disks / "cut.img", tmp_path / "disk"
         with trial:
-            formatted(disk, 256 << 20)
             form = trial.rng.choice(["qcow2", "raw"])
-            with mounted(disk, place, "loop,noauto_da_alloc") as folder:
+            with power.on(256) as folder:
                 pair = Pair(folder / "here", form, size=32)
                 subprocess.run(["sync", "-f", pair.pool], check=True)
                 asked = args_for(pair.overlay, pair.base, form=form)
-                cut_after(trial.rng.uniform(0.1, 0.9), partial(clone, disk, cut), "commit", asked)
-            with mounted(cut, place, "loop,noauto_da_alloc"):
+                cut_after(trial.rng.uniform(0.1, 0.9), power, "commit", asked)
+            with power.on_again():
                 pair.look()
                 trial.note("merged" if pair.merged else "not merged")
                 begun = leftovers(pair.pool) != set()
@@ -144,8 +142,6 @@ def test_a_power_cut_leaves_a_base_that_a_recovery_finishes(tmp_path: Path, disk
                 assert pair.merged or not begun or not found[0][1]
                 pair.look()
                 assert leftovers(pair.pool) == set()
-        disk.unlink(missing_ok=True)
-        cut.unlink(missing_ok=True)
 
 
 def test_a_cancel_or_a_dashboard_that_goes_away_stops_nothing_that_has_begun(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ stopped at once or killed.
 import random
 import shutil
 import sqlite3
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +19,8 @@ from tests.agent.harness import leftovers
 from tests.e2e.rest import Rest
 from tests.faults.scene import Scene
 from tests.faults.trials import Trial, Trials
-from tests.harness.services import PostgresServer, running_dashboard
+from tests.harness.filesystems import new_folder
+from tests.harness.services import Dashboard, PostgresServer, running_dashboard
 
 pytestmark = [pytest.mark.faults, pytest.mark.services]
 
@@ -109,28 +109,27 @@ class Site:
         assert row is not None
         return row
 
-    def image(self, path: Path) -> dict[str, Any]:
-        rows = self.rest.get("images/", limit=1000)["results"]
-        return next(row for row in rows if row["path"] == str(path))
+
+def with_one_pool(dashboard: Dashboard, folder: Path) -> Rest:
+    """The dashboard over REST, once it knows the folder's pool."""
+    rest = Rest(dashboard)
+    path = new_folder(folder / "pool")
+    rest.post("pools/", {"host": rest.local()["id"], "path": str(path)}, expect=201)
+    return rest
+
+
+def image_at(rest: Rest, path: Path) -> dict[str, Any]:
+    rows = rest.get("images/", limit=1000)["results"]
+    return next(row for row in rows if row["path"] == str(path))
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
-    folder = Path(tempfile.mkdtemp(prefix="sa-f11-", dir="/tmp"))
-    (folder / "pg").mkdir()
-    (folder / "pool").mkdir()
-    folder.chmod(0o755)
-    try:
-        with (
-            PostgresServer(folder / "pg") as database,
-            running_dashboard(folder / "data", DATABASE_URL=database.url) as dashboard,
-        ):
-            rest = Rest(dashboard)
-            host = rest.get("hosts/")["results"][0]["id"]
-            rest.post("pools/", {"host": host, "path": str(folder / "pool")}, expect=201)
-            yield Site(database, rest, folder, dashboard.daemon.said)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def site(shared_folder: Path) -> Iterator[Site]:
+    with (
+        PostgresServer(new_folder(shared_folder / "pg")) as database,
+        running_dashboard(shared_folder / "data", DATABASE_URL=database.url) as dashboard,
+    ):
+        yield Site(database, with_one_pool(dashboard, shared_folder), shared_folder, dashboard.daemon.said)
 
 
 def test_the_row_tells_how_the_job_ended_once_the_database_is_back(
@@ -150,29 +149,23 @@ def test_the_row_tells_how_the_job_ended_once_the_database_is_back(
     assert not trials.all or len(trials.numbers) < len(CHOSEN) or trials.tally["succeeded"] >= len(CHOSEN)
 
 
-def test_a_rewrite_that_is_finished_outlasts_a_lock_on_sqlite(by_format: dict[str, list[Path]]) -> None:
+def test_a_rewrite_that_is_finished_outlasts_a_lock_on_sqlite(
+    shared_folder: Path, by_format: dict[str, list[Path]]
+) -> None:
     """It is held for longer than a statement waits, as by a backup or a tool that has the file open."""
     trials = Trials("F11 locked", "SQLite is locked when a rewrite is finished", patience=2)
-    folder = Path(tempfile.mkdtemp(prefix="sa-f11-", dir="/tmp"))
-    folder.chmod(0o755)
-    (folder / "pool").mkdir()
-    try:
-        with running_dashboard(folder / "data") as dashboard:
-            rest = Rest(dashboard)
-            host = rest.get("hosts/")["results"][0]["id"]
-            rest.post("pools/", {"host": host, "path": str(folder / "pool")}, expect=201)
-            for trial in trials:
-                with trial:
-                    _outlast_a_lock(rest, folder, trial, by_format["qcow2"][0])
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with running_dashboard(shared_folder / "data") as dashboard:
+        rest = with_one_pool(dashboard, shared_folder)
+        for trial in trials:
+            with trial:
+                _outlast_a_lock(rest, shared_folder, trial, by_format["qcow2"][0])
 
 
 def _outlast_a_lock(rest: Rest, folder: Path, trial: Trial, template: Path) -> None:
     scene = Scene(trial.folder(folder), template, folder / "pool" / str(trial.number))
     rest.scan()
     rest.quiet()
-    image = next(row for row in rest.get("images/", limit=1000)["results"] if row["path"] == str(scene.image))
+    image = image_at(rest, scene.image)
     job = rest.post("jobs/", {"kind": "reclaim", "image": image["id"], "options": COMPRESS.options})
     with sqlite3.connect(f"file:{folder}/data/db.sqlite3", uri=True, isolation_level=None) as database:
         [scene.job] = database.execute("SELECT uid FROM jobs_job WHERE id = ?", [job["id"]]).fetchone()
@@ -216,7 +209,7 @@ def one_outage(site: Site, scene: Scene, way: Way, outage: Outage, trial: Trial)
 
 def submit(site: Site, scene: Scene, way: Way) -> dict[str, Any]:
     """Submits the job, after the one that it undoes; its id and the name of its files."""
-    image = site.image(scene.image)
+    image = image_at(site.rest, scene.image)
     if way.kind == "undo":
         reclaimed = site.rest.finished(site.rest.post("jobs/", {"kind": "reclaim", "image": image["id"]}))
         assert (reclaimed["state"], scene.swapped) == ("succeeded", True)
@@ -224,8 +217,7 @@ def submit(site: Site, scene: Scene, way: Way) -> dict[str, Any]:
         scene.job = site.row(reclaimed["id"])["uid"]
         job = site.rest.post(f"jobs/{reclaimed['id']}/undo/")
     else:
-        body = {"kind": way.kind, "image": image["id"], "options": way.options}
-        job = site.rest.post("jobs/", body)
+        job = site.rest.post("jobs/", {"kind": way.kind, "image": image["id"], "options": way.options})
         scene.job = site.row(job["id"])["uid"]
     return {"id": job["id"], "uid": scene.job}
 
@@ -262,7 +254,7 @@ def tell_the_truth(site: Site, scene: Scene, way: Way, row: dict[str, Any]) -> N
     assert (row["state"] == "succeeded") == way.done(scene), (row["state"], row["error_detail"])
     assert row["error_code"] == ("" if row["state"] == "succeeded" else row["error_code"])
     scene.verify()
-    image = site.image(scene.image)
+    image = image_at(site.rest, scene.image)
     with site.database.connect() as connection:
         known = connection.execute("SELECT inode FROM images_image WHERE id = %s", [image["id"]]).fetchone()
         copies = connection.execute(

@@ -8,24 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.harness import Agent, ask, leftovers, make_image, qemu_io, reclaim_args
+from tests.agent.harness import ask, at_stage, leftovers, make_image, qemu_io, reclaim_args
 from tests.faults.scene import Scene
-from tests.faults.test_power_cuts import mounted
 from tests.faults.trials import Trials
-from tests.harness.filesystems import formatted, new_file, new_folder
+from tests.harness.filesystems import loop_filesystem, new_file, new_folder
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
-DISK_BYTES = 24 << 20
 
-
-@contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """A small ext4 filesystem on a loop device."""
-    folder.mkdir(exist_ok=True)
-    backing, place = folder / "disk.img", folder / "mnt"
-    with mounted(formatted(backing, DISK_BYTES, make=("-m", "0")), place, "loop"):
-        yield place
+def small_disk(folder: Path) -> contextlib.AbstractContextManager[Path]:
+    """An ext4 of 24 MiB."""
+    return loop_filesystem(folder, 24, make=("-m", "0"))
 
 
 @pytest.fixture
@@ -69,7 +62,7 @@ def test_a_disk_that_is_full_at_any_point_leaves_the_original(tmp_path: Path) ->
     trials = Trials("F4", "full with so many bytes left", points=len(points))
     for trial in trials:
         left = points[trial.number]
-        with trial, small_disk(trial.folder(tmp_path)) as place:
+        with trial, small_disk(new_folder(trial.folder(tmp_path))) as place:
             trial.note(f"{left} left")
             full_with(place, left, trial.folder(tmp_path))
 
@@ -97,21 +90,16 @@ def full_with(disk: Path, left: int, folder: Path) -> None:
 
 
 def test_the_reserve_is_kept_for_running_guests(disk: Path, tmp_path: Path) -> None:
-    pool = new_folder(disk / "pool")
-    image = make_image(pool / "vm.qcow2")
+    image = make_image(new_folder(disk / "pool") / "vm.qcow2")
     noisy(image, tmp_path)
     noisy(image, tmp_path)
     reserve = 8 << 20
     fill(disk, reserve + (6 << 20))
-    with Agent() as agent:
-        agent.request(
-            "reclaim",
-            reclaim_args(image, reserve={"percent": 0, "bytes": reserve}, bandwidth_bytes_sec=512 << 10),
-        )
-        agent.until("progress", stage="copying")
+    args = reclaim_args(image, reserve={"percent": 0, "bytes": reserve}, bandwidth_bytes_sec=512 << 10)
+    with at_stage("copying", "reclaim", args) as agent:
         # Somebody else takes the room meanwhile.
         with (disk / "more").open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, 7 << 20)
         answer = agent.answer()
     assert answer["code"] == "not_enough_space", answer
-    assert leftovers(pool) == set()
+    assert leftovers(image.parent) == set()

@@ -12,12 +12,13 @@ import pytest
 
 from storage_admin.agent import protocol
 from storage_admin.agent.host import locking
-from tests.agent.harness import Agent, Writer, ask, at_stage, leftovers, make_image, qemu_io, reclaim_args
+from tests.agent.harness import Agent, Writer, ask, at_stage, leftovers, make_image, qemu_io, reclaim_args, write
 from tests.faults.scene import Scene, Work
 from tests.faults.test_kills import all_ways, listen
 from tests.faults.test_strangers import DRIVER, STEPS
 from tests.faults.trials import Trials
 from tests.harness.filesystems import new_file
+from tests.working import create
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
@@ -31,15 +32,18 @@ def holds_the_pattern(path: Path, offset: str, length: str, form: str = "qcow2")
 
 
 @pytest.fixture
-def slow_image(tmp_path: Path) -> Iterator[Path]:
+def noise(tmp_path: Path) -> str:
+    """Writes into an image what makes its copy take seconds."""
+    return f"write -s {new_file(tmp_path / 'noise', random.Random(1).randbytes(4 << 20))} 0 4M"
+
+
+@pytest.fixture
+def slow_image(pool: Path, noise: str) -> Iterator[Path]:
     """An image whose copy takes seconds."""
-    path = tmp_path / "pool" / "vm.qcow2"
-    path.parent.mkdir()
-    make_image(path, "16M")
-    noise = new_file(tmp_path / "noise", random.Random(1).randbytes(4 << 20))
-    qemu_io(path, f"write -s {noise} 0 4M")
+    path = make_image(pool / "vm.qcow2", "16M")
+    qemu_io(path, noise)
     yield path
-    assert leftovers(path.parent) == set()
+    assert leftovers(pool) == set()
 
 
 def test_a_guest_can_start_while_the_copy_is_made_and_the_job_gives_way(slow_image: Path) -> None:
@@ -56,7 +60,7 @@ def test_a_guest_can_start_while_the_copy_is_made_and_the_job_gives_way(slow_ima
 
 def test_a_guest_that_has_started_written_and_stopped_meanwhile_is_noticed(slow_image: Path) -> None:
     with at_stage("copying", "reclaim", reclaim_args(slow_image, bandwidth_bytes_sec=1 << 20)) as agent:
-        qemu_io(slow_image, f"write -P {PATTERN} 10M 1M")
+        write(slow_image, PATTERN, "10M", "1M")
         answer = agent.answer()
     assert answer.get("code") in {"image_in_use", "stale_plan"}, answer
     assert holds_the_pattern(slow_image, "10M", "1M")
@@ -68,22 +72,16 @@ def test_a_guest_that_only_reads_wins_as_well(slow_image: Path) -> None:
         assert agent.answer().get("code") == "image_in_use"
 
 
-def test_a_writer_of_the_base_stops_the_work_on_its_overlay_or_is_refused(
-    tmp_path: Path,
-) -> None:
-    base, overlay = tmp_path / "base.qcow2", tmp_path / "vm.qcow2"
-    make_image(base, "16M")
-    subprocess.run(
-        ["qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", overlay], check=True, capture_output=True
-    )
-    noise = new_file(tmp_path / "noise", random.Random(1).randbytes(4 << 20))
-    qemu_io(overlay, f"write -s {noise} 0 4M")
+def test_a_writer_of_the_base_stops_the_work_on_its_overlay_or_is_refused(pool: Path, noise: str) -> None:
+    base = make_image(pool / "base.qcow2", "16M")
+    overlay = create(pool / "vm.qcow2", base=base)
+    qemu_io(overlay, noise)
     with at_stage("copying", "reclaim", reclaim_args(overlay, base, bandwidth_bytes_sec=1 << 20)) as agent:
         wrote = subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write 0 64k", base], capture_output=True)
         answer = agent.answer()
     if wrote.returncode == 0:
         assert answer.get("code") in {"image_in_use", "stale_plan"}
-        assert leftovers(tmp_path) == set()
+        assert leftovers(pool) == set()
     else:
         # The copy has the base open as well: whoever wants to write to what overlays stand on is told no, and the
         # work, which nothing has disturbed, is done.
@@ -157,9 +155,7 @@ def test_no_guest_without_locks_is_left_on_a_file_that_has_lost_its_name(
             command = [sys.executable, "-c", LOCKLESS, str(trigger), str(scene.image)]
             guest = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             at = str(trial.rng.randrange(1, STEPS))
-            with Agent([sys.executable, DRIVER, at, str(trigger)]) as agent:
-                agent.request(*request())
-                answer = agent.answer()
+            answer = ask(*request(), command=[sys.executable, DRIVER, at, str(trigger)])
             said = guest.communicate(timeout=60)[0]
             scene.recover()
             trial.note("refused" if "code" in answer else "done", "wrote" if "wrote" in said else "did not start")

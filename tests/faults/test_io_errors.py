@@ -11,11 +11,12 @@ import shutil
 import struct
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
-from tests.agent.harness import UNCONFINED, Agent, leftovers, qemu_img, stamp
+from tests.agent.harness import UNCONFINED, ask, heard, leftovers, number_at, overwrite, qemu_img, stamp
+from tests.agent.test_estimate_leaks import l2_table
 from tests.faults.scene import Scene, Work
 from tests.faults.trials import Trials
 from tests.harness.filesystems import new_folder, new_program
@@ -60,9 +61,8 @@ def test_an_error_of_the_disk_fails_the_job_and_the_image_stands(
             trial.note(f"{work.name} of {scene.form}")
             request = scene.begin(work)
             (broken_tools / "rule.json").write_text(json.dumps(an_error(trial.rng, scene, work)))
-            with Agent(UNCONFINED, env={"PATH": f"{broken_tools}:{os.environ['PATH']}"}) as agent:
-                agent.request(*request())
-                answer = agent.answer()
+            path = f"{broken_tools}:{os.environ['PATH']}"
+            answer, events = heard(*request(), command=UNCONFINED, env={"PATH": path})
             what = str(answer.get("code", "done"))
             trial.note(what)
             assert what in {"done", "tool_failed", "dirty_or_corrupt"}, answer
@@ -70,7 +70,7 @@ def test_an_error_of_the_disk_fails_the_job_and_the_image_stands(
             if what != "done":
                 assert leftovers(scene.pool) == set(), answer
                 assert not list(scene.pool.glob("converted.*"))
-            assert not any("--salvage" in str(event) for event in agent.events)
+            assert "--salvage" not in str(events)
             scene.verify()
     assert not trials.all or len(trials.numbers) < 10 or trials.tally["tool_failed"] > 0
 
@@ -95,36 +95,20 @@ def sector_with_data(rng: random.Random, path: Path) -> int:
 
 def corrupt_qcow2(path: Path) -> None:
     """Two guest clusters in one place, which is counted once."""
-    with path.open("r+b") as file:
-        l1 = number_at(file, ">Q", 40)
-        l2 = number_at(file, ">Q", l1) & 0x00FFFFFFFFFFFE00
-        entry = number_at(file, ">Q", l2 + 8)
-        file.seek(l2 + 16)
-        file.write(struct.pack(">Q", entry | 1 << 63))
+    entry = number_at(path, ">Q", l2_table(path) + 8)
+    overwrite(path, l2_table(path) + 16, struct.pack(">Q", entry | 1 << 63))
 
 
 def corrupt_vdi(path: Path) -> None:
     """Two guest blocks in one place."""
-    with path.open("r+b") as file:
-        blocks = number_at(file, "<I", 340)
-        entry = number_at(file, "<I", blocks)
-        file.seek(blocks + 4)
-        file.write(struct.pack("<I", entry))
+    blocks = number_at(path, "<I", 340)
+    overwrite(path, blocks + 4, struct.pack("<I", number_at(path, "<I", blocks)))
 
 
 def corrupt_vmdk(path: Path) -> None:
     """A grain behind the end of the file."""
-    with path.open("r+b") as file:
-        directory = number_at(file, "<Q", 56) * 512
-        table = number_at(file, "<I", directory) * 512
-        file.seek(table)
-        file.write(struct.pack("<I", 1 << 24))
-
-
-def number_at(file: BinaryIO, layout: str, offset: int) -> int:
-    file.seek(offset)
-    (number,) = struct.unpack(layout, file.read(struct.calcsize(layout)))
-    return int(number)
+    directory = number_at(path, "<Q", 56) * 512
+    overwrite(path, number_at(path, "<I", directory) * 512, struct.pack("<I", 1 << 24))
 
 
 @pytest.mark.parametrize("form", ["qcow2", "vdi", "vmdk"])
@@ -144,9 +128,7 @@ def test_a_corrupt_image_is_refused_whatever_is_asked_and_left_as_it_is(
             before = stamp(scene.image), scene.image.read_bytes()
             work = scene.work(wanted[trial.number])
             trial.note(work.name)
-            with Agent() as agent:
-                agent.request(*scene.begin(work)())
-                answer = agent.answer()
+            answer = ask(*scene.begin(work)())
             if work.own.get("repair") == "all":
                 # Asked for by that name, it is mended, on a copy.
                 assert answer["swapped"], answer

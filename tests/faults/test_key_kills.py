@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.harness import ask, leftovers, recover_args
-from tests.agent.test_keys import FIRST, SECOND, args_for, content, fill, made, opens
+from tests.agent.test_keys import BOTH, FIRST, SECOND, args_for, content, fill, made, opens
 from tests.faults.test_full_disk import disk
 from tests.faults.test_full_disk import fill as fill_disk
 from tests.faults.test_kills import run_to_death
@@ -15,7 +15,6 @@ from tests.harness.filesystems import new_folder
 __all__ = ["disk"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
-BOTH = {"passphrase": FIRST, "new_passphrase": SECOND}
 
 
 @pytest.mark.parametrize("when", WHEN)
@@ -37,8 +36,7 @@ def test_whatever_step_it_dies_at_the_image_opens(tmp_path: Path, when: str) -> 
 
 
 def test_a_full_disk_changes_nothing(disk: Path) -> None:
-    (disk / "here" / "pool").mkdir(parents=True)
-    path = made(disk / "here" / "pool", "qcow2")
+    path = made(new_folder(disk / "here" / "pool", parents=True), "qcow2")
     before = path.read_bytes()
     ballast = fill_disk(disk, 1 << 20)
     assert ask("keys", args_for(path, "qcow2", secrets=BOTH))["code"] == "not_enough_space"

@@ -55,11 +55,10 @@ def test_a_reclaim_that_dies_at_any_step_leaves_the_original_or_the_result(
         died = run_to_death("reclaim", reclaim_args(scene.image, undo_hours=undo_hours), "j1", at, when)
         if died is None:
             break
-        rows = scene.recover()
-        print(f"step {at} {when}: {died}: {[row['outcome'] for row in rows]}")
+        print(f"step {at} {when}: {died}: {scene.recover()}")
         scene.verify()
         outcomes.add(scene.swapped)
-        assert [row["outcome"] for row in scene.recover()] == (["kept"] if scene.swapped and undo_hours else [])
+        assert scene.recover() == (["kept"] if scene.swapped and undo_hours else [])
         scene.verify()
     assert at > 17
     assert outcomes == {True, False} if first == 1 else True in outcomes
@@ -76,8 +75,7 @@ def test_an_undo_that_dies_at_any_step_leaves_the_original_or_the_result(
         died = run_to_death("undo", undo_args(scene.image), "u1", at, when)
         if died is None:
             break
-        rows = scene.recover()
-        print(f"step {at} {when}: {died}: {[row['outcome'] for row in rows]}")
+        print(f"step {at} {when}: {died}: {scene.recover()}")
         scene.verify()
         outcomes.add(scene.swapped)
         if scene.swapped:
@@ -102,7 +100,7 @@ def test_the_instant_without_a_name_that_other_filesystems_need_ends_with_the_re
         if died is None:
             break
         nameless += not scene.image.exists()
-        print(f"step {at} {when}: {died}: {[row['outcome'] for row in scene.recover()]}")
+        print(f"step {at} {when}: {died}: {scene.recover()}")
         scene.verify()
     assert nameless
 
@@ -118,7 +116,7 @@ def test_what_makes_a_file_beside_and_dies_at_any_step_leaves_no_half_of_it(
         died = run_to_death(*scene.begin(scene.work(way))(), at, "after")
         if died is None:
             break
-        print(f"step {at}: {died}: {[row['outcome'] for row in scene.recover()]}")
+        print(f"step {at}: {died}: {scene.recover()}")
         scene.verify()
         assert not scene.swapped
         outcomes.add(bool(list(scene.pool.glob("converted.*"))))

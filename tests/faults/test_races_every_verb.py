@@ -2,11 +2,10 @@
 
 import random
 import shutil
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -89,13 +88,11 @@ class Ground:
             plant_aside(bytes(self.image))
             job = PLANTED
         verb, args = (how, pool_request(how, self.pool)) if how in {"scan", "recover"} else self._request(how)
-        before, watch = self._contents(), Watch(self.outside)
-        try:
+        before = self._contents()
+        with closing(Watch(self.outside)) as watch:
             with Swapper(chance, self.pairs(trick, job), chance.choice((0.001, 0.01, 0.05))):
                 answer = crew.ask(verb, args)
             assert watch.seen() == [], f"{how} with the {trick} swapped: {answer}"
-        finally:
-            watch.close()
         allowed = CLEAN | {"", CANCELLED, STRANGERS_KEPT}
         assert answer.code in allowed, f"{how} with the {trick} swapped: {answer.detail}"
         assert fingerprints(self.outside) == self._outside, f"{how} with the {trick} swapped"
@@ -113,40 +110,19 @@ class Ground:
         return {b"".join(block for _, block in data_of(bytes(path))) for path in paths if path.suffix != ".journal"}
 
 
-@contextmanager
-def _agents(folder: Path) -> Iterator[list[tuple[Ground, Crew]]]:
-    made = [(Ground(folder / str(number)), Crew()) for number in range(AGENTS)]
-    for _, crew in made:
-        crew.__enter__()
-    try:
-        yield made
-    finally:
-        for _, crew in made:
-            crew.__exit__()
-
-
 def test_no_race_leads_a_verb_out_of_the_pool(tmp_path: Path) -> None:
     start, began = seed(), time.monotonic()
     ended: Counter[tuple[str, str, str]] = Counter()
-    errors: list[BaseException] = []
 
-    def run(ground: Ground, crew: Crew, number: int) -> None:
-        try:
+    def run(number: int) -> None:
+        ground = Ground(tmp_path / str(number))
+        with Crew() as crew:
             for race in range(number, RACES, AGENTS):
-                if errors:
-                    return
                 ended[ground.race(crew, random.Random(f"{start}-{race}"))] += 1
-        except BaseException as error:  # noqa: BLE001 - told by the main thread
-            errors.append(error)
 
-    with _agents(tmp_path) as agents:
-        threads = [threading.Thread(target=run, args=(*one, number)) for number, one in enumerate(agents)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(AGENTS) as agents:
+        for _ in agents.map(run, range(AGENTS)):
+            pass  # what one of them raises is raised here
     print(f"{sum(ended.values())} races in {time.monotonic() - began:.0f} s")
     for at, what in ((0, "asked"), (1, "swapped"), (2, "ended")):
         print(f"  {what}: {dict(Counter(one[at] for one in ended.elements()))}")

@@ -2,11 +2,11 @@
 
 import gzip
 import random
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,16 @@ import pytest
 
 from storage_admin.agent import protocol
 from tests.agent import test_bitmaps, test_from_device, test_keys, test_relink, test_shrink, test_unpack
-from tests.agent.harness import Agent, ask, image_info, leftovers, make_image, qemu_img, reads_as, recover_args
+from tests.agent.harness import Agent, ask, image_info, kept, leftovers, make_image, qemu_img, reads_as, recover_args
 from tests.chance import night, seed
 from tests.faults.test_full_disk import disk
 from tests.faults.test_full_disk import fill as fill_disk
 from tests.faults.test_kills import listen, run_to_death, tools_of
-from tests.faults.test_power_cuts import clone, cut_after, disks, mounted, run
+from tests.faults.test_power_cuts import Power, cut_after, power
 from tests.faults.trials import WHEN, steps
-from tests.harness.filesystems import formatted, loop_device, new_folder
+from tests.harness.filesystems import loop_device, new_folder
 
-__all__ = ["disk", "disks"]
+__all__ = ["disk", "power"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 MIB = 1 << 20
@@ -45,9 +45,12 @@ class Case:
     done: Callable[[], bool]
 
 
+MakeCase = Callable[[Path, ExitStack], Case]
+
+
 def bitmaps(pool: Path, stack: ExitStack) -> Case:
-    path, before = make_image(pool / "vm.qcow2"), pool.parent / "before.qcow2"
-    qemu_img("convert", "-O", "qcow2", path, before)
+    path = make_image(pool / "vm.qcow2")
+    before = kept(path, pool.parent)
     qemu_img("bitmap", "--add", path, "one")
     args = test_bitmaps.args_for(path, "one") | {"undo_hours": 0.0}
     return Case("bitmaps", args, lambda: reads_as(path, before), lambda: not test_bitmaps.bitmaps(path))
@@ -55,8 +58,7 @@ def bitmaps(pool: Path, stack: ExitStack) -> Case:
 
 def relink(pool: Path, stack: ExitStack) -> Case:
     base, path = test_relink.pair(pool)
-    before = pool.parent / "before.qcow2"
-    qemu_img("convert", "-O", "qcow2", path, before)
+    before = kept(path, pool.parent)
     moved = base.rename(pool / "moved.qcow2")
 
     def done() -> bool:
@@ -108,8 +110,7 @@ def keys(pool: Path, stack: ExitStack) -> Case:
     path = test_keys.made(pool, "qcow2")
     test_keys.fill(path, "qcow2", test_keys.FIRST)
     before = test_keys.content(path, "qcow2", test_keys.FIRST)
-    secrets = {"passphrase": test_keys.FIRST, "new_passphrase": test_keys.SECOND}
-    args = test_keys.args_for(path, "qcow2", secrets=secrets, undo_hours=0.0)
+    args = test_keys.args_for(path, "qcow2", secrets=test_keys.BOTH, undo_hours=0.0)
     return Case(
         "keys", args, lambda: test_keys.content(path, "qcow2", test_keys.FIRST) == before,
         lambda: test_keys.opens(path, "qcow2", test_keys.SECOND),
@@ -123,9 +124,7 @@ CASES = (*STEPPED, keys)
 
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("case", STEPPED)
-def test_whatever_step_it_dies_at_everything_is_whole(
-    tmp_path: Path, case: Callable[[Path, ExitStack], Case], when: str
-) -> None:
+def test_whatever_step_it_dies_at_everything_is_whole(tmp_path: Path, case: MakeCase, when: str) -> None:
     outcomes = set()
     for at in steps():
         pool = new_folder(tmp_path / str(at) / "pool", parents=True)
@@ -143,7 +142,7 @@ def test_whatever_step_it_dies_at_everything_is_whole(
 
 
 @pytest.mark.parametrize("case", [case for case in STEPPED if case is not relink])  # whose base has no room there
-def test_a_full_disk_changes_nothing(disk: Path, case: Callable[[Path, ExitStack], Case]) -> None:
+def test_a_full_disk_changes_nothing(disk: Path, case: MakeCase) -> None:
     pool = new_folder(disk / "here" / "pool", parents=True)
     with ExitStack() as stack:
         asked = case(pool, stack)
@@ -158,9 +157,7 @@ def test_a_full_disk_changes_nothing(disk: Path, case: Callable[[Path, ExitStack
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_cancel_at_a_random_moment_leaves_everything_whole(
-    tmp_path: Path, case: Callable[[Path, ExitStack], Case]
-) -> None:
+def test_a_cancel_at_a_random_moment_leaves_everything_whole(tmp_path: Path, case: MakeCase) -> None:
     chance = random.Random(seed())
     for trial in range(20 if night() else 2):
         pool = new_folder(tmp_path / str(trial) / "pool", parents=True)
@@ -178,20 +175,14 @@ def test_a_cancel_at_a_random_moment_leaves_everything_whole(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_power_cut_leaves_everything_whole(
-    tmp_path: Path, disks: Path, case: Callable[[Path, ExitStack], Case]
-) -> None:
+def test_a_power_cut_leaves_everything_whole(power: Power, case: MakeCase) -> None:
     chance = random.Random(seed())
     for trial in range(20 if night() else 1):
-        disk, cut, place = disks / "disk.img", disks / "cut.img", tmp_path / "disk"
-        formatted(disk, 512 << 20)
-        with mounted(disk, place, "loop,noauto_da_alloc") as folder, ExitStack() as stack:
+        with power.on(512) as folder, ExitStack() as stack:
             pool = new_folder(folder / "pool")
             asked = case(pool, stack)
-            run("sync", "-f", pool)
-            cut_after(chance.uniform(0.05, 1), partial(clone, disk, cut), asked.verb, asked.args)
-        with mounted(cut, place, "loop,noauto_da_alloc"):
+            subprocess.run(["sync", "-f", pool], check=True)
+            cut_after(chance.uniform(0.05, 1), power, asked.verb, asked.args)
+        with power.on_again():
             ask("recover", recover_args(pool), job="r1")
             assert (asked.whole(), leftovers(pool)) == (True, set()), trial
-        disk.unlink()
-        cut.unlink()

@@ -2,8 +2,6 @@
 
 import json
 import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 
 from tests.agent.harness import ask, at_stage, leftovers, make_image, reclaim_args, undo_args
 from tests.faults.test_guest_starts import PATTERN, holds_the_pattern
+from tests.harness.processes import Daemon
 from tests.working import create
 
 pytestmark = [pytest.mark.faults, pytest.mark.guest, pytest.mark.qemu]
@@ -57,28 +56,18 @@ def machine(folder: Path, image: Path) -> Iterator[Machine]:
     command = ["qemu-system-x86_64", "-accel", "tcg", "-m", "32", "-nodefaults", "-display", "none"]
     command += ["-qmp", f"unix:{monitor},server=on,wait=off"]
     command += ["-drive", f"file={image},format=qcow2,if=none,id=disk,cache=none", "-device", "virtio-blk,drive=disk"]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        try:
-            deadline = time.monotonic() + 20
-            while not monitor.exists():
-                assert process.poll() is None, process.stderr and process.stderr.read()
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-            running = Machine(monitor)
-            yield running
-            running.close()
-            assert process.wait(20) == 0
-        finally:
-            process.kill()
+    with Daemon(command, folder / "machine.log") as daemon:
+        daemon.wait_for(monitor.exists, 20, "its monitor")
+        running = Machine(monitor)
+        yield running
+        running.close()
+        assert daemon.process.wait(20) == 0
     monitor.unlink(missing_ok=True)
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> Path:
-    path = tmp_path / "pool" / "vm.qcow2"
-    path.parent.mkdir()
-    make_image(path, "16M")
-    return path
+def image(pool: Path) -> Path:
+    return make_image(pool / "vm.qcow2", "16M")
 
 
 def test_the_disk_of_a_running_machine_is_refused(image: Path, tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.harness import ask, leftovers, make_image, qemu_img, reads_as, recover_args, undo_args, write
+from tests.agent.harness import ask, kept, leftovers, make_image, qemu_img, reads_as, recovered, undo_args, write
 from tests.agent.test_replace import KEPT, replace_args
 from tests.faults.test_kills import run_to_death
 from tests.faults.trials import WHEN, steps
+from tests.harness.filesystems import new_folder
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
@@ -16,16 +17,12 @@ class Place:
     """A pool with one image; its original is known by inode and content."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        self.pool = folder / "pool"
-        self.pool.mkdir()
-        self.old, self.new, self.before = self.pool / "vm.qcow2", self.pool / "vm.raw", folder / "before.qcow2"
-        make_image(self.old)
-        qemu_img("convert", "-O", "qcow2", self.old, self.before)
-        self.inode = self.old.stat().st_ino
+        self.pool = new_folder(folder / "pool", parents=True)
+        self.old, self.new = make_image(self.pool / "vm.qcow2"), self.pool / "vm.raw"
+        self.before, self.inode = kept(self.old, folder), self.old.stat().st_ino
 
     def recover(self) -> list[str]:
-        return [row["outcome"] for row in ask("recover", recover_args(self.pool))["recovered"]]
+        return recovered(self.pool)
 
     def whole(self) -> bool:
         """Whether at least one of both names leads to a whole image."""

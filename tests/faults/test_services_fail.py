@@ -1,8 +1,8 @@
 """A worker that stands still (fault F12), and a Redis that dies and comes back empty (F10)."""
 
 import os
+import shutil
 import signal
-import subprocess
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -15,9 +15,11 @@ from storage_admin.agent import protocol
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import claims, reaper, services
 from storage_admin.jobs.models import Job
-from tests.agent.harness import leftovers, make_image, same_content
+from tests.agent.harness import leftovers, make_image, qemu_io, same_content
 from tests.factories import HostFactory
+from tests.faults.test_duplicates import settled
 from tests.faults.trials import Trials
+from tests.harness.processes import wait_until
 from tests.harness.services import LiveWorker, RedisServer
 from tests.working import OPERATOR, image_at, register
 
@@ -34,10 +36,6 @@ def host(live_worker: LiveWorker, pool: Path) -> Host:
     return host
 
 
-def idle(worker: LiveWorker) -> None:
-    worker.wait_for(lambda: not Job.objects.filter(state__in=Job.ACTIVE).exists(), 60, "all jobs end")
-
-
 def agents(worker: LiveWorker) -> list[psutil.Process]:
     """What the worker has started and has not ended yet."""
     children = psutil.Process(worker.pid).children()
@@ -51,9 +49,9 @@ def test_a_worker_that_stands_still_past_its_lease_swaps_nothing(
         with trial:
             images = [make_slow_image(pool / f"{trial.number}-{number}.qcow2") for number in range(AT_ONCE)]
             services.submit(OPERATOR, "scan", host.pk, {})
-            idle(live_worker)
+            settled(live_worker)
             stand_still(images, live_worker, trial.rng.uniform(0, 2))
-            idle(live_worker)
+            settled(live_worker)
             for image in images:
                 assert same_content(image, pool.parent / image.name)
                 image.unlink()
@@ -63,16 +61,24 @@ def test_a_worker_that_stands_still_past_its_lease_swaps_nothing(
 def make_slow_image(path: Path) -> Path:
     """An image whose compression takes some seconds, and a copy of it elsewhere."""
     make_image(path, "24M")
-    noise = f"write -s /dev/urandom 8M {4 << 20}"
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", noise, path], capture_output=True, check=True)
-    subprocess.run(["cp", path, path.parent.parent], check=True)
+    qemu_io(path, f"write -s /dev/urandom 8M {4 << 20}")
+    shutil.copy(path, path.parent.parent)
     return path
+
+
+def slow_rewrite(image: Path) -> Job:
+    options = {"method": "compress", "bandwidth_bytes_sec": 1_048_576}
+    return services.submit(OPERATOR, "reclaim", image_at(image).pk, options)
+
+
+def ring_again() -> None:
+    """What the scheduler does every few seconds, half a minute later."""
+    reaper.sweep(timezone.now() + reaper.RING_AGAIN + timedelta(seconds=1))
 
 
 def stand_still(images: list[Path], worker: LiveWorker, moment: float) -> None:
     """Stops the worker while it rewrites these images, until its lease has run out; then it goes on."""
-    options = {"method": "compress", "bandwidth_bytes_sec": 1_048_576}
-    jobs = [services.submit(OPERATOR, "reclaim", image_at(image).pk, options) for image in images]
+    jobs = [slow_rewrite(image) for image in images]
     at_work = Job.objects.filter(pk__in=[job.pk for job in jobs], stage="copying")
     worker.wait_for(lambda: at_work.count() == len(jobs), 60, "all of them copy")
     time.sleep(moment)
@@ -80,9 +86,7 @@ def stand_still(images: list[Path], worker: LiveWorker, moment: float) -> None:
     os.kill(worker.pid, signal.SIGSTOP)
     try:
         began = time.monotonic()
-        while agents(worker):
-            assert time.monotonic() - began < protocol.SILENCE_LIMIT + 15, "an agent outlived the silence"
-            time.sleep(0.5)
+        wait_until(lambda: not agents(worker), protocol.SILENCE_LIMIT + 15, "no agent outlives the silence")
         print(f"silence ended {len(jobs)} agents after {time.monotonic() - began:.0f} s")
         assert leftovers(images[0].parent) == set()
         # Other jobs of that worker, such as a sample after the scan, are lost as well.
@@ -90,7 +94,7 @@ def stand_still(images: list[Path], worker: LiveWorker, moment: float) -> None:
         assert not at_work.filter(state=Job.State.RUNNING).exists()
     finally:
         os.kill(worker.pid, signal.SIGCONT)
-    idle(worker)
+    settled(worker)
     for job in jobs:
         job.refresh_from_db()
         assert (job.state, job.generation) == ("interrupted", 2)
@@ -112,8 +116,7 @@ def test_a_redis_that_dies_and_forgets_delays_work_and_repeats_none(
             deadline = time.monotonic() + 60
             while Job.objects.get(pk=job.pk).active:
                 assert time.monotonic() < deadline, live_worker.said()[-3000:]
-                # What the scheduler does every few seconds, half a minute later.
-                reaper.sweep(timezone.now() + reaper.RING_AGAIN + timedelta(seconds=1))
+                ring_again()
                 time.sleep(0.5)
             job.refresh_from_db()
             assert (job.state, job.generation) == ("succeeded", 1)
@@ -128,9 +131,8 @@ def test_a_rewrite_goes_on_while_redis_dies_and_its_worker_hears_of_other_jobs_m
 ) -> None:
     image, worker = make_slow_image(pool / "vm.qcow2"), live_worker.pid
     services.submit(OPERATOR, "scan", host.pk, {})
-    idle(live_worker)
-    options = {"method": "compress", "bandwidth_bytes_sec": 1_048_576}
-    job = services.submit(OPERATOR, "reclaim", image_at(image).pk, options)
+    settled(live_worker)
+    job = slow_rewrite(image)
     at_work = Job.objects.filter(pk=job.pk, stage="copying")
     live_worker.wait_for(at_work.exists, 30, "it copies")
     for _ in range(3):
@@ -141,9 +143,9 @@ def test_a_rewrite_goes_on_while_redis_dies_and_its_worker_hears_of_other_jobs_m
     heard = Job.objects.filter(pk=other.pk, state="succeeded")
     while not heard.exists():
         assert at_work.exists(), live_worker.said()[-3000:]
-        reaper.sweep(timezone.now() + reaper.RING_AGAIN + timedelta(seconds=1))
+        ring_again()
         time.sleep(0.2)
-    idle(live_worker)
+    settled(live_worker)
     job.refresh_from_db()
     assert (job.state, job.generation) == ("succeeded", 1), job.error_detail
     assert (live_worker.process.poll(), live_worker.pid) == (None, worker)

@@ -23,11 +23,10 @@ from tests.agent.harness import Agent, ask, leftovers, qemu_img, recover_args
 from tests.agent.test_files import left
 from tests.faults.test_full_disk import disk, fill
 from tests.faults.test_kills import kill, run_to_death, tools_of, wait_until_gone
-from tests.faults.test_power_cuts import clone, disks, mounted, run
+from tests.faults.test_power_cuts import Power, power
 from tests.faults.trials import WHEN, Trial, Trials, steps
-from tests.harness.filesystems import formatted
 
-__all__ = ["disk", "disks"]
+__all__ = ["disk", "power"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.qemu]
 
@@ -153,8 +152,8 @@ def cancel(agent: Agent, told: list[float], tools: list[psutil.Process]) -> None
     agent.say(protocol.CANCEL)
 
 
-def cut_off(agent: Agent, power: Callable[[], None], tools: list[psutil.Process]) -> None:
-    power()
+def cut_off(agent: Agent, power: Power, tools: list[psutil.Process]) -> None:
+    power.goes()
     tools.extend(tools_of(agent))
     agent.process.kill()
 
@@ -206,28 +205,24 @@ def test_a_cancel_at_a_random_moment_ends_within_seconds(tmp_path: Path, filesys
     assert trials.tally[f"more than {SOON:.0f} s"] <= len(trials.numbers) // 10
 
 
-def test_a_power_cut_leaves_the_image_as_it_was_or_trimmed(tmp_path: Path, disks: Path, filesystem: Path) -> None:
+def test_a_power_cut_leaves_the_image_as_it_was_or_trimmed(power: Power, filesystem: Path) -> None:
     trials = Trials("trims", "power cuts while filesystems are trimmed", part=0.5)
     for trial in trials:
-        disk, cut, place = disks / "disk.img", disks / "cut.img", tmp_path / "disk"
         with trial:
-            formatted(disk, 128 << 20)
-            power, tools = partial(clone, disk, cut), list[psutil.Process]()
-            with mounted(disk, place, "loop,noauto_da_alloc") as folder:
+            tools = list[psutil.Process]()
+            with power.on(128) as folder:
                 one = trimmed(trial, folder / "here", filesystem)
-                run("sync", "-f", one.pool)
+                subprocess.run(["sync", "-f", one.pool], check=True)
                 with Agent() as agent:
                     agent.request("sparsify", one.args)
                     disturbed(agent, trial, partial(cut_off, agent, power, tools))
                 wait_until_gone(tools)
-                if not cut.exists():  # it was done before
-                    power()
-            with mounted(cut, place, "loop,noauto_da_alloc"):
+                if not power.is_gone:  # it was done before
+                    power.goes()
+            with power.on_again():
                 ask("recover", recover_args(one.pool), job="r1")
                 one.verify(agent.process.pid)
                 trial.note("result" if one.swapped else "original")
-        disk.unlink(missing_ok=True)
-        cut.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("when", WHEN)

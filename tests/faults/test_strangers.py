@@ -89,7 +89,7 @@ class Place:
     def attacked(
         self, trial: Trial, attacker: str, *without: str, first: int = 1, steps: int = STEPS
     ) -> tuple[str, dict[str, object]]:
-        """Runs the work with a stranger at a random step: what he says, and the answer."""
+        """Runs the work with a stranger at a random step, and what recovers it: what he says, and the answer."""
         trigger = self.pool.parent / "trigger"
         os.mkfifo(trigger)
         stranger = subprocess.Popen(
@@ -107,13 +107,16 @@ class Place:
             self.warned = [event["text"] for event in agent.events if event.get("level") == "warning"]
             trial.note(agent.stderr().partition("(")[0].strip() or "came too late")
         said = stranger.communicate(timeout=20)[0].strip()
-        trial.note(f"step {at}")
+        trial.note(f"step {at}", "refused" if "code" in answer else "done")
+        # Twice: the second time there is nothing to do.
+        for job in ("r1", "r2"):
+            ask("recover", recover_args(self.pool), job=job)
         return said, answer
 
-    def recover(self) -> None:
-        """Twice: the second time there is nothing to do."""
-        ask("recover", recover_args(self.pool), job="r1")
-        ask("recover", recover_args(self.pool), job="r2")
+
+def marked(path: Path) -> bool:
+    """Whether what the stranger has written is in that file."""
+    return path.read_bytes()[PLACE:][: len(MARK)] == MARK
 
 
 WORKS = ["reclaim", "reclaim without undo", "conversion", "undo", "undo of a conversion"]
@@ -126,12 +129,9 @@ def test_what_somebody_writes_in_the_moment_of_a_swap_is_in_the_image(tmp_path: 
         with trial:
             place = Place(trial.folder(tmp_path), work)
             said, answer = place.attacked(trial, WRITER)
-            place.recover()
             if said.isdigit():
-                found = place.target.stat().st_ino, int(said)
-                assert found[0] == found[1], (answer, leftovers(place.pool))
-                assert place.target.read_bytes()[PLACE:][: len(MARK)] == MARK
-            trial.note("refused" if "code" in answer else "done")
+                assert place.target.stat().st_ino == int(said), (answer, leftovers(place.pool))
+                assert marked(place.target)
             trial.note("written" if said.isdigit() else said)
 
 
@@ -147,11 +147,9 @@ def test_a_file_that_somebody_puts_in_the_images_place_in_the_moment_of_a_swap_s
             restored.write_bytes(b"restored" * 10_000)
             inode = restored.stat().st_ino
             said, answer = place.attacked(trial, MOVER)
-            place.recover()
             if said == "moved":
                 assert place.target.stat().st_ino == inode, (answer, leftovers(place.pool))
                 assert place.target.read_bytes() == b"restored" * 10_000
-            trial.note("refused" if "code" in answer else "done")
             trial.note(said)
 
 
@@ -162,13 +160,11 @@ def test_what_somebody_writes_when_a_file_is_about_to_lose_its_name_is_found(tmp
         with trial:
             place = Place(trial.folder(tmp_path), work)
             said, answer = place.attacked(trial, WRITER, steps=FEW_STEPS)
-            place.recover()
             if said.isdigit():
                 found = [path for path in place.pool.iterdir() if path.stat().st_ino == int(said)]
                 # Nothing is hidden that he found under the image's name.
                 assert found in ([place.image], [place.target]), (answer, leftovers(place.pool))
-                assert found[0].read_bytes()[PLACE:][: len(MARK)] == MARK
-            trial.note("refused" if "code" in answer else "done")
+                assert marked(found[0])
             trial.note("written" if said.isdigit() else said)
 
 
@@ -186,7 +182,6 @@ def test_a_write_where_a_host_lacks_a_means_is_in_the_image_or_counted(
             place = Place(trial.folder(tmp_path), work)
             before = place.image.stat().st_ino
             said, answer = place.attacked(trial, attacker, without, first=AIMED)
-            place.recover()
             now = place.image.stat().st_ino
             # What the row will say is so, and where nobody could be held back, it says that as well.
             if answer.get("code") in REFUSALS:
@@ -194,12 +189,10 @@ def test_a_write_where_a_host_lacks_a_means_is_in_the_image_or_counted(
             else:  # done, or both files are used: then the answer says that
                 assert now == answer.get("inode", now) != before
                 assert bool(place.warned) == (without == "no-door")
-            found = said.isdigit() and place.image.read_bytes()[PLACE:][: len(MARK)] == MARK
-            trial.note(work, "refused" if "code" in answer else "done")
-            if said.isdigit() and not (found and int(said) == now):
+            trial.note(work)
+            if said.isdigit() and not (marked(place.image) and int(said) == now):
                 kept = place.pool / ".sa-j1.orig"
-                where = "undo copy" if kept.exists() and kept.read_bytes()[PLACE:][: len(MARK)] == MARK else "no file"
-                trial.note(f"lost: in {where}")
+                trial.note(f"lost: in {'undo copy' if kept.exists() and marked(kept) else 'no file'}")
                 # Whoever leaves a trace of it is seen, and with the door everybody is.
                 assert (without, attacker) == ("no-door", HIDER), answer
             else:

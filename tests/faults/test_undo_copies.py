@@ -1,13 +1,10 @@
 """``kill -9`` of the agent while an undo copy is removed, or while a lost one's journal is cleared (fault F1)."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from storage_admin.agent.protocol import b64
-from tests.agent.harness import ask, leftovers, recover_args, undo_args
-from tests.agent.harness import reclaim_args as args_for
+from tests.agent.harness import ask, leftovers, undo_args
 from tests.faults.scene import Scene
 from tests.faults.test_kills import run_to_death
 from tests.faults.trials import WHEN, steps
@@ -18,20 +15,10 @@ COPY, JOURNAL = ".sa-j1.orig", ".sa-j1.journal"
 
 
 def reclaimed(folder: Path, template: Path) -> Scene:
+    """The dashboard has the job on record, with an undo copy."""
     scene = Scene(folder, template)
-    assert ask("reclaim", args_for(scene.image))["swapped"]
+    scene.begin(scene.work("discard of an undo copy"))
     return scene
-
-
-def recovery_args(scene: Scene) -> dict[str, Any]:
-    """As the dashboard asks that has the job on record with an undo copy."""
-    copy = {"job": "j1", "path_b64": b64(bytes(scene.image)), "pool_path_b64": b64(bytes(scene.pool))}
-    return recover_args(scene.pool) | {"jobs_recorded": ["j1"], "undo_copies": [copy]}
-
-
-def outcomes(scene: Scene) -> list[str]:
-    rows = ask("recover", recovery_args(scene))["recovered"]
-    return [str(row["outcome"]) for row in rows]
 
 
 @pytest.mark.parametrize("when", WHEN)
@@ -44,8 +31,7 @@ def test_a_removal_that_dies_at_any_step_leaves_the_whole_copy_or_none(
         died = run_to_death("discard_undo", undo_args(scene.image), "d1", at, when)
         if died is None:
             break
-        there = COPY in leftovers(scene.pool)
-        told = outcomes(scene)
+        there, told = COPY in leftovers(scene.pool), scene.recover()
         print(f"step {at} {when}: {died}: {told}")
         assert told == (["kept"] if there else ["lost"])
         assert leftovers(scene.pool) == ({COPY, JOURNAL} if there else set())
@@ -65,10 +51,10 @@ def test_a_recovery_that_dies_while_it_clears_a_lost_copy_can_be_asked_again(
     for at in steps(stride=1):
         scene = reclaimed(tmp_path / str(at), templates[at % len(templates)])
         (scene.pool / COPY).unlink()
-        died = run_to_death("recover", recovery_args(scene), "r1", at, when)
+        died = run_to_death("recover", scene.recovery_args, "r1", at, when)
         if died is None:
             break
-        told = outcomes(scene)
+        told = scene.recover()
         print(f"step {at} {when}: {died}: {told}")
         assert told == ["lost"]
         assert leftovers(scene.pool) == set()
@@ -83,9 +69,9 @@ def test_a_recovery_that_dies_beside_a_copy_that_waits_never_touches_it(
     scene = reclaimed(tmp_path / "scene", templates[0])
     before = {name: (scene.pool / name).stat() for name in (COPY, JOURNAL)}
     for at in steps(stride=1):
-        if run_to_death("recover", recovery_args(scene), "r1", at, when) is None:
+        if run_to_death("recover", scene.recovery_args, "r1", at, when) is None:
             break
-    assert outcomes(scene) == ["kept"]
+    assert scene.recover() == ["kept"]
     for name, status in before.items():
         now = (scene.pool / name).stat()
         assert (now.st_ino, now.st_mtime_ns, now.st_size) == (status.st_ino, status.st_mtime_ns, status.st_size)

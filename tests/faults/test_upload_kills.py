@@ -1,9 +1,7 @@
 """Agents that take an upload are killed at any moment, and so is the one that gives it its name: no byte is lost."""
 
 import hashlib
-import os
 import random
-import signal
 import subprocess
 import threading
 import time
@@ -15,15 +13,16 @@ import pytest
 
 from storage_admin.agent import protocol
 from storage_admin.agent.protocol import b64
-from tests.agent.harness import NO_RESERVE, Agent, ask, leftovers
+from tests.agent.harness import Agent, ask, leftovers
+from tests.agent.test_receive import place, receive_args
 from tests.chance import night, seed
 from tests.faults.test_full_disk import disk, fill
 from tests.faults.test_kills import run_to_death
-from tests.faults.test_power_cuts import clone, disks, mounted
+from tests.faults.test_power_cuts import Power, power
 from tests.faults.trials import WHEN, Trials, steps
-from tests.harness.filesystems import formatted, new_folder
+from tests.harness.filesystems import new_folder
 
-__all__ = ["disk", "disks"]
+__all__ = ["disk", "power"]
 
 MIB = 1 << 20
 SIZE = 72 * MIB + 12_345
@@ -38,17 +37,6 @@ def content(chance: random.Random) -> bytes:
     return b"".join(parts)[:SIZE]
 
 
-class Killer:
-    """Kills a process at a random moment within some seconds, unless it ended before."""
-
-    def __init__(self, pid: int, seconds: float) -> None:
-        self._timer = threading.Timer(seconds, os.kill, (pid, signal.SIGKILL))
-        self._timer.start()
-
-    def stop(self) -> None:
-        self._timer.cancel()
-
-
 def send(agent: Agent, pool: Path, data: bytes, offset: int) -> int:
     """Sends what is missing; how much of it counts, whether the agent lived or not."""
     return [offset, *sending(agent, pool, data, offset)][-1]
@@ -57,7 +45,7 @@ def send(agent: Agent, pool: Path, data: bytes, offset: int) -> int:
 def sending(agent: Agent, pool: Path, data: bytes, offset: int) -> Iterator[int]:
     """The same, told after each event."""
     at = there = offset
-    agent.request("receive", {"target": place(pool), "size": len(data), "offset": offset, "reserve": NO_RESERVE})
+    agent.request("receive", receive_args(pool, len(data), offset))
     while (event := agent.next()) is not None:
         if event["event"] == protocol.MORE:
             agent.say(protocol.DATA, b64=b64(data[at : at + MIB]))
@@ -72,10 +60,6 @@ def sending(agent: Agent, pool: Path, data: bytes, offset: int) -> Iterator[int]
             return
 
 
-def place(pool: Path) -> dict[str, str]:
-    return {"pool_path_b64": b64(bytes(pool)), "path_b64": b64(bytes(pool / "new.raw"))}
-
-
 def finishing(pool: Path, data: bytes, inode: int | None = None) -> dict[str, Any]:
     return {"target": place(pool), "size": len(data), "sha256": hashlib.sha256(data).hexdigest(), "inode": inode}
 
@@ -88,9 +72,10 @@ def test_every_byte_is_there_whenever_an_agent_dies(tmp_path: Path) -> None:
         data, offset, began = content(chance), 0, time.monotonic()
         while offset < len(data):
             with Agent() as agent:
-                killer = Killer(agent.process.pid, chance.uniform(0.05, 2.0))
+                death = threading.Timer(chance.uniform(0.05, 2.0), agent.process.kill)
+                death.start()
                 there = send(agent, pool, data, offset)
-                killer.stop()
+                death.cancel()
             deaths += there < len(data)
             assert there >= offset
             offset = there
@@ -122,40 +107,34 @@ def test_whatever_step_the_last_agent_dies_at_the_next_one_ends_it(tmp_path: Pat
     assert named == ({True, False} if when == "before" else {True})
 
 
-def test_after_a_power_cut_all_is_there_that_counted(tmp_path: Path, disks: Path) -> None:
+def test_after_a_power_cut_all_is_there_that_counted(power: Power) -> None:
     trials = Trials("F2", "power cuts while a file is uploaded", points=50 if night() else 3)
     for trial in trials:
-        disk, cut, where = disks / "disk.img", disks / "cut.img", tmp_path / "disk"
         with trial:
-            formatted(disk, 256 << 20)
             data, there, began = content(trial.rng), 0, time.monotonic()
-            with mounted(disk, where, "loop,noauto_da_alloc") as folder:
-                (folder / "pool").mkdir()
+            with power.on(256) as folder:
+                pool = new_folder(folder / "pool")
                 subprocess.run(["sync", "-f", folder], check=True)
                 moment = began + trial.rng.uniform(0.3, 2.0)
                 with Agent() as agent:
-                    for counted in sending(agent, folder / "pool", data, 0):
+                    for counted in sending(agent, pool, data, 0):
                         there = counted
                         if time.monotonic() > moment:
                             break
-                    clone(disk, cut)
+                    power.goes()
                     agent.process.kill()
-            with mounted(cut, where, "loop,noauto_da_alloc"):
+            with power.on_again():
                 trial.note("nothing" if not there else "all" if there == len(data) else "a part")
-                part = where / "pool" / ".sa-j1.part"
-                assert (part.read_bytes()[:there] if there else b"") == data[:there]
+                assert ((pool / ".sa-j1.part").read_bytes()[:there] if there else b"") == data[:there]
                 with Agent() as agent:
-                    assert send(agent, where / "pool", data, there) == len(data)
-                assert "code" not in ask("upload", finishing(where / "pool", data))
-                assert (where / "pool" / "new.raw").read_bytes() == data
-        disk.unlink(missing_ok=True)
-        cut.unlink(missing_ok=True)
+                    assert send(agent, pool, data, there) == len(data)
+                assert "code" not in ask("upload", finishing(pool, data))
+                assert (pool / "new.raw").read_bytes() == data
 
 
 def test_a_disk_that_is_full_takes_the_rest_when_there_is_room(tmp_path: Path, disk: Path) -> None:
-    pool, data = disk / "pool", random.Random(seed()).randbytes(4 * MIB)
-    pool.mkdir()
-    asked = {"target": place(pool), "size": len(data), "offset": 0, "reserve": NO_RESERVE}
+    pool, data = new_folder(disk / "pool"), random.Random(seed()).randbytes(4 * MIB)
+    asked = receive_args(pool, len(data))
     ballast = fill(disk, MIB)
     assert ask("receive", asked)["code"] == "not_enough_space"  # refused before a byte is asked for
     ballast.unlink()
