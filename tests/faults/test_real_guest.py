@@ -20,10 +20,10 @@ pytestmark = [pytest.mark.faults, pytest.mark.guest, pytest.mark.qemu]
 class Machine:
     """What can be asked of a running machine, over its monitor."""
 
-    def __init__(self, monitor: Path) -> None:
+    def __init__(self, daemon: Daemon, monitor: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(20)
-        self._socket.connect(str(monitor))
+        daemon.wait_for(lambda: self._socket.connect_ex(str(monitor)) == 0, 20, "its monitor listens")
         self._file = self._socket.makefile("rwb")
         self._file.readline()
         self.ask("qmp_capabilities")
@@ -57,8 +57,7 @@ def machine(folder: Path, image: Path) -> Iterator[Machine]:
     command += ["-qmp", f"unix:{monitor},server=on,wait=off"]
     command += ["-drive", f"file={image},format=qcow2,if=none,id=disk,cache=none", "-device", "virtio-blk,drive=disk"]
     with Daemon(command, folder / "machine.log") as daemon:
-        daemon.wait_for(monitor.exists, 20, "its monitor")
-        running = Machine(monitor)
+        running = Machine(daemon, monitor)
         yield running
         running.close()
         assert daemon.process.wait(20) == 0
