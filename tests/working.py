@@ -30,6 +30,7 @@ from storage_admin.jobs.routing import heart
 from tests.factories import HostFactory, UserFactory
 
 M = TypeVar("M", bound=Model)
+E = TypeVar("E", HostError, RefusedError, StoppedError)
 
 ADMIN = Actor("ada", Role.ADMIN)
 OPERATOR = Actor("olga", Role.OPERATOR)
@@ -135,13 +136,26 @@ def code_of(error: type[Exception], act: Callable[..., object], *given: Any, **m
     return failed.value.code
 
 
+@contextmanager
+def fails_as(error: type[E], code: str, words: str | None = None) -> Iterator[pytest.ExceptionInfo[E]]:
+    """Passes where what is within fails so: with this code, and with words that this expression finds."""
+    with pytest.raises(error, match=words) as failed:
+        yield failed
+    assert failed.value.code == code
+
+
 def refused_as(act: Callable[..., object], *given: Any, **more: Any) -> str:
     return code_of(RefusedError, act, *given, **more)
 
 
+def against(kind: str, target: Model, actor: Actor = OPERATOR, /, **options: Any) -> list[str]:
+    """The codes of what stands against such a job, in the order of its plan."""
+    return [one.code for one in services.plan(actor, kind, target.pk, options).refusals]
+
+
 def codes(kind: str, target: Model, actor: Actor = OPERATOR, /, **options: Any) -> set[str]:
     """What a plan of such a job is refused for."""
-    return {one.code for one in services.plan(actor, kind, target.pk, options).refusals}
+    return set(against(kind, target, actor, **options))
 
 
 def invalid_fields(act: Callable[..., object], *given: Any, **more: Any) -> dict[str, str]:

@@ -29,6 +29,7 @@ from tests.agent.recording import RecordingIO, cancel, request
 from tests.harness import guests
 from tests.harness.filesystems import new_file, new_folder
 from tests.harness.processes import wait_until
+from tests.working import fails_as
 
 pytestmark = pytest.mark.guest
 
@@ -41,9 +42,11 @@ def pool(shared_folder: Path) -> Path:
 
 
 @pytest.fixture
-def connection(libvirtd: str) -> Iterator[libvirt.virConnect]:
+def connection(libvirtd: str, pool: Path) -> Iterator[libvirt.virConnect]:
+    """After a test with it neither a guest is left nor anything in the pool."""
     opened = libvirt.open(libvirtd)
     yield opened
+    assert (ours(opened), list(pool.iterdir())) == ([], [])
     opened.close()
 
 
@@ -92,8 +95,6 @@ def test_guests_come_up_from_copies_of_a_kernel_that_stays_as_it_is_and_nothing_
     shutil.copy(guests._kernel(), kernel)  # other guests start from that one
     before = kernel.stat()
     result = measure(io, pool, step(shared_folder, layout="qcow2+qcow2", guests=2, kernel=str(kernel)))
-    assert ours(connection) == []
-    assert list(pool.iterdir()) == []
     told = [(sample["metric"], sample["value"]) for sample in io.all("sample")]
     assert [metric for metric, _ in told] == ["boot_seconds", "boot_seconds", "boot_all_seconds"]
     assert all(0.2 < seconds <= told[2][1] < 60 for _, seconds in told)
@@ -108,14 +109,11 @@ def test_a_guest_is_up_when_its_agent_answers(pool: Path, shared_folder: Path, c
     each = [sample["value"] for sample in io.all("sample") if sample["metric"] == "boot_seconds"]
     assert len(each) == 2
     assert all(0.2 < seconds < 150 for seconds in each)
-    assert ours(connection) == []
 
 
 def test_a_guest_without_an_agent_is_told_of(pool: Path, shared_folder: Path, connection: libvirt.virConnect) -> None:
     with pytest.raises(HostError, match=r"1 of 1 guests got no answer from their guest agent .* within 5 s"):
         measure(RecordingIO(), pool, step(shared_folder, up="agent", seconds=5))
-    assert ours(connection) == []
-    assert list(pool.iterdir()) == []
 
 
 @pytest.mark.usefixtures("libvirtd")
@@ -151,11 +149,8 @@ def test_an_image_that_a_guest_uses_is_not_read(
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", image, "4M"], check=True)
     domains.run([guests.Disk(image)])
     booted = step(shared_folder, image=link(image, "qcow2"), image_bytes=4 * MIB, virtual_bytes=4 * MIB)
-    with pytest.raises(RefusedError) as caught:
+    with fails_as(RefusedError, "image_in_use"):
         measure(RecordingIO(), pool, booted)
-    assert caught.value.code == "image_in_use"
-    assert list(pool.iterdir()) == []
-    assert ours(connection) == []
 
 
 def test_an_image_that_unpacks_to_more_than_was_set_aside_is_refused(
@@ -176,8 +171,6 @@ def test_a_guest_that_never_says_it_is_up_is_ended_and_told_of(
 ) -> None:
     with pytest.raises(HostError, match=r"1 of 1 guests did not show 'never' .* within 4 s"):
         measure(RecordingIO(), pool, step(shared_folder, pattern="never", seconds=4))
-    assert ours(connection) == []
-    assert list(pool.iterdir()) == []
 
 
 def test_a_cancel_ends_the_guests(pool: Path, shared_folder: Path, connection: libvirt.virConnect) -> None:
@@ -189,8 +182,6 @@ def test_a_cancel_ends_the_guests(pool: Path, shared_folder: Path, connection: l
 
     with pytest.raises(StoppedError):
         measure(RecordingIO(check), pool, step(shared_folder, guests=2, pattern="never"))
-    assert ours(connection) == []
-    assert list(pool.iterdir()) == []
 
 
 #: An agent that boots a guest which never says it is up, until it is killed.
@@ -220,7 +211,6 @@ def test_where_the_agent_is_killed_libvirt_ends_them_and_the_folder_is_removed_l
         (left,) = pool.iterdir()
         assert scratch.is_abandoned(fd, left.name)
         assert scratch.settle(fd, left.name) == scratch.REMOVED
-    assert list(pool.iterdir()) == []
 
 
 def test_what_libvirt_would_be_led_to_by_name_is_refused_where_others_could_exchange_it(
@@ -235,9 +225,8 @@ def test_what_libvirt_would_be_led_to_by_name_is_refused_where_others_could_exch
             if good:
                 assert Storm(bench, machine).folder == f"{pool}/.sa-storm.bench", libvirtd
                 continue
-            with pytest.raises(RefusedError) as caught:
+            with fails_as(RefusedError, "unsupported_pool"):
                 Storm(bench, machine)
-            assert caught.value.code == "unsupported_pool"
 
 
 @pytest.mark.usefixtures("libvirtd")

@@ -10,13 +10,12 @@ from images.models import Image
 from images.rewrite import repointing
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts.models import Host
-from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.harness import leftovers, qemu_img, qemu_io
 from tests.guests.test_repointing import definition, disks_of
 from tests.harness.filesystems import new_folder
 from tests.harness.guests import Disk, Domains, Starts
-from tests.working import OPERATOR, create, image_at, run, said, scan, succeeded, this_machine, work
+from tests.working import OPERATOR, codes, create, image_at, run, scan, scanned_machine, succeeded, work
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet", "libvirtd", "no_reserve")]
 
@@ -26,13 +25,9 @@ def pair(shared_folder: Path) -> tuple[Path, Path]:
     """A base and an overlay on it, in a folder that libvirt's user may enter."""
     pool = new_folder(shared_folder / "pool", mode=0o755)
     base = create(pool / "base.qcow2", "64M")
-    qemu_img("create", "-q", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2", pool / "vm.qcow2")
-    qemu_io(pool / "vm.qcow2", "write -q -P 5 7M 9M")
-    return base, pool / "vm.qcow2"
-
-
-def codes(path: Path) -> set[str]:
-    return {one.code for one in services.plan(OPERATOR, "commit", image_at(path).pk, {}).refusals}
+    path = create(pool / "vm.qcow2", base="base.qcow2")
+    qemu_io(path, "write -q -P 5 7M 9M")
+    return base, path
 
 
 def test_its_guest_boots_from_the_base_and_reads_what_it_wrote(tcg_guest: Starts, pair: tuple[Path, Path]) -> None:
@@ -42,7 +37,7 @@ def test_its_guest_boots_from_the_base_and_reads_what_it_wrote(tcg_guest: Starts
     guest.stop()
     copy = path.parent.parent / "copy.qcow2"
     qemu_img("convert", "-O", "qcow2", path, copy)
-    scan(this_machine(path.parent))
+    scanned_machine(path.parent)
     succeeded(work("commit", image_at(path).pk, OPERATOR))
     assert disks_of(guest.domain) == [("qcow2", str(base))]
     qemu_img("compare", copy, base)
@@ -55,12 +50,12 @@ def test_the_definition_names_the_base_and_the_overlay_can_only_be_deleted(
 ) -> None:
     base, path = pair
     domain = domains.define([Disk(path)])
-    scan(this_machine(path.parent))
+    scanned_machine(path.parent)
     succeeded(work("commit", image_at(path).pk, OPERATOR))
     assert disks_of(domain) == [("qcow2", str(base))]
     run(Job.objects.get(kind="scan", state=Job.State.QUEUED))
     assert (image_at(path).state, image_at(base).state) == (Image.State.MERGED, Image.State.OK)
-    assert "merged" in codes(path)
+    assert "merged" in codes("commit", image_at(path))
     assert leftovers(path.parent) == set()
 
 
@@ -70,7 +65,7 @@ def test_what_libvirt_refuses_leaves_definition_and_overlay_in_use(
     _, path = pair
     domain = domains.define([Disk(path)])
     before = definition(domain)
-    scan(this_machine(path.parent))
+    scanned_machine(path.parent)
 
     def refuses(*_: Any) -> None:
         raise HostError("libvirt says no")
@@ -90,7 +85,7 @@ def test_a_base_in_another_folder_is_named_by_its_path(domains: Domains, pair: t
     path = create(far / "vm.qcow2", base=base)
     (base.parent / "vm.qcow2").unlink()
     domain = domains.define([Disk(path)])
-    scan(this_machine(base.parent))
+    scanned_machine(base.parent)
     succeeded(work("commit", image_at(path).pk, OPERATOR))
     assert disks_of(domain) == [("qcow2", str(base))]
 
@@ -101,7 +96,7 @@ def test_a_guest_that_starts_meanwhile_waits_or_wins_and_nothing_is_lost(
     """Right before its definition is changed somebody tries to start it: the overlay is held, so that it does not."""
     base, path = pair
     domain = domains.define([Disk(path)])
-    scan(this_machine(path.parent))
+    scanned_machine(path.parent)
     lead, started = repointing.lead_to_the_base, list[str]()
 
     def and_somebody_starts_it(job: Job, image: Image, move: repointing.Move) -> None:
@@ -114,20 +109,19 @@ def test_a_guest_that_starts_meanwhile_waits_or_wins_and_nothing_is_lost(
     monkeypatch.setattr(repointing, "lead_to_the_base", and_somebody_starts_it)
     job = work("commit", image_at(path).pk, OPERATOR)
     assert len(started) == 1, "the guest could be started while the overlay was held"
-    assert job.state == Job.State.SUCCEEDED, (job.error_code, job.error_detail, said(job))
+    succeeded(job)
     assert disks_of(domain) == [("qcow2", str(base))]
 
 
 def test_who_else_needs_base_or_overlay_keeps_it_from_being_merged(domains: Domains, pair: tuple[Path, Path]) -> None:
     base, path = pair
     domains.define([Disk(path)])
-    host = this_machine(path.parent)
+    host = scanned_machine(path.parent)
+    assert codes("commit", image_at(path)) == set()
+    sibling = create(path.with_name("sibling.qcow2"), base="base.qcow2")
     scan(host)
-    assert codes(path) == set()
-    qemu_img("create", "-q", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2", path.with_name("sibling.qcow2"))
-    scan(host)
-    assert codes(path) == {"shared_base"}
-    path.with_name("sibling.qcow2").unlink()
+    assert codes("commit", image_at(path)) == {"shared_base"}
+    sibling.unlink()
     domains.define([Disk(base)])
     scan(Host.objects.get())
-    assert "shared_base" in codes(path)
+    assert "shared_base" in codes("commit", image_at(path))

@@ -4,22 +4,24 @@ import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import libvirt
 import pytest
 
 from images.models import Image
 from storage_admin.guests.models import Guest
-from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.harness.filesystems import new_file, new_folder
 from tests.harness.guests import Disk, Domains
 from tests.harness.libvirtd import URI
-from tests.working import OPERATOR, image_at, run, said, scan, this_machine
+from tests.working import OPERATOR, codes, image_at, run, said, scan, scanned_machine, succeeded
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet", "libvirtd", "no_reserve")]
 FIRST, SECOND = "first, with a comma", "second"
+BOTH = {"passphrase": FIRST, "new_passphrase": SECOND}
 
 
 @pytest.fixture
@@ -38,19 +40,18 @@ def folder(shared_folder: Path) -> Path:
 
 
 def created(folder: Path) -> Job:
-    scan(this_machine(folder))
-    options = {
-        "name": "vm.qcow2",
-        "virtual_size": 8 << 20,
-        "encryption": "luks",
-        "iter_time": 20,
-        "libvirt_secret": True,
-    }
-    job = services.submit(
-        OPERATOR, "create", StoragePool.objects.get().pk, options, secrets={"new_passphrase": FIRST}
-    )  # fmt: skip
-    assert run(job).state == Job.State.SUCCEEDED, (job.error_detail, said(job))
-    return job
+    pool = scanned_machine(folder).pools.get()
+    options = {"virtual_size": 8 << 20, "encryption": "luks", "iter_time": 20, "libvirt_secret": True}
+    named = options | {"name": "vm.qcow2"}
+    return succeeded(run(services.submit(OPERATOR, "create", pool.pk, named, secrets={"new_passphrase": FIRST})))
+
+
+@pytest.fixture
+def guest(domains: Domains, connection: libvirt.virConnect, folder: Path) -> tuple[libvirt.virSecret, Any]:
+    """The secret of an image that was created, and a guest that opens it by that."""
+    created(folder)
+    (secret,) = connection.listAllSecrets()
+    return secret, of_a_guest(domains, connection, folder / "vm.qcow2", secret.UUIDString())
 
 
 def of_a_guest(domains: Domains, connection: libvirt.virConnect, path: Path, uuid: str) -> libvirt.virDomain:
@@ -62,34 +63,27 @@ def of_a_guest(domains: Domains, connection: libvirt.virConnect, path: Path, uui
 
 
 def test_data_of_an_encrypted_disk_is_never_written_in_the_clear_while_its_guest_runs(
-    domains: Domains, connection: libvirt.virConnect, folder: Path
+    guest: tuple[libvirt.virSecret, Any], folder: Path
 ) -> None:
-    created(folder)
-    (secret,) = connection.listAllSecrets()
-    domain = of_a_guest(domains, connection, folder / "vm.qcow2", secret.UUIDString())
+    _, domain = guest
     folder.chmod(0o777)
     domain.create()
     scan(Host.objects.get())
     row = Guest.objects.get(uid=domain.UUIDString())
-
-    def codes(kind: str, **options: object) -> set[str]:
-        return {one.code for one in services.plan(OPERATOR, kind, row.pk, options).refusals}
-
-    assert codes("live_copy", disk="vda") == {"encrypted"}
-    assert codes("snapshot", name="now", quiesce=False) == {"encrypted"}
+    assert codes("live_copy", row, disk="vda") == {"encrypted"}
+    assert codes("snapshot", row, name="now", quiesce=False) == {"encrypted"}
     # By hand, and so into an overlay that is not encrypted.
     flags = libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
     domain.snapshotCreateXML("<domainsnapshot><name>now</name></domainsnapshot>", flags)
     scan(Host.objects.get())
-    assert codes("live_flatten", disk="vda") == {"encrypted"}
-    assert codes("live_merge", disk="vda") == set(), "down into the encrypted one"
+    assert codes("live_flatten", row, disk="vda") == {"encrypted"}
+    assert codes("live_merge", row, disk="vda") == set(), "down into the encrypted one"
 
 
 def keys(image: Image, secrets: dict[str, str], **options: int) -> Job:
     scan(image.host)
-    return run(
-        services.submit(OPERATOR, "keys", image.pk, {"iter_time": 20, "undo_hours": 0} | options, secrets=secrets)
-    )
+    options |= {"iter_time": 20, "undo_hours": 0}
+    return run(services.submit(OPERATOR, "keys", image.pk, options, secrets=secrets))
 
 
 def test_a_guest_starts_with_the_secret_before_and_after_its_passphrase_is_changed(
@@ -106,13 +100,11 @@ def test_a_guest_starts_with_the_secret_before_and_after_its_passphrase_is_chang
     image = image_at(path)
     assert [disk.guest.name for disk in image.disks] == [domain.name()]
 
-    added = keys(image, {"passphrase": FIRST, "new_passphrase": SECOND})
-    assert added.state == Job.State.SUCCEEDED, (added.error_detail, said(added))
+    added = succeeded(keys(image, BOTH))
     assert secret.value() == SECOND.encode()
     refused = keys(image, {"passphrase": FIRST}, slot=1)  # the one that the guest needs by now
     assert (refused.state, refused.error_code) == (Job.State.FAILED, "wrong_passphrase")
-    emptied = keys(image, {"passphrase": SECOND}, slot=0)
-    assert emptied.state == Job.State.SUCCEEDED, (emptied.error_detail, said(emptied))
+    emptied = succeeded(keys(image, {"passphrase": SECOND}, slot=0))
     path.chmod(0o666)
     domain.create()
     with contextlib.suppress(libvirt.libvirtError):
@@ -122,30 +114,22 @@ def test_a_guest_starts_with_the_secret_before_and_after_its_passphrase_is_chang
 
 
 def test_a_secret_of_a_guest_is_left_where_that_is_asked_for(
-    domains: Domains, connection: libvirt.virConnect, folder: Path
+    guest: tuple[libvirt.virSecret, Any], folder: Path
 ) -> None:
-    created(folder)
-    (secret,) = connection.listAllSecrets()
-    of_a_guest(domains, connection, folder / "vm.qcow2", secret.UUIDString())
     scan(Host.objects.get())
-    image = image_at(folder / "vm.qcow2")
-    both = {"passphrase": FIRST, "new_passphrase": SECOND}
-    assert keys(image, both, libvirt_secret=False).state == Job.State.SUCCEEDED
-    assert secret.value() == FIRST.encode()
+    succeeded(keys(image_at(folder / "vm.qcow2"), BOTH, libvirt_secret=False))
+    assert guest[0].value() == FIRST.encode()
 
 
 def test_a_secret_that_opens_something_else_as_well_is_never_set(
-    domains: Domains, connection: libvirt.virConnect, folder: Path
+    guest: tuple[libvirt.virSecret, Any], domains: Domains, connection: libvirt.virConnect, folder: Path
 ) -> None:
-    created(folder)
-    (secret,) = connection.listAllSecrets()
-    of_a_guest(domains, connection, folder / "vm.qcow2", secret.UUIDString())
+    secret, _ = guest
     (folder / "other").mkdir()
     other = new_file(folder / "other/vm.qcow2", (folder / "vm.qcow2").read_bytes())
     of_a_guest(domains, connection, other, secret.UUIDString())
     scan(Host.objects.get())
-    both = {"passphrase": FIRST, "new_passphrase": SECOND}
-    job = keys(image_at(folder / "vm.qcow2"), both)
+    job = keys(image_at(folder / "vm.qcow2"), BOTH)
     assert (job.state, secret.value()) == (Job.State.SUCCEEDED, FIRST.encode())
     assert any(str(other) in line for line in said(job))
 

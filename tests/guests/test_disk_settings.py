@@ -18,7 +18,7 @@ from tests.harness.guests import Disk, Domains, LibvirtGuest, Starts
 from tests.harness.libvirtd import URI
 from tests.live.chains import done
 from tests.live.conftest import scanned
-from tests.working import ON_LIBVIRT, OPERATOR, client_as, create, scan, this_machine
+from tests.working import ON_LIBVIRT, OPERATOR, client_as, create, scanned_machine
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT]
 
@@ -100,7 +100,7 @@ def booting(domains: Domains, folder: Path, *disks: Disk, machine: str = "q35") 
     xml = re.sub(r"<(kernel|initrd|cmdline)>.*?</\1>", "", xml, flags=re.DOTALL)
     xml = xml.replace("</os>", "<boot dev='hd'/></os>").replace("dev='sdb'", "dev='sda'")
     domain = libvirt.open(URI).defineXML(xml)
-    scan(this_machine(folder))
+    scanned_machine(folder)
     return domain
 
 
@@ -131,7 +131,7 @@ def test_a_disk_goes_back_to_an_old_bus(domains: Domains, shared_folder: Path) -
 def test_what_only_virtio_knows_goes_with_it(domains: Domains, shared_folder: Path) -> None:
     driver = "queues='2' ioeventfd='on' event_idx='on'"
     domain = domains.define([Disk(create(shared_folder / "disk.qcow2"), driver=driver)])
-    scan(this_machine(shared_folder))
+    scanned_machine(shared_folder)
     row = Guest.objects.get(uid=domain.UUIDString())
     result = changed(row, bus="sata").result or {}
     assert changed(row, disk=result["disk"], bus="virtio").state == "succeeded"
@@ -139,7 +139,7 @@ def test_what_only_virtio_knows_goes_with_it(domains: Domains, shared_folder: Pa
 
 def test_a_disk_that_snapshots_know_by_its_name_keeps_its_bus(domains: Domains, shared_folder: Path) -> None:
     domain = domains.define([Disk(create(shared_folder / "disk.qcow2"))])
-    scan(this_machine(shared_folder))
+    scanned_machine(shared_folder)
     row = Guest.objects.get(uid=domain.UUIDString())
     assert plan(row, bus="sata").refusals == ()
     domain.snapshotCreateXML("<domainsnapshot><name>one</name></domainsnapshot>")

@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from images import tasks
-from images.models import Image
 from images.rewrite import libvirt_events, wait_for_guests
 from storage_admin.agent.protocol import HostError
 from storage_admin.guests.models import GuestSpan
@@ -31,7 +30,7 @@ from tests.harness.guests import Disk, Domains
 from tests.harness.processes import wait_until
 from tests.harness.sshd import sessions_of, sshd
 from tests.patient import patient
-from tests.working import ON_LIBVIRT, OPERATOR, create, image_at, run, scan, this_machine
+from tests.working import ON_LIBVIRT, OPERATOR, create, image_at, scanned_machine, work
 
 pytestmark = [
     pytest.mark.guest,
@@ -49,14 +48,21 @@ def domain(domains: Domains, shared_folder: Path) -> Any:
     return domains.define([Disk(create(shared_folder / "disk.qcow2", "64M"))])
 
 
+@pytest.fixture
+def host(domain: Any, shared_folder: Path) -> Host:
+    """This machine, scanned while that domain runs."""
+    domain.create()
+    return scanned_machine(shared_folder)
+
+
 @pytest.fixture(autouse=True)
-def watchers(monkeypatch: pytest.MonkeyPatch) -> Iterator[libvirt_events.Watchers]:
+def _watchers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This test's own; they have ended when it has."""
     made = libvirt_events.Watchers()
     for module in (libvirt_events, tasks):
         monkeypatch.setattr(module, "watchers", made)
     monkeypatch.setattr(libvirt_events, "STILL_WANTED", 0.5)
-    yield made
+    yield
     Job.objects.update(parked_at=None)
     wait_until(lambda: not watched(), 20, "nobody is watched any more")
     assert listeners() == []
@@ -78,23 +84,17 @@ def listeners() -> list[psutil.Process]:
     return found
 
 
-def parked(host: Host, image: Image) -> Job:
-    job = run(services.submit(OPERATOR, "reclaim", image.pk, {"when_running": "wait"}))
+def parked(folder: Path) -> Job:
+    job = work("reclaim", image_at(folder / "disk.qcow2").pk, OPERATOR, when_running="wait")
     assert job.parked_at is not None, (job.state, job.error_detail)
     return job
 
 
-def test_a_guest_that_ends_is_noticed_before_anybody_polls(
-    domain: Any, shared_folder: Path, watchers: libvirt_events.Watchers
-) -> None:
-    domain.create()
-    host = this_machine(shared_folder)
-    scan(host)
-    job = parked(host, image_at(shared_folder / "disk.qcow2"))
+def test_a_guest_that_ends_is_noticed_before_anybody_polls(host: Host, domain: Any, shared_folder: Path) -> None:
+    job = parked(shared_folder)
     tasks.look_at_guests()
     assert watched() == [host.pk]
-    wait_until(listeners, 10, "somebody listens")
-    wait_until(lambda: connected(host), 10, "the connection stands")
+    wait_until(connected, 20, "somebody listens, and the connection stands")
     asked = Job.objects.filter(kind="scan", state="queued")
     assert not asked.exists()
     domain.destroy()
@@ -103,18 +103,15 @@ def test_a_guest_that_ends_is_noticed_before_anybody_polls(
     wait_until(told.exists, 10, "the job says what it waits for now")  # right after the scan is asked for
 
 
-def connected(host: Host) -> bool:
-    """Whether libvirt has told the states once; a look by that leaves the reason as it is."""
+def connected() -> bool:
+    """Whether libvirt has told the states to somebody who listens; a look by that leaves the reason as it is."""
     return any(process.io_counters().write_chars > 100 for process in listeners())
 
 
-def test_nobody_listens_when_no_job_waits(domain: Any, shared_folder: Path, watchers: libvirt_events.Watchers) -> None:
-    domain.create()
-    host = this_machine(shared_folder)
-    scan(host)
+def test_nobody_listens_when_no_job_waits(host: Host, shared_folder: Path) -> None:
     tasks.look_at_guests()
     assert (watched(), listeners()) == ([], [])
-    job = parked(host, image_at(shared_folder / "disk.qcow2"))
+    job = parked(shared_folder)
     tasks.look_at_guests()
     tasks.look_at_guests()
     wait_until(listeners, 10, "somebody listens")
@@ -123,18 +120,14 @@ def test_nobody_listens_when_no_job_waits(domain: Any, shared_folder: Path, watc
     wait_until(lambda: not watched() and not listeners(), 10, "the listener has ended")
 
 
-def test_when_a_guest_ran_is_written_down_while_an_undo_copy_waits(
-    domain: Any, shared_folder: Path, watchers: libvirt_events.Watchers
-) -> None:
+def test_when_a_guest_ran_is_written_down_while_an_undo_copy_waits(domain: Any, shared_folder: Path) -> None:
     Elapsed.tick()  # from here on time counts; before, it stands at 0
-    host = this_machine(shared_folder)
-    scan(host)
+    scanned_machine(shared_folder)
     job = JobFactory.create(
         target=image_at(shared_folder / "disk.qcow2"), state="succeeded", undo_state="available", undo_bytes=1
     )
     tasks.look_at_guests()
-    wait_until(listeners, 10, "somebody listens")
-    wait_until(lambda: connected(host), 10, "the connection stands")
+    wait_until(connected, 20, "somebody listens, and the connection stands")
     spans = GuestSpan.objects.filter(uid=domain.UUIDString())
     domain.create()
     wait_until(spans.filter(ran=True).exists, 10, "its start is written down")
@@ -148,12 +141,9 @@ def test_when_a_guest_ran_is_written_down_while_an_undo_copy_waits(
 
 
 def test_a_worker_that_is_told_to_end_takes_its_listeners_along(
-    domain: Any, shared_folder: Path, watchers: libvirt_events.Watchers, monkeypatch: pytest.MonkeyPatch
+    host: Host, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    domain.create()
-    host = this_machine(shared_folder)
-    scan(host)
-    parked(host, image_at(shared_folder / "disk.qcow2"))
+    parked(shared_folder)
     tasks.look_at_guests()
     wait_until(listeners, 10, "somebody listens")
     stopping = threading.Event()
@@ -163,7 +153,7 @@ def test_a_worker_that_is_told_to_end_takes_its_listeners_along(
 
 
 def test_a_libvirt_that_cannot_be_watched_is_polled_and_tried_again_later(
-    domain: Any, shared_folder: Path, watchers: libvirt_events.Watchers, monkeypatch: pytest.MonkeyPatch
+    host: Host, domain: Any, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = []
 
@@ -172,10 +162,7 @@ def test_a_libvirt_that_cannot_be_watched_is_polled_and_tried_again_later(
         raise HostError("no")
 
     monkeypatch.setattr(watch, "changes", fails)
-    domain.create()
-    host = this_machine(shared_folder)
-    scan(host)
-    parked(host, image_at(shared_folder / "disk.qcow2"))
+    parked(shared_folder)
     for _ in range(3):
         tasks.look_at_guests()
         wait_until(lambda: not watched(), 10, "the try is over")
@@ -191,21 +178,21 @@ def test_the_states_of_domains_come_as_they_change(domain: Any) -> None:
     uid = domain.UUIDString()
     with contextlib.closing(watch.changes(HostFactory.build())) as changes:
         assert next_told(changes)[uid] == "shut off"
-        for act, state in (
-            ("create", "running"),
-            ("suspend", "paused"),
-            ("resume", "running"),
-            ("destroy", "shut off"),
-        ):
+        acts = {"create": "running", "suspend": "paused", "resume": "running", "destroy": "shut off"}
+        for act, state in acts.items():
             getattr(domain, act)()
-            began = time.monotonic()
-            while next_told(changes).get(uid) != state:
-                assert time.monotonic() - began < 5
+            told_within(5, changes, uid, state)
     assert listeners() == []
 
 
 def next_told(changes: Iterator[dict[str, str] | None]) -> dict[str, str]:
     return next(states for states in changes if states is not None)
+
+
+def told_within(seconds: float, changes: Iterator[dict[str, str] | None], uid: str, state: str) -> None:
+    began = time.monotonic()
+    while next_told(changes).get(uid) != state:
+        assert time.monotonic() - began < seconds
 
 
 def test_by_ssh_the_socket_is_forwarded_as_long_as_somebody_listens(domain: Any, tmp_path: Path) -> None:
@@ -219,9 +206,7 @@ def test_by_ssh_the_socket_is_forwarded_as_long_as_somebody_listens(domain: Any,
             assert next_told(changes)[uid] == "shut off"
             assert len(listeners()) == 2
             domain.create()
-            began = time.monotonic()
-            while next_told(changes).get(uid) != "running":
-                assert time.monotonic() - began < 2
+            told_within(2, changes, uid, "running")
         assert listeners() == []
         with contextlib.closing(watch.changes(host)) as changes:
             next_told(changes)

@@ -21,7 +21,7 @@ from tests.factories import GuestFactory, HostFactory, UserFactory
 from tests.harness.guests import Disk, Domains, Starts
 from tests.harness.openvz import OpenVZHost
 from tests.harness.sshd import sshd
-from tests.working import ADMIN, OPERATOR, create, reread, run, said, scan, succeeded, this_machine
+from tests.working import ADMIN, OPERATOR, create, reread, run, said, scanned_machine, succeeded
 
 pytestmark = [pytest.mark.services, pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -115,7 +115,7 @@ def test_containers_take_priorities_and_machines_weights(host: Host) -> None:
 def test_a_domains_limits_are_set_and_read_again(tcg_guest: Starts, shared_folder: Path, no_reserve: None) -> None:
     disk = create(shared_folder / "disk.qcow2", "64M")
     guest = tcg_guest(Disk(disk))
-    scan(this_machine(shared_folder))
+    scanned_machine(shared_folder)
     row = Guest.objects.get(name=guest.name)
     job = succeeded(set_for(row, limits={"read_bytes_sec": 50 << 20, "write_iops_sec": 200}))
     assert reread(row).io_limits == {"vda": {"read_bytes_sec": 50 << 20, "write_iops_sec": 200}}
@@ -129,7 +129,7 @@ def test_a_domains_limits_are_set_and_read_again(tcg_guest: Starts, shared_folde
 def test_a_domain_that_is_off_has_them_from_its_next_start(domains: Domains, shared_folder: Path) -> None:
     disk = create(shared_folder / "disk.qcow2", "64M")
     domain = domains.define([Disk(disk)])
-    scan(this_machine(shared_folder))
+    scanned_machine(shared_folder)
     row = Guest.objects.get(name=domain.name())
     job = succeeded(set_for(row, limits={"read_iops_sec": 100}))
     assert (job.result or {})["effect"] == "next_start"

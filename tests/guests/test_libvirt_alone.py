@@ -28,7 +28,7 @@ from tests.factories import HostFactory
 from tests.harness.guests import Disk, Domains, write_pattern
 from tests.harness.sshd import sshd
 from tests.harness.tls_libvirtd import TlsLibvirtd, authority, tls_libvirtd
-from tests.working import ADMIN, OPERATOR, client_as, create, digests, reread, said, scan, work
+from tests.working import ADMIN, OPERATOR, client_as, create, digests, fails_as, reread, said, scan, work
 
 pytestmark = [pytest.mark.services, pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -91,6 +91,14 @@ def folder(shared_folder: Path) -> Path:
     return shared_folder
 
 
+@pytest.fixture
+def listed(host: Host, connection: "libvirt.virConnect", folder: Path) -> Host:
+    """The host with a pool on that folder, scanned."""
+    pool_on(connection, folder)
+    scan(host)
+    return host
+
+
 def rows() -> dict[str, Image]:
     return {image.name: image for image in Image.objects.filter(host__slug="far").select_related("pool", "backing")}
 
@@ -129,41 +137,27 @@ def test_its_pools_images_and_guests_are_listed_with_what_libvirt_tells(
     assert before.items() <= digests(folder).items()
 
 
-def test_what_is_known_is_not_written_again_and_what_changed_or_went_is_told(
-    host: Host, connection: "libvirt.virConnect", folder: Path
-) -> None:
-    pool_on(connection, folder)
-    scan(host)
-    assert scan(host)["read"] == 0
+def test_what_is_known_is_not_written_again_and_what_changed_or_went_is_told(listed: Host, folder: Path) -> None:
+    assert scan(listed)["read"] == 0
     write_pattern(folder / "base.qcow2", "qcow2", (10, 8, 9))
     (folder / "disk.img").unlink()
-    result = scan(host)
+    result = scan(listed)
     assert (result["read"], result["vanished"]) == (1, 1)
     assert rows()["base.qcow2"].allocated_size == (folder / "base.qcow2").stat().st_blocks * 512
     assert rows()["disk.img"].state == "missing"
 
 
-def test_what_no_guest_names_is_neither_called_free_nor_an_orphan(
-    host: Host, connection: "libvirt.virConnect", folder: Path
-) -> None:
-    pool_on(connection, folder)
-    scan(host)
+def test_what_no_guest_names_is_neither_called_free_nor_an_orphan(listed: Host) -> None:
     for image in rows().values():
         assert (image.in_use, image.orphan) == (None, False if image.name == "base.qcow2" else None)
     assert "No agent runs on far" in rows()["bare"].orphan_evidence[0]
 
 
 @pytest.mark.parametrize("kind", ["reclaim", "flatten", "convert", "check", "analyze"])
-def test_every_job_on_an_image_there_is_refused_with_what_to_do(
-    host: Host, connection: "libvirt.virConnect", folder: Path, kind: str
-) -> None:
-    pool_on(connection, folder)
-    scan(host)
+def test_every_job_on_an_image_there_is_refused_with_what_to_do(listed: Host, kind: str) -> None:
     options = {"format": "raw"} if kind == "convert" else {}
-    with pytest.raises(RefusedError) as refused:
+    with fails_as(RefusedError, "tool_missing", "without an agent"):
         services.submit(OPERATOR, kind, rows()["top.qcow2"].pk, options)
-    assert refused.value.code == "tool_missing"
-    assert "without an agent" in refused.value.detail
 
 
 @pytest.mark.parametrize("kind", ["recover", "sample"])
@@ -173,9 +167,7 @@ def test_work_on_the_whole_host_is_refused_as_well(host: Host, kind: str) -> Non
     assert not Job.objects.exists()
 
 
-def test_a_scan_asks_for_no_other_job(host: Host, connection: "libvirt.virConnect", folder: Path) -> None:
-    pool_on(connection, folder)
-    scan(host)
+def test_a_scan_asks_for_no_other_job(listed: Host) -> None:
     assert set(Job.objects.values_list("kind", "state")) == {("scan", "succeeded")}
 
 
@@ -220,28 +212,22 @@ def test_a_pool_that_is_not_active_is_missing_and_keeps_its_images(
 
 
 def test_volumes_that_libvirt_does_not_list_in_time_stay_as_they_were(
-    host: Host, connection: "libvirt.virConnect", folder: Path, monkeypatch: pytest.MonkeyPatch
+    listed: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool_on(connection, folder)
-    scan(host)
     monkeypatch.setattr(reader, "VOLUMES_TIMEOUT", 0.001)
-    assert scan(host)["vanished"] == 0
-    row = StoragePool.objects.get(host=host)
+    assert scan(listed)["vanished"] == 0
+    row = StoragePool.objects.get(host=listed)
     assert (row.state, "did not list the pool's volumes within" in row.state_detail) == ("unreadable", True)
     assert {image.state for image in rows().values()} == {"ok"}
 
 
-def test_a_host_that_does_not_answer_is_unreachable_and_keeps_what_is_known(
-    host: Host, connection: "libvirt.virConnect", folder: Path
-) -> None:
-    pool_on(connection, folder)
-    scan(host)
-    seen = reread(host).last_seen
-    Host.objects.filter(pk=host.pk).update(port=1)
-    job = work("scan", host.pk)
+def test_a_host_that_does_not_answer_is_unreachable_and_keeps_what_is_known(listed: Host) -> None:
+    seen = reread(listed).last_seen
+    Host.objects.filter(pk=listed.pk).update(port=1)
+    job = work("scan", listed.pk)
     assert (job.state, job.error_code) == ("failed", "host_unreachable")
-    assert (reread(host).status, host.last_seen) == ("unreachable", seen)
-    assert "refused" in host.status_detail
+    assert (reread(listed).status, listed.last_seen) == ("unreachable", seen)
+    assert "refused" in listed.status_detail
     assert len(rows()) == 4
 
 
@@ -368,10 +354,8 @@ def test_the_same_by_ssh_with_the_socket_forwarded(
 
 
 def test_a_scan_that_is_cancelled_leaves_the_one_before(
-    host: Host, connection: "libvirt.virConnect", folder: Path, monkeypatch: pytest.MonkeyPatch
+    listed: Host, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool_on(connection, folder)
-    scan(host)
     (folder / "disk.img").unlink()
     real = from_libvirt.without_an_agent
 
@@ -381,6 +365,6 @@ def test_a_scan_that_is_cancelled_leaves_the_one_before(
 
     monkeypatch.setattr(from_libvirt, "without_an_agent", cancelled)
     monkeypatch.setattr("storage_admin.jobs.plan_and_progress.INTERVAL", 0.0)
-    job = work("scan", host.pk)
+    job = work("scan", listed.pk)
     assert job.state == "cancelled", said(job)
     assert rows()["disk.img"].state == "ok"

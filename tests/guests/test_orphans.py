@@ -1,7 +1,5 @@
 """What libvirt alone knows that makes an image no orphan: snapshots, saved states, NVRAM; by a real one."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import libvirt
@@ -10,9 +8,10 @@ import pytest
 from images.models import Image
 from storage_admin.hosts.libvirt import reader
 from storage_admin.jobs import services
-from tests.harness.filesystems import new_file
+from tests.agent.harness import qemu_img
+from tests.harness.filesystems import new_file, new_folder
 from tests.harness.guests import Disk, Domains
-from tests.working import ADMIN, ON_LIBVIRT, create, image_at, run, scan, this_machine
+from tests.working import ADMIN, ON_LIBVIRT, create, image_at, run, scan, scanned_machine
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT]
 
@@ -28,10 +27,7 @@ def test_a_disk_that_only_a_snapshot_names_is_no_orphan(domains: Domains, shared
     domain.snapshotCreateXML("<domainsnapshot><name>before</name></domainsnapshot>")
     xml = domain.XMLDesc().replace(str(old), str(new))
     libvirt.open(libvirtd).defineXML(xml)
-    try:
-        scan(this_machine(shared_folder))
-    finally:
-        domain.snapshotLookupByName("before").delete(libvirt.VIR_DOMAIN_SNAPSHOT_DELETE_METADATA_ONLY)
+    scanned_machine(shared_folder)
     assert evidence(old) == (False, f"It is used only in the snapshot before of guest {domain.name()}.")
     assert evidence(new)[0] is False
     assert evidence(left)[0] is True, evidence(left)
@@ -49,8 +45,7 @@ def test_nvram_is_no_orphan_and_arguments_of_qemu_leave_it_open(
     code = new_file(shared_folder / "code.fd", bytes(4096))
     loader = f"<loader readonly='yes' type='pflash'>{code}</loader><nvram>{nvram}</nvram></os>"
     connection.defineXML(plain.replace("</os>", f"{loader}<features><acpi/></features>"))
-    host = this_machine(shared_folder)
-    scan(host)
+    host = scanned_machine(shared_folder)
     assert evidence(nvram) == (False, f"It is the NVRAM of guest {domain.name()}.")
     assert evidence(left)[0] is True
     space = "xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'"
@@ -65,37 +60,17 @@ def test_nvram_is_no_orphan_and_arguments_of_qemu_leave_it_open(
 def test_an_overlay_outside_of_every_pool_that_a_guest_names_keeps_its_base(
     domains: Domains, shared_folder: Path
 ) -> None:
-    pool, elsewhere = shared_folder / "pool", shared_folder / "elsewhere"
-    pool.mkdir(mode=0o755)
-    elsewhere.mkdir(mode=0o755)
+    pool, elsewhere = (new_folder(shared_folder / name, mode=0o755) for name in ("pool", "elsewhere"))
     base, left = create(pool / "base.qcow2"), create(pool / "left.qcow2")
-    domains.define([Disk(create(elsewhere / "top.qcow2", base=str(base)))])
-    host = this_machine(pool)
-    scan(host)
+    top = create(elsewhere / "top.qcow2", base=str(base))
+    domains.define([Disk(top)])
+    host = scanned_machine(pool)
     assert evidence(base) == (
         False,
         f"{elsewhere}/top.qcow2, a guest disk outside every pool, uses it as its backing file.",
     )
     assert evidence(left)[0] is True
-    subprocess.run(
-        [
-            "qemu-img",
-            "rebase",
-            "-u",
-            "-f",
-            "qcow2",
-            "-F",
-            "qcow2",
-            "-b",
-            os.devnull.replace("null", "full"),
-            elsewhere / "top.qcow2",
-        ],
-        check=True,
-    )
-    far = create(shared_folder / "far.qcow2")
-    subprocess.run(
-        ["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", far, elsewhere / "top.qcow2"], check=True
-    )
+    qemu_img("rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", create(shared_folder / "far.qcow2"), top)
     scan(host)
     orphan, why = evidence(left)
     assert (orphan, "is outside every pool as well" in why) == (None, True)
@@ -103,8 +78,7 @@ def test_an_overlay_outside_of_every_pool_that_a_guest_names_keeps_its_base(
 
 def test_a_guest_that_is_defined_while_the_job_waits_keeps_its_disk(domains: Domains, shared_folder: Path) -> None:
     path = create(shared_folder / "left.qcow2")
-    host = this_machine(shared_folder)
-    scan(host)
+    host = scanned_machine(shared_folder)
     assert reader.read(host) is not None
     job = services.submit(ADMIN, "set_aside", image_at(path).pk, {})
     domain = domains.define([Disk(path)])

@@ -20,7 +20,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.kinds import get
 from storage_admin.jobs.models import Job
 from tests.factories import HostFactory
-from tests.working import OPERATOR, refused_as, reread, run, scan, this_machine
+from tests.working import OPERATOR, refused_as, reread, run, scan, scanned_machine, this_machine
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet")]
 
@@ -126,14 +126,14 @@ def test_logical_volumes_are_listed_beside_the_files_of_the_agent(node: Node, tm
 
 def test_a_snapshot_stands_on_its_origin_and_a_thin_volume_on_no_image(node: Node) -> None:
     node(LOGICAL)
-    scan(this_machine())
+    scanned_machine()
     assert (image("snap").backing, image("snap").chain_depth) == (image("vm-1"), 2)
     assert (image("thin").backing, image("thin").state) == (None, "ok")
 
 
 def test_that_no_guest_names_a_volume_does_not_make_it_an_orphan(node: Node) -> None:
     node(LOGICAL)
-    scan(this_machine())
+    scanned_machine()
     thin = image("thin")
     assert (thin.in_use, thin.orphan) == (None, None)
     assert "under another name" in thin.orphan_evidence[0]
@@ -141,14 +141,14 @@ def test_that_no_guest_names_a_volume_does_not_make_it_an_orphan(node: Node) -> 
 
 def test_a_volume_that_its_guest_declares_as_qcow2_does_not_contradict_it(node: Node) -> None:
     node(LOGICAL, domain("web", disk("dev='/dev/vg0/thin'", "vda", "qcow2")))
-    scan(this_machine())
+    scanned_machine()
     assert (image("thin").format, image("thin").declared_format, image("thin").state) == ("qcow2", "qcow2", "ok")
 
 
 @pytest.mark.parametrize("kind", ["reclaim", "flatten", "convert", "check", "analyze"])
 def test_no_job_reads_or_rewrites_a_volume(node: Node, kind: str) -> None:
     node(LOGICAL)
-    scan(this_machine())
+    scanned_machine()
     options = {"format": "qcow2"} if kind == "convert" else {}
     assert refused_as(services.submit, OPERATOR, kind, image("thin").pk, options) == "unsupported_pool"
     assert not Job.objects.exclude(kind="scan").exists()
@@ -156,7 +156,7 @@ def test_no_job_reads_or_rewrites_a_volume(node: Node, kind: str) -> None:
 
 def test_every_type_that_libvirt_has_is_a_pool_of_a_kind(node: Node) -> None:
     node(LOGICAL, RBD, OTHERS)
-    scan(this_machine())
+    scanned_machine()
     kinds = {name: (pool.kind, pool.path) for name, pool in pools().items()}
     assert kinds == {
         "vg0": ("lvm", "/dev/vg0"), "ceph": ("rbd", "rbd disks"), "san": ("other", "/dev/disk/by-path"),
@@ -170,8 +170,7 @@ def test_every_type_that_libvirt_has_is_a_pool_of_a_kind(node: Node) -> None:
 
 def test_neither_a_scan_nor_a_recovery_sends_the_agent_to_a_pool_that_is_no_folder(node: Node, tmp_path: Path) -> None:
     node(LOGICAL, RBD, OTHERS)
-    host = this_machine(tmp_path)
-    scan(host)
+    host = scanned_machine(tmp_path)
     job = services.submit(OPERATOR, "scan", host.pk, {})
     request = get("scan").request(job)
     assert [unb64(pool["path_b64"]) for pool in request["pools"]] == [bytes(tmp_path)]
@@ -211,7 +210,7 @@ def test_a_disk_on_a_network_or_in_a_pool_keeps_its_storages_name(node: Node) ->
             disk("pool='nas' volume='gone'", "vdc", kind="volume"),
         ),
     )
-    scan(this_machine())
+    scanned_machine()
     guest = Guest.objects.get(name="db")
     disks = {row.target: (row.path, row.volume) for row in guest.disks.all()}
     assert disks == {
@@ -224,8 +223,7 @@ def test_a_disk_on_a_network_or_in_a_pool_keeps_its_storages_name(node: Node) ->
 def test_what_a_line_that_is_not_understood_may_name_is_no_orphan(node: Node, tmp_path: Path) -> None:
     (tmp_path / "a.raw").write_bytes(b"x" * 4096)
     node(domain("db", disk("pool='nas' volume='gone'", "vdc", kind="volume")))
-    host = this_machine(tmp_path)
-    scan(host)
+    host = scanned_machine(tmp_path)
     assert (image("a.raw").in_use, image("a.raw").orphan) == (False, None)
     assert "vdc: volume gone of the pool nas (db)" in image("a.raw").orphan_evidence[0]
     node(domain("db"))
@@ -263,7 +261,7 @@ def told(monkeypatch: pytest.MonkeyPatch, pool: PoolFacts, *volumes: VolumeFacts
     """The row of a pool after libvirt told just this."""
     monkeypatch.setattr(reader, "read", lambda host: LibvirtFacts((pool,)))
     monkeypatch.setattr(reader, "read_volumes", lambda host, names: dict.fromkeys(names, volumes))
-    scan(this_machine())
+    scanned_machine()
     return StoragePool.objects.get(source="libvirt")
 
 
@@ -301,8 +299,7 @@ def test_volumes_that_cannot_be_listed_stay_and_the_guests_are_known_all_the_sam
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node(LOGICAL, RBD, domain("web", disk("dev='/dev/vg0/vm-1'", "vda")))
-    host = this_machine()
-    scan(host)
+    host = scanned_machine()
     monkeypatch.setattr(reader, "VOLUMES_TIMEOUT", 0.001)
     assert scan(host)["vanished"] == 0
     assert (pools()["vg0"].state, reread(host).owners_unknown) == ("unreadable", "")
@@ -313,8 +310,7 @@ def test_volumes_that_cannot_be_listed_stay_and_the_guests_are_known_all_the_sam
 
 def test_of_what_libvirt_lists_nothing_is_told_twice_in_sums(node: Node) -> None:
     node(LOGICAL, RBD)
-    host = this_machine()
-    scan(host)
+    host = scanned_machine()
     scan(host)
     assert {name: (pool.images_count, pool.allocated_bytes) for name, pool in pools().items()} == {
         "ceph": (1, 4096), "vg0": (3, 12 * GIB),

@@ -8,7 +8,7 @@ from images.models import Image
 from storage_admin.guests.models import GuestDisk
 from storage_admin.jobs import services
 from tests.harness.guests import Disk, Domains
-from tests.working import OPERATOR, create, image_at, scan, this_machine
+from tests.working import OPERATOR, create, image_at, scanned_machine
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -20,7 +20,7 @@ def test_a_chain_that_a_definition_names_is_not_flattened(
     base = create(shared_folder / "base.qcow2")
     top = create(shared_folder / "top.qcow2", base="base.qcow2")
     domains.define([Disk(top, backing=base if recorded else None)])
-    scan(this_machine(shared_folder))
+    scanned_machine(shared_folder)
     assert GuestDisk.objects.get(path=str(top)).records_chain is recorded
     codes = [refusal.code for refusal in services.plan(OPERATOR, "flatten", image_at(top).pk, {}).refusals]
     assert codes == (["guest_records_chain"] if recorded else [])

@@ -20,7 +20,7 @@ from tests.agent.harness import qemu_img, reads_as
 from tests.harness.filesystems import new_folder
 from tests.harness.guests import Disk, Domains, Starts
 from tests.images.away import goes_away
-from tests.working import OPERATOR, create, image_at, reread, run, said, scan, succeeded, this_machine
+from tests.working import OPERATOR, create, image_at, reread, run, said, scanned_machine, succeeded
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet", "libvirtd", "no_reserve")]
 
@@ -30,6 +30,14 @@ def disk(shared_folder: Path) -> Path:
     """An image in a folder that libvirt's user may enter."""
     pool = new_folder(shared_folder / "pool", mode=0o755)
     return create(pool / "disk.qcow2", "64M")
+
+
+@pytest.fixture
+def domain(domains: Domains, disk: Path) -> Any:
+    """A guest that is off, with that disk, on this machine as it was scanned."""
+    made = domains.define([Disk(disk)])
+    scanned_machine(disk.parent)
+    return made
 
 
 def definition(domain: Any) -> str:
@@ -60,7 +68,7 @@ def test_a_guest_boots_from_the_new_file_and_undo_gives_it_the_old_definition_ba
     before = definition(guest.domain)
     copy = disk.parent.parent / "copy.qcow2"
     qemu_img("convert", "-O", "qcow2", disk, copy)
-    scan(this_machine(disk.parent))
+    scanned_machine(disk.parent)
     job = succeeded(replace(disk))
     raw = disk.with_suffix(".raw")
     assert disks_of(guest.domain) == [("raw", str(raw))]
@@ -77,9 +85,7 @@ def test_a_guest_boots_from_the_new_file_and_undo_gives_it_the_old_definition_ba
     assert written  # the guest that wrote it is gone with its console; the bytes were compared above
 
 
-def test_what_else_was_changed_in_the_definition_meanwhile_stays(domains: Domains, disk: Path) -> None:
-    domain = domains.define([Disk(disk)])
-    scan(this_machine(disk.parent))
+def test_what_else_was_changed_in_the_definition_meanwhile_stays(domain: Any, domains: Domains, disk: Path) -> None:
     job = succeeded(replace(disk))
     new = definition(domain).replace("cache='none'", "cache='writeback'")
     new = new.replace("<devices>", "<devices><sound model='ich9'/>", 1)
@@ -92,11 +98,9 @@ def test_what_else_was_changed_in_the_definition_meanwhile_stays(domains: Domain
 
 
 def test_a_swap_that_does_not_come_about_leaves_the_definition_as_it_was(
-    domains: Domains, disk: Path, monkeypatch: pytest.MonkeyPatch
+    domain: Any, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    domain = domains.define([Disk(disk)])
     before = definition(domain)
-    scan(this_machine(disk.parent))
     lead = repointing.lead_to_the_new_one
 
     def and_then_somebody_takes_the_name(job: Job, image: Image, move: repointing.Move) -> None:
@@ -113,11 +117,9 @@ def test_a_swap_that_does_not_come_about_leaves_the_definition_as_it_was(
 
 @pytest.mark.parametrize("then", ["goes on", "is refused"])
 def test_a_database_that_goes_away_after_a_definition_was_changed_is_waited_for(
-    domains: Domains, disk: Path, monkeypatch: pytest.MonkeyPatch, then: str
+    domain: Any, disk: Path, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    domain = domains.define([Disk(disk)])
     before = disks_of(domain)
-    scan(this_machine(disk.parent))
     away = goes_away(monkeypatch, claims, "log", "its definition now names")
     if then == "is refused":
         monkeypatch.setattr(claims, "may_swap", lambda job: not away)
@@ -128,11 +130,9 @@ def test_a_database_that_goes_away_after_a_definition_was_changed_is_waited_for(
 
 
 def test_a_definition_that_libvirt_does_not_take_leaves_the_image_alone(
-    domains: Domains, disk: Path, monkeypatch: pytest.MonkeyPatch
+    domain: Any, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    domain = domains.define([Disk(disk)])
     before = definition(domain)
-    scan(this_machine(disk.parent))
     real = control.repoint
 
     def refuse(host: Host, uid: str, edits: list[Edit], *, write: bool, forward: bool = True) -> Any:
@@ -152,7 +152,7 @@ def test_a_definition_that_libvirt_does_not_take_leaves_the_image_alone(
 
 
 def test_a_guest_defined_since_the_scan_is_found_before_anything_is_copied(domains: Domains, disk: Path) -> None:
-    scan(this_machine(disk.parent))
+    scanned_machine(disk.parent)
     job = services.submit(OPERATOR, "convert", image_at(disk).pk, {"format": "raw", "replace": True})
     domains.define([Disk(disk)])
     ended = run(job)
@@ -160,28 +160,22 @@ def test_a_guest_defined_since_the_scan_is_found_before_anything_is_copied(domai
     assert disk.exists()
 
 
-def test_what_libvirt_remembers_of_a_guest_refuses_it(domains: Domains, disk: Path) -> None:
-    domain = domains.define([Disk(disk)])
-    scan(this_machine(disk.parent))
+def test_what_libvirt_remembers_of_a_guest_refuses_it(domain: Any, disk: Path) -> None:
     xml = "<domainsnapshot><name>s</name><state>disk-snapshot</state><memory snapshot='no'/><disks>"
     xml += f"<disk name='vda' snapshot='external'><driver type='qcow2'/><source file='{disk}'/></disk></disks>"
     xml += f"<creationTime>1</creationTime>{definition(domain)}</domainsnapshot>"
     domain.snapshotCreateXML(
         xml, libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_REDEFINE | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY
     )
-    try:
-        job = replace(disk)
-        assert (job.state, job.error_code) == ("failed", "stale_plan")
-        assert "snapshots in libvirt" in job.error_detail
-        assert disk.exists()
-    finally:
-        for snapshot in domain.listAllSnapshots():
-            snapshot.delete(libvirt.VIR_DOMAIN_SNAPSHOT_DELETE_METADATA_ONLY)
+    job = replace(disk)
+    assert (job.state, job.error_code) == ("failed", "stale_plan")
+    assert "snapshots in libvirt" in job.error_detail
+    assert disk.exists()
 
 
 def test_every_guest_that_names_the_image_follows(domains: Domains, disk: Path) -> None:
     first, second = domains.define([Disk(disk)]), domains.define([Disk(disk)])
-    scan(this_machine(disk.parent))
+    scanned_machine(disk.parent)
     succeeded(replace(disk, format="vmdk"))
     expected = [("vmdk", str(disk.with_suffix(".vmdk")))]
     assert disks_of(first) == disks_of(second) == expected

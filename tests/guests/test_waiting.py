@@ -31,8 +31,8 @@ from tests.working import (
     run,
     said,
     scan,
+    scanned_machine,
     succeeded,
-    this_machine,
 )
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT, pytest.mark.usefixtures("patient", "no_reserve")]
@@ -47,8 +47,7 @@ def disk(shared_folder: Path) -> Path:
 
 
 def scan_that_was_asked_for() -> None:
-    done = run(Job.objects.get(kind="scan", state="queued"))
-    assert done.state == "succeeded", (done.error_code, done.error_detail)
+    succeeded(run(Job.objects.get(kind="scan", state="queued")))
 
 
 def submit(image: Image, **options: object) -> Job:
@@ -59,7 +58,7 @@ def test_a_running_guest_is_waited_for_and_started_again_and_none_of_its_writes_
     tcg_guest: Starts, disk: Path
 ) -> None:
     guest = tcg_guest(Disk(disk))
-    scan(this_machine(disk.parent))
+    scanned_machine(disk.parent)
     job = run(submit(image_at(disk)))
     assert job.state == "queued"
     assert job.waiting_for.startswith(f"guest {guest.name} to be shut down (until ")
@@ -90,7 +89,7 @@ def test_a_running_guest_is_waited_for_and_started_again_and_none_of_its_writes_
 def test_a_policy_waits_for_a_guest_that_is_shut_down_while_its_window_is_open(domains: Domains, disk: Path) -> None:
     domain = domains.define([Disk(disk)])
     domain.create()
-    scan(this_machine(disk.parent))
+    scanned_machine(disk.parent)
     policy = PolicyFactory.create(kind="check", options={"repair": "leaks", "when_running": "wait"})
     policies.run_now(OPERATOR, policy)
     runs.work(timezone.now())
@@ -107,7 +106,7 @@ def test_a_guest_that_was_started_after_the_scan_is_waited_for_and_the_image_rea
     domains: Domains, disk: Path
 ) -> None:
     domain = domains.define([Disk(disk)])
-    scan(this_machine(disk.parent))
+    scanned_machine(disk.parent)
     job = submit(image_at(disk))
     domain.create()
     before = digests(disk.parent)
@@ -118,14 +117,13 @@ def test_a_guest_that_was_started_after_the_scan_is_waited_for_and_the_image_rea
     assert digests(disk.parent)["disk.qcow2"] == before["disk.qcow2"]
     wait_for_guests.look()
     scan_that_was_asked_for()
-    job = succeeded(run(job))
+    succeeded(run(job))
 
 
 def test_a_disk_that_is_taken_from_a_guests_definition_alone_is_waited_for(tcg_guest: Starts, disk: Path) -> None:
     other = create(disk.parent / "other.qcow2", "64M")
     guest = tcg_guest(Disk(disk), Disk(other))
-    host = this_machine(disk.parent)
-    scan(host)
+    host = scanned_machine(disk.parent)
     job = run(submit(image_at(other), start_after=False))
     guest.domain.detachDeviceFlags(
         f"<disk type='file' device='disk'><source file='{other}'/><target dev='vdb' bus='virtio'/></disk>",
@@ -142,7 +140,7 @@ def test_while_libvirt_does_not_answer_a_job_waits(
     domains: Domains, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     domain = domains.define([Disk(disk)])
-    scan(this_machine(disk.parent))
+    scanned_machine(disk.parent)
     job = submit(image_at(disk))
     monkeypatch.setattr("storage_admin.hosts.libvirt.reader.TIMEOUT", 0.001)
     monkeypatch.setattr(control, "STATES_TIMEOUT", 0.001)
@@ -161,7 +159,7 @@ def test_while_libvirt_does_not_answer_a_job_waits(
 def test_a_guest_that_cannot_be_started_is_a_warning_of_a_job_that_has_succeeded(domains: Domains, disk: Path) -> None:
     lost = create(disk.parent / "lost.qcow2", "8M")
     domain = domains.define([Disk(disk), Disk(lost)])
-    scan(this_machine(disk.parent))
+    scanned_machine(disk.parent)
     job = succeeded(run(submit(image_at(disk))))
     lost.unlink()
     wait_for_guests.look()

@@ -9,7 +9,7 @@ from images.models import Image
 from storage_admin.jobs.models import Job
 from tests.harness.filesystems import new_folder
 from tests.harness.guests import Disk, LibvirtGuest, Starts
-from tests.working import OPERATOR, image_at, said, scan, this_machine, work
+from tests.working import OPERATOR, image_at, said, scan, scanned_machine, work
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet", "libvirtd", "no_reserve")]
 
@@ -31,8 +31,7 @@ def test_what_a_guest_installed_is_there_after_export_and_import_by_every_way(
     tcg_guest: Starts, shared_folder: Path
 ) -> None:
     folder = new_folder(shared_folder / "pool", mode=0o755)
-    host = this_machine(folder)
-    scan(host)
+    host = scanned_machine(folder)
     pool = host.pools.get()
     done("create", pool.pk, name="disk.qcow2", virtual_size=64 << 20)
     path = folder / "disk.qcow2"

@@ -16,7 +16,7 @@ from storage_admin.errors import InvalidError
 from storage_admin.hosts import services
 from storage_admin.hosts.models import Host, StoragePool
 from tests.factories import HostFactory, TokenFactory, UserFactory
-from tests.working import ADMIN, create, digests, image_at, refused_as, reread, scan, scanned_machine, work
+from tests.working import ADMIN, create, digests, fails_as, image_at, refused_as, reread, scan, scanned_machine, work
 
 pytestmark = pytest.mark.django_db
 LIMITED = Actor("lisa", Role.ADMIN, hosts=frozenset({"local"}))
@@ -87,9 +87,8 @@ def test_an_admin_of_one_host_registers_no_way_to_become_root_there(
 def test_the_refusal_has_the_line_that_root_has_to_run(lists: Path, host: Host, tmp_path: Path) -> None:
     new = tmp_path / "it's new"
     new.mkdir()
-    with pytest.raises(RefusedError) as error:
+    with fails_as(RefusedError, "folder_not_listed") as error:
         services.register_folder(LIMITED, host, str(new))
-    assert error.value.code == "folder_not_listed"
     line = error.value.detail.partition("run there: ")[2]
     here = line.replace("/etc/storage-admin/image-folders", str(lists)).replace("/etc/storage-admin", str(lists.parent))
     subprocess.run(["sh", "-c", here], check=True)

@@ -25,7 +25,19 @@ from tests.agent.harness import leftovers, make_image
 from tests.harness.processes import wait_until
 from tests.harness.sshd import Sshd, keypair, sessions_of
 from tests.hosts.remote import add, agent_folder, server, with_folder
-from tests.working import ADMIN, OPERATOR, create, image_at, invalid_fields, refused_as, run, said, scan, succeeded
+from tests.working import (
+    ADMIN,
+    OPERATOR,
+    create,
+    fails_as,
+    image_at,
+    invalid_fields,
+    refused_as,
+    run,
+    said,
+    scan,
+    succeeded,
+)
 
 __all__ = ["agent_folder", "server"]
 
@@ -115,9 +127,8 @@ def test_an_agent_that_has_vanished_from_its_host_is_installed_again_within_the_
         assert installed.exists()
     shutil.rmtree(installed.parent)
     installed.parent.write_text("in the way")
-    with pytest.raises(HostError) as failed:
+    with fails_as(HostError, "host_unreachable"):
         asking.ask(host, "attached", {})
-    assert failed.value.code == "host_unreachable"
 
 
 def test_a_folder_of_a_remote_host_is_registered_as_it_is_there(server: Sshd, tmp_path: Path) -> None:
@@ -247,9 +258,8 @@ def test_an_agent_of_another_version_behind_a_forced_command_is_refused_with_wha
     entry.chmod(0o755)
     try:
         server.authorize(f'restrict,command="{entry}" {" ".join(public.split()[:2])}')
-        with pytest.raises(RefusedError) as refused:
+        with fails_as(RefusedError, "agent_outdated") as refused:
             add(server, private_key=(tmp_path / "key").read_text(), forced=True)
-        assert refused.value.code == "agent_outdated"
         assert "agent_installer" in refused.value.detail
     finally:
         (server.folder / "authorized_keys").write_text(before)

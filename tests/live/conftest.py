@@ -12,7 +12,7 @@ from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host
 from tests.harness.guests import Disk, Domains, LibvirtGuest, Starts
 from tests.live.chains import make_chain
-from tests.working import scan, this_machine
+from tests.working import scanned_machine
 
 MIB = 1 << 20
 OnChain = tuple[LibvirtGuest, Guest, Path]
@@ -78,6 +78,5 @@ def deletes(guest: LibvirtGuest, mib: int) -> None:
 
 def scanned(folder: Path, guest: LibvirtGuest) -> tuple[Host, Guest]:
     """This machine with that folder as a pool, and the guest as the scan has found it."""
-    host = this_machine(folder)
-    scan(host)
+    host = scanned_machine(folder)
     return host, Guest.objects.get(uid=guest.domain.UUIDString())

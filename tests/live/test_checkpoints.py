@@ -11,7 +11,7 @@ from storage_admin.jobs import services
 from tests.agent.harness import image_info, qemu_img
 from tests.harness.guests import Disk, Domains
 from tests.live.conftest import scanned
-from tests.working import ON_LIBVIRT, OPERATOR, client_as, create, image_at, scan, succeeded, this_machine, work
+from tests.working import ON_LIBVIRT, OPERATOR, client_as, create, image_at, scan, scanned_machine, succeeded, work
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db(transaction=True), *ON_LIBVIRT]
 
@@ -34,7 +34,7 @@ def test_a_bitmap_of_a_checkpoint_is_kept_and_one_whose_checkpoint_is_gone_is_st
     guest = domains.run([Disk(path)])
     guest.domain.checkpointCreateXML(f"<domaincheckpoint><name>{KEPT}</name></domaincheckpoint>", 0)
     guest.stop()
-    scan(this_machine(shared_folder))
+    scanned_machine(shared_folder)
     row = Guest.objects.get(uid=guest.domain.UUIDString())
     assert row.checkpoints == {"vda": [KEPT]}
     told = {one["name"]: (one["checkpoint_of"], one["stale"]) for one in image_at(path).bitmaps}

@@ -23,7 +23,7 @@ from tests.harness.guests import Disk, Domains, Starts, write_pattern
 from tests.live.chains import chain_of, done
 from tests.live.test_faults import KilledError, falls_silent
 from tests.live.writer import acknowledged, check, wait_for_writes, writing
-from tests.working import ON_LIBVIRT, OPERATOR, client_as, create, run, said, scan, succeeded, this_machine
+from tests.working import ON_LIBVIRT, OPERATOR, client_as, create, run, said, scanned_machine, succeeded
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db(transaction=True), *ON_LIBVIRT]
 
@@ -47,7 +47,7 @@ def snapshot(domain: "libvirt.virDomain", name: str, days: int, *, external: boo
 
 def seen(folder: Path, domain: "libvirt.virDomain") -> Guest:
     """The guest as a scan finds it."""
-    scan(this_machine(folder))
+    scanned_machine(folder)
     return Guest.objects.get(uid=domain.UUIDString())
 
 

@@ -24,7 +24,18 @@ from tests.harness.guests import Disk, Domains, Starts, write_pattern
 from tests.live.chains import PATTERNS, chain_of, definition_of, done
 from tests.live.conftest import filesystem_image, scanned
 from tests.live.writer import acknowledged, check, wait_for_writes, writing
-from tests.working import ON_LIBVIRT, OPERATOR, client_as, create, image_at, refused_as, reread, run, scan, this_machine
+from tests.working import (
+    ON_LIBVIRT,
+    OPERATOR,
+    client_as,
+    create,
+    image_at,
+    refused_as,
+    reread,
+    run,
+    scan,
+    scanned_machine,
+)
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT]
 
@@ -277,8 +288,7 @@ def test_only_the_newest_is_gone_back_to_where_snapshots_have_files(tcg_guest: S
 def test_an_internal_one_below_an_overlay_is_not_gone_back_to(domains: Domains, shared_folder: Path) -> None:
     domain = domains.define([Disk(create(shared_folder / "disk.qcow2"))])
     domain.snapshotCreateXML("<domainsnapshot><name>inside</name></domainsnapshot>", 0)
-    host = this_machine(shared_folder)
-    scan(host)
+    host = scanned_machine(shared_folder)
     row = Guest.objects.get(uid=domain.UUIDString())
     assert refused_reverts(row, "inside") == [[]]
     create(shared_folder / "overlay.qcow2", base="disk.qcow2")

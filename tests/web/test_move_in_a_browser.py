@@ -9,7 +9,7 @@ from tests.harness.lvm import Lvm
 from tests.images.test_move import group, lvm, thin
 from tests.web.browser import axe
 from tests.web.test_volumes_in_a_browser import done, page
-from tests.working import create, image_at, scan, this_machine
+from tests.working import create, image_at, scanned_machine
 
 __all__ = ["lvm", "page"]
 
@@ -23,7 +23,7 @@ def test_a_disk_is_moved_onto_a_thin_volume(lvm: Lvm, page: Page, tmp_path: Path
     pool = tmp_path / "pool"
     pool.mkdir()
     disk = create(pool / "disk.qcow2", "9M")
-    scan(this_machine(pool))
+    scanned_machine(pool)
     page.goto(f"/images/{image_at(disk).pk}/move/")
     page.locator("#plan").wait_for()
     assert axe(page) == []

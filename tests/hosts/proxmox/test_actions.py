@@ -10,7 +10,7 @@ from storage_admin.hosts.proxmox.config import GuestRef, read_config, set_config
 from storage_admin.hosts.proxmox.errors import DeniedError
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import AUDITOR, Guest
-from tests.working import refused_as
+from tests.working import fails_as, refused_as
 
 TEMPLATE, LOCKED, CONTAINER = GuestRef("pve1", 101), GuestRef("pve1", 102), GuestRef("pve1", 300, "container")
 
@@ -66,9 +66,8 @@ def test_a_locked_guest_is_refused_before_anything(server: ProxmoxServer, client
         lambda: actions.resize(client, config, "scsi0", 20 << 30),
         lambda: set_config(client, config, {"scsi0": config.now["scsi0"]}),
     ):
-        with pytest.raises(RefusedError, match=r"VM 102 is locked by Proxmox VE \(backup\)") as error:
+        with fails_as(RefusedError, "guest_locked", r"VM 102 is locked by Proxmox VE \(backup\)"):
             attempt()
-        assert error.value.code == "guest_locked"
     assert server.verbs() == []
 
 
@@ -77,9 +76,8 @@ def test_a_guest_that_is_locked_meanwhile_is_refused_by_proxmox(
 ) -> None:
     config = read_config(client, free)
     server.world.guests["vm", 120].text += "lock: snapshot\n"
-    with pytest.raises(RefusedError, match="snapshot") as error:
+    with fails_as(RefusedError, "guest_locked", "snapshot"):
         actions.move_disk(client, config, "scsi0", "s2")
-    assert error.value.code == "guest_locked"
     upid = actions.resize(client, config, "scsi0", 9 << 30)
     with pytest.raises(RefusedError):
         tasks.follow(client, upid, interval=0)
@@ -126,9 +124,8 @@ def test_a_change_that_waits_for_the_next_start_is_not_pushed_aside(
     ].text += "\n[PENDING]\nscsi0: s2:120/vm-120-disk-3.qcow2\nscsi5: s2:120/x.raw\ndelete: scsi1\n"
     config = read_config(client, free)
     for target in ("scsi0", "scsi1", "scsi5"):
-        with pytest.raises(RefusedError, match="is pending until its next start") as error:
+        with fails_as(RefusedError, "stale_plan", "is pending until its next start"):
             actions.move_disk(client, config, target, "store")
-        assert error.value.code == "stale_plan"
 
 
 def test_a_missing_right_is_named(server: ProxmoxServer, client: Client, free: GuestRef) -> None:

@@ -11,7 +11,7 @@ from storage_admin.hosts.proxmox.config import GuestRef, read_config
 from storage_admin.hosts.proxmox.errors import DeniedError
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import AUDITOR, Guest
-from tests.working import refused_as
+from tests.working import fails_as, refused_as
 
 VM = GuestRef("pve1", 110)
 LINKED, OWN = "store:101/base-101-disk-0.qcow2/130/vm-130-disk-0.qcow2", "store:130/vm-130-disk-0.qcow2"
@@ -177,6 +177,5 @@ def test_two_names_of_different_files_are_refused(
 
 def test_a_drive_that_is_gone_is_a_stale_plan(client: Client, clone: Guest) -> None:
     clone.text = "name: clone\n"
-    with pytest.raises(RefusedError, match="no longer has a drive") as error:
+    with fails_as(RefusedError, "stale_plan", "no longer has a drive"):
         repoint(client, CLONE, LINKED, OWN)
-    assert error.value.code == "stale_plan"

@@ -11,6 +11,7 @@ from storage_admin.hosts.proxmox.errors import ApiError, NotKnownError, NotThere
 from storage_admin.hosts.proxmox.pvesh import Pvesh
 from storage_admin.hosts.shells import Done
 from tests.harness.proxmox.schema import DATA
+from tests.working import fails_as
 
 SAID: dict[str, dict[str, Any]] = {
     one["what"]: one for one in json.loads((DATA / "pvesh.json").read_text(encoding="utf-8"))["said"]
@@ -92,6 +93,5 @@ def test_what_it_says_of_an_error_is_the_same_error_as_over_https(
 def test_an_error_after_warnings_keeps_its_status() -> None:
     words = "vm 111 - unable to parse value of 'scsi31' - unknown setting 'scsi31'\n"
     denied = "403 Permission check failed (/vms/106, VM.Config.Disk)\n"
-    with pytest.raises(HostError) as raised:
+    with fails_as(HostError, "right_missing"):
         Pvesh(Said("", words + denied, 255), "pve").put(*PUT, params={"description": "hello"})
-    assert raised.value.code == "right_missing"
