@@ -5,10 +5,10 @@ from typing import Any
 
 from django.test import Client
 
-from tests.web.html import tags_of
+from tests.web.html import Page, tags_of
 
 
-def hidden(page: str) -> dict[str, str]:
+def hidden(page: Page) -> dict[str, str]:
     return {
         found["name"] or "": found.get("value") or ""
         for tag, found in tags_of(page)
@@ -16,7 +16,7 @@ def hidden(page: str) -> dict[str, str]:
     }
 
 
-def planned(page: str) -> dict[str, str]:
+def planned(page: Page) -> dict[str, str]:
     """What Confirm sends beside the form's own fields; empty where a page has no such button."""
     return {name: value for name, value in hidden(page).items() if name in {"key", "planned"}}
 

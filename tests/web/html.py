@@ -2,6 +2,9 @@
 
 import re
 from html.parser import HTMLParser
+from typing import cast
+
+from django.http import HttpResponse, HttpResponseBase
 
 #: Attributes whose value a browser, or htmx, goes to.
 FOLLOWED = {"href", "src", "action", "formaction", "data", "srcdoc", "xlink:href", "hx-get", "hx-post"}
@@ -37,34 +40,41 @@ class _Reader(HTMLParser):
             self.inline.append(f"script {data.strip()[:40]}")
 
 
-def inline_code(page: str) -> list[str]:
+#: A page as its source, or as the answer with it.
+Page = str | HttpResponseBase
+
+
+def inline_code(page: Page) -> list[str]:
     """Every inline script, style or handler of a page."""
-    reader = _read(page)
-    return reader.inline
+    return _read(page).inline
 
 
-def tags_of(page: str) -> list[tuple[str, dict[str, str | None]]]:
+def tags_of(page: Page) -> list[tuple[str, dict[str, str | None]]]:
     """Every tag that a browser would see, with its attributes."""
     return _read(page).tags
 
 
-def errors_of(page: str) -> list[str]:
+def errors_of(page: Page) -> list[str]:
     """Names of the fields that a page tells to be wrong, in its order."""
     return [found["data-error-of"] or "" for _, found in tags_of(page) if "data-error-of" in found]
 
 
-def text_of(page: str) -> str:
+def text_of(page: Page) -> str:
     """The text of a page, spaces folded."""
     return " ".join(" ".join(_read(page).text).split())
 
 
-def flat(page: str) -> str:
+def flat(page: Page) -> str:
     """A page's source without the white space that only lays it out: none beside a tag, one space elsewhere."""
-    return re.sub(r"(?<=>) | (?=<)", "", " ".join(page.split()))
+    return re.sub(r"(?<=>) | (?=<)", "", " ".join(_source(page).split()))
 
 
-def _read(page: str) -> _Reader:
+def _source(page: Page) -> str:
+    return page if isinstance(page, str) else cast("HttpResponse", page).content.decode()
+
+
+def _read(page: Page) -> _Reader:
     reader = _Reader()
-    reader.feed(page)
+    reader.feed(_source(page))
     reader.close()
     return reader

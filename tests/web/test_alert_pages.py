@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db
 
 
 def shown(client: Client, address: str) -> str:
-    return text_of(client.get(address).content.decode())
+    return text_of(client.get(address))
 
 
 def test_what_is_new_comes_first_and_history_last(viewer: Client) -> None:
@@ -107,7 +107,7 @@ def test_what_is_due_to_a_webhook_that_is_switched_off_is_given_up(admin: Client
         "given_up",
         "The webhook was disabled before the delivery succeeded.",
     )
-    assert "is disabled" in text_of(admin.post(f"/webhooks/{hook.pk}/test/", follow=True).content.decode())
+    assert "is disabled" in text_of(admin.post(f"/webhooks/{hook.pk}/test/", follow=True))
 
 
 def test_a_test_is_sent_and_what_was_given_up_is_sent_again(admin: Client) -> None:
@@ -162,8 +162,8 @@ def test_the_thresholds_of_a_pool_are_set_and_ended_on_its_page(admin: Client) -
 def test_a_filter_that_means_nothing_is_named_and_stays_with_the_others(viewer: Client) -> None:
     AlertFactory.create(title="a danger", severity="danger")
     page = viewer.get("/alerts/?severity=danger&kind=nonsense&host=local&ordering=-opened")
-    assert "Ignored invalid filters: kind." in text_of(page.content.decode())
-    kept = [found["name"] for tag, found in tags_of(page.content.decode()) if found.get("type") == "hidden"]
+    assert "Ignored invalid filters: kind." in text_of(page)
+    kept = [found["name"] for tag, found in tags_of(page) if found.get("type") == "hidden"]
     assert {"severity", "host", "ordering"} <= set(kept)
 
 

@@ -40,7 +40,7 @@ def ids(images: list[Image]) -> list[str]:
 
 
 def test_one_page_has_the_sums_and_each_refusal(operator: Client, chosen: list[Image]) -> None:
-    text = text_of(operator.post(ADDRESS, {"image": ids(chosen)}).content.decode())
+    text = text_of(operator.post(ADDRESS, {"image": ids(chosen)}))
     assert "Reclaim 3 images" in text
     assert "Expected savings 5 GiB" in text
     assert "Freed when jobs finish 0 B" in text
@@ -58,9 +58,7 @@ def test_a_viewer_cannot_and_nothing_selected_says_so(viewer: Client, operator: 
 
 
 def test_nonsense_in_an_option_changes_nothing(operator: Client, chosen: list[Image]) -> None:
-    page = text_of(
-        operator.post(ADDRESS, {"image": ids(chosen), "undo_hours": "much", "confirmed": "1"}).content.decode()
-    )
+    page = text_of(operator.post(ADDRESS, {"image": ids(chosen), "undo_hours": "much", "confirmed": "1"}))
     assert "Nothing was changed. Undo hours: Enter a number." in page
     assert not Job.objects.filter(kind="reclaim", target_id__in=ids(chosen)).exists()
 
@@ -73,7 +71,7 @@ def test_what_does_not_fit_beside_the_others_is_refused_on_the_page_already(
     queued = [ImageFactory.create(pool=pool) for _ in range(2)]
     form: dict[str, Any] = {"image": ids(more), "method": "compress", "undo_hours": "1"}
     other = {**form, "image": ids(queued)}
-    operator.post(ADDRESS, other | shown(operator.post(ADDRESS, other).content.decode()) | {"confirmed": "1"})
+    operator.post(ADDRESS, other | shown(operator.post(ADDRESS, other)) | {"confirmed": "1"})
     page = operator.post(ADDRESS, form).content.decode()
     text = text_of(page)
     assert "Reclaim 6 images" in text  # of 4 GiB each, 35 GiB may be used, and 8 GiB of them are reserved

@@ -68,7 +68,7 @@ def test_what_it_would_refuse_is_not_offered_until_the_job_has_ended(
     offers = [reverse(name, args=[image.pk]) for name in ("reclaim", "check", "set_aside")]
 
     def offered() -> bool:
-        page = flat(admin.get(address).content.decode())
+        page = flat(admin.get(address))
         return any(re.search(rf'<a class="btn[^"]*" href="{offer}"', page) for offer in offers)
 
     assert not offered()

@@ -39,12 +39,12 @@ def test_a_plan_that_facts_have_changed_is_shown_again_and_not_started(
     operator: Client, image: Image, change: dict[str, Any]
 ) -> None:
     address = f"/images/{image.pk}/reclaim/"
-    shown = planned(operator.get(address).content.decode())
+    shown = planned(operator.get(address))
     Image.objects.filter(pk=image.pk).update(**change)
     answer = operator.post(address, shown)
     assert (answer.status_code, said(answer)) == (200, [NOT_PLANNED])
     assert (answer.context["plan"].method, reclaimed()) == ("in_place", {})
-    assert operator.post(address, planned(answer.content.decode())).status_code == 302
+    assert operator.post(address, planned(answer)).status_code == 302
     assert reclaimed() == {image.pk: ("in_place", False)}
 
 
@@ -54,11 +54,11 @@ def test_many_plans_are_shown_again_where_one_of_them_has_changed(
 ) -> None:
     other = ImageFactory.create(pool=image.pool, allocated_size=GIB)
     form: dict[str, Any] = {"image": [image.pk, other.pk]}
-    shown = planned(operator.post(BULK, form).content.decode())
+    shown = planned(operator.post(BULK, form))
     Image.objects.filter(pk=image.pk).update(**change)
     answer = operator.post(BULK, form | shown | {"confirmed": "1"})
     assert (answer.status_code, said(answer), reclaimed()) == (200, [NOT_PLANNED], {})
-    again = form | planned(answer.content.decode()) | {"confirmed": "1"}
+    again = form | planned(answer) | {"confirmed": "1"}
     for _twice in range(2):
         assert operator.post(BULK, again).status_code == 302
     assert reclaimed() == {image.pk: ("in_place", False), other.pk: ("compress", True)}
@@ -67,7 +67,7 @@ def test_many_plans_are_shown_again_where_one_of_them_has_changed(
 def test_an_image_that_the_page_had_refused_is_not_started_with_the_others(operator: Client, image: Image) -> None:
     other = ImageFactory.create(pool=image.pool, allocated_size=GIB, in_use=True, in_use_detail="process 7 (tar)")
     form: dict[str, Any] = {"image": [image.pk, other.pk]}
-    shown = planned(operator.post(BULK, form).content.decode())
+    shown = planned(operator.post(BULK, form))
     Image.objects.filter(pk=other.pk).update(in_use=False, in_use_detail="")
     answer = operator.post(BULK, form | shown | {"confirmed": "1"})
     assert (answer.status_code, said(answer), reclaimed()) == (200, [NOT_PLANNED], {})
@@ -77,7 +77,7 @@ def test_a_reclaim_is_planned_once_when_it_is_confirmed(
     operator: Client, image: Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, plans = f"/images/{image.pk}/reclaim/", []
-    shown = planned(operator.get(address).content.decode())
+    shown = planned(operator.get(address))
     plan_for = Reclaim.plan_for
 
     def counted(kind: Reclaim, *args: Any) -> Plan:

@@ -35,14 +35,14 @@ def test_renders_without_rows_and_says_how_to_fill_it(browser_of: Callable[[str]
     for address in LISTS + (ADMIN_PAGES if role == "admin" else []):
         answer = client.get(address)
         assert answer.status_code == 200, address
-        assert inline_code(answer.content.decode()) == [], address
+        assert inline_code(answer) == [], address
     assert "manage.py demo" in client.get("/images/").content.decode()
     assert "manage.py demo" in client.get("/").content.decode()
 
 
 def test_every_id_stands_once_and_every_label_names_one(admin: Client, filled: Filled) -> None:
     for address in filled.pages() + ADMIN_PAGES:
-        tags = tags_of(admin.get(address).content.decode())
+        tags = tags_of(admin.get(address))
         ids = [found["id"] for _, found in tags if "id" in found]
         assert len(ids) == len(set(ids)), address
         assert {found["for"] for tag, found in tags if tag == "label"} <= set(ids), address
@@ -50,7 +50,7 @@ def test_every_id_stands_once_and_every_label_names_one(admin: Client, filled: F
 
 def test_every_button_of_every_page_posts_a_csrf_token(admin: Client, filled: Filled) -> None:
     for address in filled.pages() + ADMIN_PAGES:
-        tags = tags_of(admin.get(address).content.decode())
+        tags = tags_of(admin.get(address))
         posting = [found for tag, found in tags if tag == "form" and found.get("method") == "post"]
         tokens = [found for tag, found in tags if found.get("name") == "csrfmiddlewaretoken"]
         assert len(tokens) == len(posting) >= 1, address
@@ -72,13 +72,13 @@ def test_admin_pages_are_refused_with_a_sentence(browser_of: Callable[[str], Cli
 def test_what_is_not_there_has_a_page_that_says_so(viewer: Client, address: str) -> None:
     answer = viewer.get(address)
     assert answer.status_code == 404
-    assert "Not found" in text_of(answer.content.decode())
+    assert "Not found" in text_of(answer)
 
 
 def test_a_host_that_was_never_scanned_has_no_zeros(viewer: Client) -> None:
     host = HostFactory.create(last_seen=None, capabilities={})
     host.pools.create(name="images", path="/srv/images", path_bytes=b"/srv/images", path_key="x")
-    text = text_of(viewer.get("/hosts/").content.decode())
+    text = text_of(viewer.get("/hosts/"))
     assert "0 B" not in text
     assert "never seen" in text
     assert "missing" not in text

@@ -111,5 +111,5 @@ def test_a_conversion_is_planned_and_queued_with_its_options(operator: Client, c
 def test_a_conversion_that_makes_no_sense_gets_a_sentence(
     operator: Client, chain: list[int], asked: dict[str, str]
 ) -> None:
-    page = text_of(operator.get(f"/images/{chain[2]}/convert/", asked, headers=HTMX).content.decode())
+    page = text_of(operator.get(f"/images/{chain[2]}/convert/", asked, headers=HTMX))
     assert "No plan." in page

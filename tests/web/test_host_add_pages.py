@@ -34,7 +34,7 @@ def nodes(tmp_path: Path) -> Iterator[tuple[ProxmoxServer, ProxmoxServer]]:
 def hidden(answer: Any) -> dict[str, str]:
     """What the page's form carries on, as a browser without a script would send it."""
     found: dict[str, str] = {}
-    for tag, attributes in tags_of(answer.content.decode()):
+    for tag, attributes in tags_of(answer):
         if tag != "input" or "name" not in attributes or attributes["name"] == "csrfmiddlewaretoken":
             continue
         left_out = attributes.get("type") == "radio" and "checked" not in attributes
@@ -47,7 +47,7 @@ def boxes(answer: Any) -> list[str]:
     """The nodes that are ticked."""
     return [
         attributes["value"] or ""
-        for tag, attributes in tags_of(answer.content.decode())
+        for tag, attributes in tags_of(answer)
         if tag == "input" and attributes.get("name") == "node" and "checked" in attributes
     ]
 
@@ -70,12 +70,12 @@ def test_each_way_has_its_form_and_htmx_gets_the_form_alone(admin: Client, kind:
 
 def test_a_node_is_added_once_its_certificate_was_compared(admin: Client, server: ProxmoxServer) -> None:
     first = admin.post(ADD, typed(server))
-    assert server.fingerprint in text_of(first.content.decode())
+    assert server.fingerprint in text_of(first)
     assert SECRET not in first.content.decode()
     assert server.seen == []  # no request, and so no token, before the certificate is confirmed
     assert not Host.objects.exists()
     second = admin.post(ADD, hidden(first) | {"token_secret": ""}, follow=True)
-    assert "pve1 is added" in text_of(second.content.decode())
+    assert "pve1 is added" in text_of(second)
     host = Host.objects.get()
     assert (host.kind, host.transport, host.node, host.name) == ("proxmox", "api", "pve1", "pve1")
     assert host.tls_fingerprint == server.fingerprint
@@ -90,11 +90,11 @@ def test_a_fingerprint_that_is_typed_counts_more_than_the_one_that_was_shown(
     admin: Client, server: ProxmoxServer
 ) -> None:
     first = admin.post(ADD, typed(server))
-    assert server.fingerprint in text_of(first.content.decode())
+    assert server.fingerprint in text_of(first)
     # They are not equal: the node itself says another one.
     refused = admin.post(ADD, hidden(first) | {"tls_fingerprint": "AB:" * 31 + "AB"})
     assert refused.status_code == 409
-    assert "a certificate that differs from the pinned one" in text_of(refused.content.decode())
+    assert "a certificate that differs from the pinned one" in text_of(refused)
     assert server.seen == []  # the token went nowhere
     assert not Host.objects.exists()
 
@@ -103,10 +103,10 @@ def test_what_is_wrong_stands_beside_its_field_and_nothing_is_saved(admin: Clien
     wrong = {"address": "a b", "port": "0", "token_id": "root", "token_secret": "x", "tls_fingerprint": "12"}
     answer = admin.post(ADD, typed(server, **wrong))
     assert answer.status_code == 400
-    assert {"port", "token_id"} <= set(errors_of(answer.content.decode()))
+    assert {"port", "token_id"} <= set(errors_of(answer))
     refused = admin.post(ADD, typed(server, tls_fingerprint=server.fingerprint, token_secret="0" * 36))
     assert refused.status_code == 409
-    assert "Check its ID, secret and expiry date" in text_of(refused.content.decode())
+    assert "Check its ID, secret and expiry date" in text_of(refused)
     assert not Host.objects.exists()
 
 
@@ -134,7 +134,7 @@ def test_every_node_of_a_cluster_is_offered_and_becomes_a_host_of_its_own(
     assert (none.status_code, Host.objects.count()) == (400, 0)
     assert "Select at least one node" in none.content.decode()
     done = admin.post(ADD, hidden(answer) | {"node": ["pve1", "pve2"]}, follow=True)
-    assert "pve1, pve2 are added" in text_of(done.content.decode())
+    assert "pve1, pve2 are added" in text_of(done)
     rows = Host.objects.order_by("name").values_list("name", "node", "cluster", "address", "tls_fingerprint")
     assert list(rows) == [
         ("pve1", "pve1", "lab", "127.0.0.1", first.fingerprint),
@@ -142,7 +142,7 @@ def test_every_node_of_a_cluster_is_offered_and_becomes_a_host_of_its_own(
     ]  # fmt: skip
     again = admin.post(ADD, typed(first, tls_fingerprint=first.fingerprint))
     assert boxes(again) == []
-    assert text_of(again.content.decode()).count("registered as") == 2
+    assert text_of(again).count("registered as") == 2
 
 
 def test_where_one_chosen_node_does_not_answer_none_is_saved(
@@ -195,7 +195,7 @@ def test_a_host_that_was_installed_anew_gets_its_new_key_pinned_once_it_was_comp
     )  # fmt: skip
     change = f"/hosts/{host.pk}/connection/"
     refused = admin.post(change, hidden(admin.get(change)))
-    assert (refused.status_code, "differs from the pinned one" in text_of(refused.content.decode())) == (409, True)
+    assert (refused.status_code, "differs from the pinned one" in text_of(refused)) == (409, True)
     asked = admin.post(change, hidden(refused) | {"new_key": "on"})
     assert "SHA256:" in asked.content.decode()
     assert reread(host).host_key == before
@@ -209,7 +209,7 @@ def test_a_key_that_was_compared_counts_for_the_address_that_showed_it(admin: Cl
     first = admin.post(ADD, form | {"address": "127.0.0.1"})
     assert hidden(first)["host_key"]
     elsewhere = admin.post(ADD, hidden(first) | {"address": "localhost"})
-    assert "Host key of localhost" in text_of(elsewhere.content.decode())
+    assert "Host key of localhost" in text_of(elsewhere)
     assert not Host.objects.exists()
 
 
@@ -237,7 +237,7 @@ def test_a_host_without_an_agent_says_what_is_true_of_it(viewer: Client) -> None
         name="pve", kind="proxmox", transport="api", slug="pve",
         capabilities={"agent": False, "missing_rights": missing},
     )  # fmt: skip
-    text = text_of(viewer.get("/hosts/").content.decode())
+    text = text_of(viewer.get("/hosts/"))
     assert "qemu-img" not in text
     assert "Images on far cannot be changed" in text
     assert re.search(r"move disks to another storage missing Needs Datastore.AllocateSpace", text)
@@ -251,7 +251,7 @@ def test_the_number_of_jobs_in_the_sidebar_follows(viewer: Client) -> None:
     assert viewer.get(address[1]).status_code == 204
     JobFactory.create(state="running")
     fresh = viewer.get(address[1])
-    assert (fresh.status_code, text_of(fresh.content.decode()).strip()) == (200, "1")
+    assert (fresh.status_code, text_of(fresh).strip()) == (200, "1")
     assert address[1] not in fresh.content.decode()
 
 

@@ -20,7 +20,7 @@ def test_an_admin_registers_a_folder_and_a_scan_of_it_is_queued(
 ) -> None:
     address = f"/hosts/{filled.host.pk}/folders/"
     assert browser_of("operator").post(address, {"path": str(tmp_path)}).status_code == 403
-    text = text_of(browser_of("admin").post(address, {"path": str(tmp_path)}, follow=True).content.decode())
+    text = text_of(browser_of("admin").post(address, {"path": str(tmp_path)}, follow=True))
     assert f"{tmp_path} is registered" in text
     assert StoragePool.objects.filter(host=filled.host, path=str(tmp_path)).exists()
     assert Job.objects.filter(kind="scan", target_id=filled.host.pk).exists()
@@ -30,7 +30,7 @@ def test_an_admin_registers_a_folder_and_a_scan_of_it_is_queued(
 def test_a_bad_folder_gets_a_sentence_beside_the_field(admin: Client, filled: Filled, path: str) -> None:
     answer = admin.post(f"/hosts/{filled.host.pk}/folders/", {"path": path})
     assert answer.status_code == 400
-    assert errors_of(answer.content.decode()) == ["path"]
+    assert errors_of(answer) == ["path"]
     assert StoragePool.objects.count() == 1
 
 
@@ -49,7 +49,7 @@ def test_where_a_host_is_reached_is_offered_to_admins_of_all_hosts_alone(
 ) -> None:
     host = HostFactory.create(slug="far", kind="ssh", transport="ssh", address="192.0.2.7")
     client = client_as(role="admin", hosts=hosts)
-    leads = {str(found.get("href")) for tag, found in tags_of(client.get("/hosts/").content.decode()) if tag == "a"}
+    leads = {str(found.get("href")) for tag, found in tags_of(client.get("/hosts/")) if tag == "a"}
     for address in (f"/hosts/{host.pk}/connection/", "/hosts/add/"):
         assert (address in leads) is offered, address
         assert client.get(address).status_code == (200 if offered else 403)
@@ -58,7 +58,7 @@ def test_where_a_host_is_reached_is_offered_to_admins_of_all_hosts_alone(
 
 def test_missing_tools_are_named_with_what_they_are_for(viewer: Client) -> None:
     HostFactory.create(capabilities={"qemu_img": None, "tools": {"setpriv": True}})
-    text = text_of(viewer.get("/hosts/").content.decode())
+    text = text_of(viewer.get("/hosts/"))
     assert "qemu-img missing every job on an image" in text
     assert "setpriv available" in text
     assert "ionice unknown" in text
@@ -70,14 +70,14 @@ def test_a_host_that_cannot_keep_tools_from_other_files_says_so(
     viewer: Client, found: str | None, warned: bool
 ) -> None:
     HostFactory.create(capabilities={"confinement": found})
-    text = text_of(viewer.get("/hosts/").content.decode())
+    text = text_of(viewer.get("/hosts/"))
     assert ("Images that users other than root can write are refused" in text) is warned
     assert (f"Landlock or namespaces available {found}" in text) is not warned
 
 
 def test_cache_and_discard_modes_come_with_advice(viewer: Client) -> None:
     GuestDiskFactory.create(cache="unsafe", discard="")
-    text = text_of(viewer.get("/guests/").content.decode())
+    text = text_of(viewer.get("/guests/"))
     assert "a power cut can destroy" in text
     assert "Set discard=unmap" in text
 
@@ -106,8 +106,8 @@ def test_a_bad_token_is_not_made(admin: Client, filled: Filled, form: dict[str, 
 
 def test_the_audit_trail_is_searched(admin: Client, filled: Filled) -> None:
     admin.post("/tokens/", {"name": "nightly", "role": "viewer"})
-    assert "nightly" in text_of(admin.get("/audit/?search=nightly").content.decode())
-    assert "No entries match your filters" in text_of(admin.get("/audit/?search=zebra").content.decode())
+    assert "nightly" in text_of(admin.get("/audit/?search=nightly"))
+    assert "No entries match your filters" in text_of(admin.get("/audit/?search=zebra"))
 
 
 def test_the_audit_trail_shows_what_changed_and_options_as_words(admin: Client) -> None:
@@ -116,7 +116,7 @@ def test_the_audit_trail_shows_what_changed_and_options_as_words(admin: Client) 
         after={"name": "a", "options": {"undo_hours": 12, "method": "auto"}, "hosts": []},
     )
     AuditEntryFactory.create(before=None, after={"options": {"method": "copy", "idle_io": None}, "hosts": []})
-    page = flat(admin.get("/audit/").content.decode())
+    page = flat(admin.get("/audit/"))
     assert "option undo_hours:<del>24</del>→ 12" in page
     assert "name: " not in page
     assert "options: method copy<" in page

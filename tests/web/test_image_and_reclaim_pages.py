@@ -19,7 +19,7 @@ HTMX = {"HX-Request": "true"}
 
 
 def test_shows_exact_bytes_and_what_reclaiming_would_win(viewer: Client, filled: Filled) -> None:
-    text = text_of(viewer.get(f"/images/{filled.image.pk}/").content.decode())
+    text = text_of(viewer.get(f"/images/{filled.image.pk}/"))
     assert "Virtual size 10 GiB 10,737,418,240" in text
     assert "Physical 4 GiB 4,294,967,296" in text
     assert "Reclaimable 2 GiB 2,147,483,648 1 GiB to 3 GiB" in text
@@ -57,7 +57,7 @@ def test_a_deep_chain_is_walked_without_running_out_of_stack(db: None) -> None:
 
 def test_says_why_not_and_what_to_do(operator: Client) -> None:
     image = ImageFactory.create(declared_format="", name="x.img")
-    text = text_of(operator.get(f"/images/{image.pk}/").content.decode())
+    text = text_of(operator.get(f"/images/{image.pk}/"))
     assert "format_undeclared" in text
     assert "Declare it first." in text
 
@@ -71,7 +71,7 @@ def test_a_plan_says_in_numbers_what_would_happen(operator: Client, filled: Fill
             "reclaimable_bytes": 3 * GIB, "reclaimable_low": 2 * GIB, "reclaimable_high": 3 * GIB,
         }}},
     )  # fmt: skip
-    text = text_of(operator.get(f"/images/{image.pk}/reclaim/").content.decode())
+    text = text_of(operator.get(f"/images/{image.pk}/reclaim/"))
     assert "4 GiB → about 1 GiB 1 GiB to 2 GiB saves about 3 GiB" in text
     assert "alone.qcow2 : 4 GiB → about 1 GiB, needs 2 GiB of scratch space and keeps an undo copy until" in text
     assert "Compress alone.qcow2" in text
@@ -96,11 +96,11 @@ def test_options_change_the_plan_alone(operator: Client, filled: Filled) -> None
 )  # fmt: skip
 def test_a_bad_option_gets_a_sentence_and_no_plan(operator: Client, filled: Filled, options: dict[str, str]) -> None:
     image = ImageFactory.create(pool=filled.pool)
-    page = text_of(operator.get(f"/images/{image.pk}/reclaim/", options, headers=HTMX).content.decode())
+    page = text_of(operator.get(f"/images/{image.pk}/reclaim/", options, headers=HTMX))
     assert "No plan." in page
     answer = operator.post(f"/images/{image.pk}/reclaim/", options)
     assert answer.status_code == 409
-    assert "Nothing was changed." in text_of(answer.content.decode())
+    assert "Nothing was changed." in text_of(answer)
     assert not Job.objects.filter(target_kind="image", target_id=image.pk).exists()
 
 
@@ -108,7 +108,7 @@ def test_confirming_starts_the_job_that_the_plan_showed_once(operator: Client, f
     image = ImageFactory.create(pool=filled.pool, name="alone.qcow2")
     address = f"/images/{image.pk}/reclaim/"
     form = {"compression": "zlib", "undo_hours": "48", "idle_io": "false"}
-    form |= planned(operator.get(address, form).content.decode())
+    form |= planned(operator.get(address, form))
     first, second = operator.post(address, form), operator.post(address, form)
     job = Job.objects.get(kind="reclaim", target_id=image.pk)
     assert first["Location"] == second["Location"] == f"/jobs/{job.pk}/"
@@ -121,7 +121,7 @@ def test_replacing_without_an_undo_copy_wants_its_own_confirmation(operator: Cli
     image = ImageFactory.create(pool=filled.pool, name="alone.qcow2")
     address = f"/images/{image.pk}/reclaim/"
     answer = confirm(operator, address, {"undo_hours": "0"})
-    assert "Confirm that alone.qcow2 is replaced without an undo copy." in text_of(answer.content.decode())
+    assert "Confirm that alone.qcow2 is replaced without an undo copy." in text_of(answer)
     assert not Job.objects.filter(target_id=image.pk, kind="reclaim").exists()
     confirm(operator, address, {"undo_hours": "0", "without_undo": "on"})
     assert Job.objects.get(target_id=image.pk, kind="reclaim").options["undo_hours"] == 0
@@ -129,7 +129,7 @@ def test_replacing_without_an_undo_copy_wants_its_own_confirmation(operator: Cli
 
 def test_what_is_refused_has_no_button_and_starts_nothing(operator: Client, filled: Filled) -> None:
     image = ImageFactory.create(pool=filled.pool)
-    seen = planned(operator.get(f"/images/{image.pk}/reclaim/").content.decode())
+    seen = planned(operator.get(f"/images/{image.pk}/reclaim/"))
     Image.objects.filter(pk=image.pk).update(in_use=True, in_use_detail="mounted at /mnt")
     page = operator.get(f"/images/{image.pk}/reclaim/").content.decode()
     assert 'data-code="image_in_use"' in page
@@ -177,7 +177,7 @@ def test_a_broken_chain_offers_no_amount_and_no_button_but_the_way_to_repair_it(
 def test_a_plan_in_place_does_not_promise_that_the_original_stays(operator: Client, filled: Filled) -> None:
     image = ImageFactory.create(pool=filled.pool, name="disk.raw", format="raw", declared_format="raw")
     address = f"/images/{image.pk}/reclaim/"
-    said = {method: text_of(operator.get(address, {"method": method}).content.decode())
+    said = {method: text_of(operator.get(address, {"method": method}))
             for method in ("in_place", "copy")}  # fmt: skip
     assert "The original stays" not in said["in_place"]
     assert "The original is replaced only after the new image is complete" in said["copy"]

@@ -81,7 +81,7 @@ def test_pages_are_cut_at_fifty(viewer: Client) -> None:
 
 def test_what_is_not_known_is_never_zero(viewer: Client) -> None:
     ImageFactory.create(name="x.img", virtual_size=None, in_use=None, declared_format="", format="qcow2")
-    text = text_of(viewer.get("/images/").content.decode())
+    text = text_of(viewer.get("/images/"))
     assert "not analyzed" in text
     assert "undeclared detected: qcow2" in text
     assert " 0 B" not in text
@@ -92,7 +92,7 @@ def test_analyzes_the_selected_images_and_says_what_was_refused(operator: Client
     chosen = {"image": [filled.image.pk, refused.pk, 10**22, "x"], "next": "/images/?search=vm"}
     answer = operator.post("/images/analyze/", chosen, follow=True)
     assert answer.redirect_chain == [("/images/?search=vm", 302)]
-    text = text_of(answer.content.decode())
+    text = text_of(answer)
     assert "1 queued for analysis" in text
     assert "1 refused" in text
     assert filled.host.jobs.filter(kind="analyze").count() == 1
@@ -118,7 +118,7 @@ def test_a_line_that_was_shown_before_shows_what_changed_since(
     viewer: Client, three: list[Image], change: dict[str, object], said: str
 ) -> None:
     def line() -> str:
-        page = flat(viewer.get("/images/").content.decode())
+        page = flat(viewer.get("/images/"))
         return next(part for part in page.split("<tr>") if f'href="/images/{three[1].pk}/"' in part)
 
     before = line()

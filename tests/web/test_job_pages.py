@@ -25,7 +25,7 @@ def polls(page: str) -> list[str]:
 
 
 def test_a_running_job_shows_how_far_it_is(viewer: Client, filled: Filled) -> None:
-    text = text_of(viewer.get(f"/jobs/{filled.running.pk}/").content.decode())
+    text = text_of(viewer.get(f"/jobs/{filled.running.pk}/"))
     assert "46 % · copying" in text
     assert "1 GiB of 4 GiB · 286 MiB/s · 1 min 6 s left" in text
 
@@ -36,7 +36,7 @@ def test_a_fragment_that_did_not_change_is_not_sent_again(viewer: Client, filled
     Job.objects.filter(pk=filled.running.pk).update(progress=51)
     changed = viewer.get(address, headers=HTMX)
     assert changed.status_code == 200
-    assert "51 %" in text_of(changed.content.decode())
+    assert "51 %" in text_of(changed)
     assert polls(changed.content.decode()) != [address]
 
 
@@ -79,11 +79,11 @@ def test_a_job_that_failed_says_what_it_did_and_nothing_of_an_image_that_may_be_
     Job.objects.filter(pk=filled.running.pk).update(
         state=state, error_code=code, error_detail=detail, plan=plan, finished=end, stage="swapping"
     )
-    text = text_of(viewer.get(f"/jobs/{filled.running.pk}/").content.decode())
+    text = text_of(viewer.get(f"/jobs/{filled.running.pk}/"))
     said = kinds.unsuccessful(Job.objects.get(pk=filled.running.pk))
     assert [one in text for one in (said.ended, said.cut_off)] == [which == "ended", which == "cut_off"]
     Job.objects.filter(pk=filled.running.pk).update(started=None)
-    assert "changed nothing" in text_of(viewer.get(f"/jobs/{filled.running.pk}/").content.decode())
+    assert "changed nothing" in text_of(viewer.get(f"/jobs/{filled.running.pk}/"))
 
 
 def test_a_job_after_which_both_files_are_kept_says_which_one_has_the_name(viewer: Client, filled: Filled) -> None:
@@ -91,7 +91,7 @@ def test_a_job_after_which_both_files_are_kept_says_which_one_has_the_name(viewe
     told = {}
     for code in (protocol.BOTH_KEPT, protocol.STRANGERS_KEPT):
         Job.objects.filter(pk=job.pk).update(state="failed", error_code=code, error_detail="-", finished=timezone.now())
-        told[code] = text_of(viewer.get(f"/jobs/{job.pk}/").content.decode())
+        told[code] = text_of(viewer.get(f"/jobs/{job.pk}/"))
         assert not any(one in told[code] for one in ("did not replace", "It removed the files", "never a mixture"))
     assert f".sa-{job.uid}.orig" in told[protocol.BOTH_KEPT]
     assert f".sa-{job.uid}.orig" not in told[protocol.STRANGERS_KEPT]
@@ -123,10 +123,10 @@ def test_what_is_said_of_a_lost_job_goes_for_its_kind_and_method(
     assert ("did not replace" in said.ended) == (by_swap and kind not in {"undo", "settle_leftover"})
     assert said.cut_off != JobKind.unsuccessful[""].cut_off
     assert said.cut_off in job.error_detail
-    text = text_of(viewer.get(f"/jobs/{job.pk}/").content.decode())
+    text = text_of(viewer.get(f"/jobs/{job.pk}/"))
     assert (job.needs_recovery, text.count(said.cut_off)) == (True, 2)
     Job.objects.filter(pk=job.pk).update(needs_recovery=False, error_code="busy", error_detail="-", state="failed")
-    text = text_of(viewer.get(f"/jobs/{job.pk}/").content.decode())
+    text = text_of(viewer.get(f"/jobs/{job.pk}/"))
     assert (said.ended in text, said.cut_off in text) == (True, said.cut_off == said.ended)
 
 
@@ -146,7 +146,7 @@ def test_a_nonsense_place_in_the_log_starts_at_its_beginning(viewer: Client, fil
 
 
 def test_a_finished_job_says_what_was_predicted_what_came_and_what_is_held(viewer: Client, filled: Filled) -> None:
-    text = text_of(viewer.get(f"/jobs/{filled.done.pk}/").content.decode())
+    text = text_of(viewer.get(f"/jobs/{filled.done.pk}/"))
     assert "4 GiB → 2 GiB" in text
     assert "Predicted about 2 GiB 2,147,483,648" in text
     assert "Held by the undo copy 4 GiB 4,294,967,296" in text
@@ -187,7 +187,7 @@ def test_who_cancels_in_the_list_stays_there_and_reads_that_it_is_done(operator:
     assert back == ["/jobs/?state=queued"]
     answer = operator.post(f"/jobs/{queued.pk}/cancel/", {"next": back[0]}, follow=True)
     assert answer.redirect_chain == [("/jobs/?state=queued", 302)]
-    assert f"Job {queued.pk} is cancelled." in text_of(answer.content.decode())
+    assert f"Job {queued.pk} is cancelled." in text_of(answer)
     assert reread(queued).state == "cancelled"
 
 
@@ -199,7 +199,7 @@ def test_a_running_job_is_said_to_be_stopping_and_what_has_ended_has_no_button(
     assert buttons == [f"cancel-{filled.running.pk}"]
     assert "cancel-" not in viewer.get("/jobs/").content.decode()
     answer = operator.post(f"/jobs/{filled.running.pk}/cancel/", {"next": "/jobs/?"}, follow=True)
-    assert f"Job {filled.running.pk} is being cancelled." in text_of(answer.content.decode())
+    assert f"Job {filled.running.pk} is being cancelled." in text_of(answer)
 
 
 @pytest.mark.parametrize("back", ["", "https://example.org/jobs/?", "//example.org/jobs/?", "/logout/", "/jobs/"])

@@ -28,13 +28,13 @@ def form(**more: str) -> dict[str, str]:
 
 def keys(answer: Any) -> list[str]:
     """The public keys on a page, each with its comment."""
-    found = re.findall(r"ssh-ed25519 \S+ storage-admin@[A-Za-z0-9.-]+", text_of(answer.content.decode()))
+    found = re.findall(r"ssh-ed25519 \S+ storage-admin@[A-Za-z0-9.-]+", text_of(answer))
     return sorted(set(found))
 
 
 def chosen(answer: Any) -> str:
     """How the key is given: the radio button that is on."""
-    radios = [found for tag, found in tags_of(answer.content.decode()) if tag == "input" and found.get("name") == "key"]
+    radios = [found for tag, found in tags_of(answer) if tag == "input" and found.get("name") == "key"]
     return next(str(radio["value"]) for radio in radios if "checked" in radio)
 
 
@@ -55,7 +55,7 @@ def test_a_host_is_added_with_a_created_pair(admin: Client, ssh_server: Sshd) ->
 
     early = admin.post(ADD, hidden(first))
     assert (early.status_code, keys(early), chosen(early)) == (409, [public], "create")
-    assert "rejected the key" in text_of(early.content.decode())
+    assert "rejected the key" in text_of(early)
 
     ssh_server.authorize(public)
     assert admin.post(ADD, hidden(early)).status_code == 302
@@ -70,7 +70,7 @@ def test_a_host_is_added_with_a_created_pair(admin: Client, ssh_server: Sshd) ->
 def test_what_root_runs_is_shown_for_the_user_and_the_port_that_were_typed(admin: Client) -> None:
     page = admin.post(ADD, form(user="storage", port="2222"))
     (public,) = keys(page)
-    text = text_of(page.content.decode())
+    text = text_of(page)
     assert "manage.py agent_installer --user storage | ssh -p 2222 root@hv1.example.org sh" in text
     assert f"agent_installer --key '{public}' --user storage | ssh -p 2222 root@hv1.example.org sh" in text
     assert forced.authorized_line(" ".join(public.split()[:2])) in text

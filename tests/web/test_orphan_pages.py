@@ -26,7 +26,7 @@ def pool(db: None) -> StoragePool:
 
 
 def said(answer: Any) -> str:
-    return text_of(answer.content.decode())
+    return text_of(answer)
 
 
 def orphan(pool: StoragePool, name: str = "left.qcow2", **more: Any) -> Image:

@@ -43,7 +43,7 @@ def test_a_policy_is_made_in_the_form_and_changed_there(admin: Client) -> None:
     assert answer["Location"] == f"/policies/{made.pk}/"
     assert (made.options["undo_hours"], made.min_reclaimable_bytes, made.hosts) == (12, 1_572_864, [host.pk])
     for shown in (f"/policies/{made.pk}/", f"/policies/{made.pk}/change/"):
-        assert re.search(r" 22:00 to \w+ 04:00 Europe/Berlin", text_of(admin.get(shown).content.decode()))
+        assert re.search(r" 22:00 to \w+ 04:00 Europe/Berlin", text_of(admin.get(shown)))
     page = admin.get(f"/policies/{made.pk}/change/").content.decode()
     kept = held(page)
     assert (kept["name"], kept["min_reclaimable_mib"], kept["option-undo_hours"]) == (["nightly"], ["1.5"], ["12"])
@@ -100,8 +100,8 @@ def test_a_list_that_named_something_means_all_only_when_somebody_says_so(
     del unchecked[name]
     answer = admin.post(address, unchecked)
     assert answer.status_code == 400
-    assert f"No {one} is selected. Select at least one, or “All {name}" in text_of(answer.content.decode())
-    assert "Incomplete" in text_of(admin.get(address, unchecked).content.decode())
+    assert f"No {one} is selected. Select at least one, or “All {name}" in text_of(answer)
+    assert "Incomplete" in text_of(admin.get(address, unchecked))
     assert getattr(Policy.objects.get(), name) == getattr(narrow, name)
     assert admin.post(address, unchecked | {"all": [name]}).status_code == 302
     assert getattr(Policy.objects.get(), name) == []
@@ -123,7 +123,7 @@ def test_what_was_removed_can_be_taken_out_on_purpose(admin: Client, narrow: Pol
 def test_a_host_that_there_is_not_never_makes_a_new_policy_one_for_all_hosts(admin: Client, wrong: str) -> None:
     answer = admin.post("/policies/add/", FORM | {"hosts": [wrong]})
     assert answer.status_code == 400
-    assert "Not saved. Hosts: " in text_of(answer.content.decode())
+    assert "Not saved. Hosts: " in text_of(answer)
     assert not Policy.objects.exists()
 
 
@@ -145,7 +145,7 @@ def test_a_number_that_was_emptied_is_previewed_as_it_is_kept(admin: Client) -> 
     optional = ("min_age_hours", "min_reclaimable_percent", "min_chain_depth", "min_reclaimable_mib")
     emptied = {name: [""] for name in optional}
     form = held(admin.get(address).content.decode()) | emptied
-    assert "web-01" in text_of(admin.get(address, form).content.decode())
+    assert "web-01" in text_of(admin.get(address, form))
     assert admin.post(address, form).status_code == 302
     after = Policy.objects.get()
     assert (after.min_age_hours, after.min_reclaimable_percent, after.min_chain_depth) == (0, 0, 1)
@@ -160,17 +160,17 @@ def test_a_number_that_a_policy_cannot_be_without_is_asked_for(admin: Client, na
         admin.get(f"/policies/{policy.pk}/change/", form),
         admin.post(f"/policies/{policy.pk}/change/", form),
     ):
-        assert "Enter a whole number." in text_of(answer.content.decode())
+        assert "Enter a whole number." in text_of(answer)
 
 
 def test_what_makes_no_sense_is_said_with_what_was_typed_still_there(admin: Client) -> None:
     answer = admin.post("/policies/add/", FORM | {"cron": "0 99 * * *", "max_jobs_per_host": "many"})
-    page = text_of(answer.content.decode())
+    page = text_of(answer)
     assert answer.status_code == 400
     assert "Not saved." in page
-    assert errors_of(answer.content.decode()) == ["cron", "max_jobs_per_host"]
+    assert errors_of(answer) == ["cron", "max_jobs_per_host"]
     assert 'value="0 99 * * *"' in answer.content.decode()
-    page = text_of(admin.post("/policies/add/", FORM | {"cron": "0 99 * * *"}).content.decode())
+    page = text_of(admin.post("/policies/add/", FORM | {"cron": "0 99 * * *"}))
     assert "Cron: The hour field is not valid" in page
     assert not Policy.objects.exists()
 
@@ -178,7 +178,7 @@ def test_what_makes_no_sense_is_said_with_what_was_typed_still_there(admin: Clie
 def test_what_a_plan_refuses_is_neither_counted_nor_summed(admin: Client) -> None:
     wins(name="web-01")
     wins(name="web-02", header={"data_file": "data.raw"})
-    page = text_of(admin.get("/policies/add/", FORM | {"name_pattern": ""}).content.decode())
+    page = text_of(admin.get("/policies/add/", FORM | {"name_pattern": ""}))
     assert "1, about 1 GiB; 1 refused" in page
     assert "refused The data of the image is in a separate data file" in page
 
@@ -190,11 +190,11 @@ def test_what_all_of_it_comes_to_is_the_same_on_every_page_of_a_preview(
         wins(name=f"web-{number:02}", header={"data_file": "data.raw"} if number < 10 else {})
     address = f"/policies/{PolicyFactory.create().pk}/preview/"
     for begin in (0, SHOWN):
-        page = text_of(admin.get(f"{address}?chosen={begin}").content.decode())
+        page = text_of(admin.get(f"{address}?chosen={begin}"))
         assert "20, largest savings first; total about 20 GiB; 10 refused by their plans" in page
     monkeypatch.setattr(preview, "PLANNED_TOGETHER", 5)
     for begin in (0, 4, SHOWN):
-        page = text_of(admin.get(f"{address}?chosen={begin}").content.decode())
+        page = text_of(admin.get(f"{address}?chosen={begin}"))
         assert "25, largest savings first; total about 25 GiB; 5 of the first 5 refused by their plans" in page
         assert f"{begin + 1}\u2013" in page
 
@@ -204,16 +204,14 @@ def test_the_form_shows_the_choice_and_the_next_windows_as_it_is_filled_in(admin
     wins(name="web-02", in_use=True, in_use_detail="guest web is running")
     wins(name="db")
     answer = admin.get("/policies/add/", FORM, headers={"HX-Request": "true"})
-    page = text_of(answer.content.decode())
+    page = text_of(answer)
     assert "<html" not in answer.content.decode()
     assert "web-01" in page
     assert "guest web is running" in page
     assert "The name does not match" in page
-    assert "Incomplete" in text_of(
-        admin.get("/policies/add/", FORM | {"cron": "soon"}, headers={"HX-Request": "true"}).content.decode()
-    )
+    assert "Incomplete" in text_of(admin.get("/policies/add/", FORM | {"cron": "soon"}, headers={"HX-Request": "true"}))
     # Without JavaScript the whole page says the same.
-    assert "web-01" in text_of(admin.get("/policies/add/", FORM).content.decode())
+    assert "web-01" in text_of(admin.get("/policies/add/", FORM))
 
 
 def test_another_kind_brings_its_own_options(admin: Client) -> None:
@@ -256,11 +254,11 @@ def test_a_policy_runs_by_hand_and_its_run_says_what_became_of_it(operator: Clie
     answer = operator.post(f"/policies/{policy.pk}/run/")
     run = PolicyRun.objects.get()
     assert answer["Location"] == f"/policies/{policy.pk}/runs/{run.pk}/"
-    assert "Selection pending" in text_of(operator.get(answer["Location"]).content.decode())
+    assert "Selection pending" in text_of(operator.get(answer["Location"]))
     runs.work(timezone.now())
     end(before_bytes=4 * GIB, after_bytes=3 * GIB, freed_bytes=GIB)
     runs.work(timezone.now())
-    page = text_of(operator.get(answer["Location"]).content.decode())
+    page = text_of(operator.get(answer["Location"]))
     for words in (
         "finished",
         "web-01",
@@ -272,8 +270,8 @@ def test_a_policy_runs_by_hand_and_its_run_says_what_became_of_it(operator: Clie
         assert words.lower() in page.lower(), words
     job = operator.get(f"/jobs/{Job.objects.get().pk}/").content.decode()
     assert f'href="/policies/{policy.pk}/runs/{run.pk}/"' in job
-    assert "1 GiB" in text_of(operator.get("/policies/").content.decode())
-    assert "manual, the-operator" in text_of(operator.get(f"/policies/{policy.pk}/").content.decode())
+    assert "1 GiB" in text_of(operator.get("/policies/"))
+    assert "manual, the-operator" in text_of(operator.get(f"/policies/{policy.pk}/"))
 
 
 def test_a_run_is_stopped_from_its_page(operator: Client) -> None:

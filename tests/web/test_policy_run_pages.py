@@ -136,10 +136,10 @@ def test_the_preview_page_lists_what_the_policy_is_not_for_when_asked(operator: 
     wins(name="web-01")
     wins(name="db-01")
     policy = PolicyFactory.create(name_pattern="web*")
-    page = text_of(operator.get(f"/policies/{policy.pk}/preview/").content.decode())
+    page = text_of(operator.get(f"/policies/{policy.pk}/preview/"))
     assert "web-01" in page
     assert "db-01" not in page
-    page = text_of(operator.get(f"/policies/{policy.pk}/preview/?code=other_name").content.decode())
+    page = text_of(operator.get(f"/policies/{policy.pk}/preview/?code=other_name"))
     assert "db-01" in page
     assert "The name does not match" in page
     for number in range(SHOWN):
@@ -147,7 +147,7 @@ def test_the_preview_page_lists_what_the_policy_is_not_for_when_asked(operator: 
     page = operator.get(f"/policies/{policy.pk}/preview/?code=other_name").content.decode()
     assert f"1\u2013{SHOWN} of {SHOWN + 1}" in text_of(page)
     [last] = re.findall(r'rel="next" href="([^"]+)"', flat(page))
-    page = text_of(operator.get(last.replace("&amp;", "&")).content.decode())
+    page = text_of(operator.get(last.replace("&amp;", "&")))
     assert f"{SHOWN + 1}\u2013{SHOWN + 1} of {SHOWN + 1}" in page
     assert f"db-{SHOWN + 9}" in page
 
@@ -157,12 +157,12 @@ def test_pausing_all_automation_shows_on_every_page_until_it_goes_on(admin: Clie
     assert automation.is_paused()
     assert [str(said) for said in answer.context["messages"]] == ["Automation is paused."]
     for address in ("/", "/jobs/", "/policies/"):
-        page = text_of(viewer.get(address).content.decode())
+        page = text_of(viewer.get(address))
         assert "All automation is paused. Paused by the-admin" in page
         assert "a move" in page
-    assert "Resume" not in text_of(viewer.get("/jobs/").content.decode())
+    assert "Resume" not in text_of(viewer.get("/jobs/"))
     admin.post("/automation/", {"paused": "false"})
-    assert "All automation is paused" not in text_of(viewer.get("/").content.decode())
+    assert "All automation is paused" not in text_of(viewer.get("/"))
 
 
 def test_a_user_who_is_limited_to_some_hosts_sees_no_policy_that_reaches_others(
@@ -171,18 +171,18 @@ def test_a_user_who_is_limited_to_some_hosts_sees_no_policy_that_reaches_others(
     host = HostFactory.create(slug="mine")
     mine, other = PolicyFactory.create(hosts=[host.pk]), PolicyFactory.create()
     client = client_as(role="admin", hosts=["mine"])
-    page = text_of(client.get("/policies/").content.decode())
+    page = text_of(client.get("/policies/"))
     assert mine.name in page
     assert other.name not in page
     assert client.get(f"/policies/{other.pk}/").status_code == 404
     wins(name="web-of-theirs")
     for code in ("other_host", "gone", ""):
-        page = text_of(client.get(f"/policies/{mine.pk}/preview/?code={code}").content.decode())
+        page = text_of(client.get(f"/policies/{mine.pk}/preview/?code={code}"))
         assert "web-of-theirs" not in page
         assert "other host" not in page
     run = PolicyRunFactory.create(policy=mine, left_out={"other_host": 4711})
-    assert "4,711" not in text_of(client.get(f"/policies/{mine.pk}/runs/{run.pk}/").content.decode())
-    assert "4,711" in text_of(browser_of("viewer").get(f"/policies/{mine.pk}/runs/{run.pk}/").content.decode())
+    assert "4,711" not in text_of(client.get(f"/policies/{mine.pk}/runs/{run.pk}/"))
+    assert "4,711" in text_of(browser_of("viewer").get(f"/policies/{mine.pk}/runs/{run.pk}/"))
     assert client.post("/automation/", {"paused": "true"}).status_code == 403
     assert not automation.is_paused()
 

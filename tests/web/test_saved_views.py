@@ -129,7 +129,7 @@ def test_anothers_view_is_changed_by_an_admin_alone(browser_of: Callable[[str], 
     assert operator.post(f"/views/{view.pk}/delete/").status_code == 403
     operator.post(f"/views/{view.pk}/", {"name": "taken over"})
     assert (reread(view).name, view.shared) == ("theirs", True)
-    assert "deleted" in text_of(admin.post(f"/views/{view.pk}/delete/", follow=True).content.decode())
+    assert "deleted" in text_of(admin.post(f"/views/{view.pk}/delete/", follow=True))
     assert not SavedView.objects.exists()
 
 
