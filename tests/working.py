@@ -30,7 +30,7 @@ from storage_admin.jobs.routing import heart
 from tests.factories import HostFactory, UserFactory
 
 M = TypeVar("M", bound=Model)
-E = TypeVar("E", HostError, RefusedError, StoppedError)
+E = TypeVar("E", HostError, InvalidError, RefusedError, StoppedError)
 
 ADMIN = Actor("ada", Role.ADMIN)
 OPERATOR = Actor("olga", Role.OPERATOR)

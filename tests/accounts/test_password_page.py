@@ -6,17 +6,11 @@ from django.test import Client
 
 from storage_admin.accounts import lockouts, users
 from storage_admin.accounts.models import Actor, AuditEntry, User
+from tests.accounts.signing_in import PASSWORD, signed_in
 from tests.factories import TokenFactory
 from tests.working import reread
 
-PASSWORD = "correct horse battery staple"
 WANTED = "another long enough one"
-
-
-def signed_in(password: str = PASSWORD) -> Client:
-    client = Client(REMOTE_ADDR="192.0.2.7")
-    assert client.post("/login/", {"username": "bob", "password": password}).status_code == 302
-    return client
 
 
 def change(client: Client, old: str, new: str = WANTED) -> int:
@@ -25,7 +19,7 @@ def change(client: Client, old: str, new: str = WANTED) -> int:
 
 @pytest.mark.parametrize("header", ["x", "Basic eDp5", "bearer-x y", "Bearerx", ""])
 def test_no_header_lets_a_session_with_a_one_time_password_into_the_api(bob: User, admin: Actor, header: str) -> None:
-    client = signed_in(users.reset_password(admin, bob))
+    client = signed_in(password=users.reset_password(admin, bob))
     answer = client.get("/api/v1/hosts/", headers={"Authorization": header})
     assert (answer.status_code, answer.json()["code"]) == (403, "password_change_needed")
     assert client.get("/jobs/", headers={"Authorization": "Bearer x"})["Location"] == "/password/"
@@ -40,13 +34,13 @@ def test_a_token_that_opens_nothing_never_falls_back_to_the_session(bob: User, a
 
 
 def test_a_token_works_beside_a_session_with_a_one_time_password(bob: User, admin: Actor) -> None:
-    client = signed_in(users.reset_password(admin, bob))
+    client = signed_in(password=users.reset_password(admin, bob))
     TokenFactory.create(secret="sa_x")
     assert client.get("/api/v1/hosts/", headers={"Authorization": "Bearer sa_x"}).status_code == 200
 
 
 def test_wrong_passwords_on_the_page_that_changes_it_lock_out_as_at_sign_in(bob: User) -> None:
-    client = signed_in()
+    client = signed_in(REMOTE_ADDR="192.0.2.7")
     assert [change(client, f"guess-{number}") for number in range(7)] == [200] * 5 + [429] * 2
     assert change(client, PASSWORD) == 429
     assert reread(bob).check_password(PASSWORD)

@@ -16,11 +16,15 @@ from pytest_django import Settings
 from storage_admin.accounts import second_factor, users
 from storage_admin.accounts.models import Actor, AuditEntry, ForbiddenError, Role, Session, User
 from storage_admin.errors import InvalidError
+from tests.accounts.signing_in import PASSWORD, is_in, sign_in, signed_in
 from tests.factories import TokenFactory
 from tests.web.html import inline_code
+from tests.working import fails_as
 
-PASSWORD = "correct horse battery staple"
 OWN = "/account/second-factor/"
+#: A secret, and recovery codes.
+Protected = tuple[str, list[str]]
+SetUp = Callable[[Client], Protected]
 
 
 class Clock:
@@ -44,24 +48,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-def sign_in(client: Client, name: str = "bob", password: str = PASSWORD, **more: str) -> str:
-    """Where the sign-in page sends to."""
-    answer = client.post("/login/", {"username": name, "password": password} | more)
-    assert answer.status_code == 302, answer.content
-    return str(answer["Location"])
-
-
-def is_in(client: Client) -> bool:
-    return client.get("/jobs/").status_code == 200
-
-
 @pytest.fixture
-def set_up(
-    clock: Clock, django_capture_on_commit_callbacks: Callable[..., Any]
-) -> Callable[[Client], tuple[str, list[str]]]:
+def set_up(clock: Clock, django_capture_on_commit_callbacks: Callable[..., Any]) -> SetUp:
     """Sets an authenticator app up for who is signed in: its secret, and the recovery codes."""
 
-    def work(client: Client) -> tuple[str, list[str]]:
+    def work(client: Client) -> Protected:
         asked = client.get(f"{OWN}app/")
         assert asked["Location"].startswith(f"{OWN}confirm/")
         assert client.post(asked["Location"], {"password": PASSWORD})["Location"] == f"{OWN}app/"
@@ -77,11 +68,9 @@ def set_up(
 
 
 @pytest.fixture
-def protected(bob: User, set_up: Callable[[Client], tuple[str, list[str]]]) -> tuple[str, list[str]]:
+def protected(bob: User, set_up: SetUp) -> Protected:
     """The secret and the recovery codes of bob, who has set up an app."""
-    client = Client()
-    sign_in(client)
-    return set_up(client)
+    return set_up(signed_in())
 
 
 def second_step(client: Client, code: str) -> HttpResponse:
@@ -89,7 +78,7 @@ def second_step(client: Client, code: str) -> HttpResponse:
     return answer  # type: ignore[no-any-return]
 
 
-def test_a_password_alone_no_longer_opens_and_a_code_does_once(protected: tuple[str, list[str]], clock: Clock) -> None:
+def test_a_password_alone_no_longer_opens_and_a_code_does_once(protected: Protected, clock: Clock) -> None:
     secret, _ = protected
     client = Client()
     assert sign_in(client, next="/images/") == "/login/second-step/"
@@ -102,26 +91,23 @@ def test_a_password_alone_no_longer_opens_and_a_code_does_once(protected: tuple[
     assert is_in(client)
     entry = AuditEntry.objects.filter(what="signed in").latest("id")
     assert (entry.who, (entry.after or {})["with"]) == ("bob", ["password", "authenticator app"])
-    again = Client()
-    sign_in(again)
+    again = signed_in()
     assert second_step(again, code).status_code == 200, "a code that was used opens nothing"
     assert not is_in(again)
 
 
-def test_a_recovery_code_opens_once(protected: tuple[str, list[str]]) -> None:
+def test_a_recovery_code_opens_once(protected: Protected) -> None:
     _, codes = protected
     assert len(set(codes)) == 10
     for expected in (True, False):
-        client = Client()
-        sign_in(client)
+        client = signed_in()
         second_step(client, codes[0])
         assert is_in(client) is expected
     assert codes[0] not in Client().get("/login/").content.decode()
 
 
-def test_wrong_codes_lock_the_name_out_as_wrong_passwords_do(protected: tuple[str, list[str]], clock: Clock) -> None:
-    client = Client()
-    sign_in(client)
+def test_wrong_codes_lock_the_name_out_as_wrong_passwords_do(protected: Protected, clock: Clock) -> None:
+    client = signed_in()
     answers = [second_step(client, "000000").status_code for _ in range(6)]
     assert answers == [200] * 5 + [429]
     assert second_step(client, clock.next_code(protected[0])).status_code == 429
@@ -131,7 +117,7 @@ def test_wrong_codes_lock_the_name_out_as_wrong_passwords_do(protected: tuple[st
     assert [(one.target, (one.after or {})["why"]) for one in tried] == [("bob", "right password, wrong second factor")]
 
 
-def test_a_right_password_does_not_forget_wrong_codes(protected: tuple[str, list[str]]) -> None:
+def test_a_right_password_does_not_forget_wrong_codes(protected: Protected) -> None:
     client = Client()
     for _ in range(5):
         sign_in(client)
@@ -145,7 +131,7 @@ def test_nobody_reaches_the_second_step_without_the_first(bob: User) -> None:
         assert (answer.status_code, answer["Location"].partition("?")[0]) == (302, "/login/")
 
 
-def test_secrets_are_sealed_in_the_database(protected: tuple[str, list[str]]) -> None:
+def test_secrets_are_sealed_in_the_database(protected: Protected) -> None:
     secret, codes = protected
     kept = str(list(Authenticator.objects.values("data")) + list(AuditEntry.objects.values()))
     assert secret not in kept
@@ -153,11 +139,10 @@ def test_secrets_are_sealed_in_the_database(protected: tuple[str, list[str]]) ->
 
 
 def test_setting_up_making_codes_anew_and_removing_stand_in_the_trail(
-    protected: tuple[str, list[str]], clock: Clock, django_capture_on_commit_callbacks: Callable[..., Any]
+    protected: Protected, clock: Clock, django_capture_on_commit_callbacks: Callable[..., Any]
 ) -> None:
     secret, codes = protected
-    client = Client()
-    sign_in(client)
+    client = signed_in()
     second_step(client, clock.next_code(secret))
     client.post(f"{OWN}confirm/", {"password": PASSWORD})
     with django_capture_on_commit_callbacks(execute=True):
@@ -165,10 +150,8 @@ def test_setting_up_making_codes_anew_and_removing_stand_in_the_trail(
     assert not set(codes) & set(client.get(f"{OWN}codes/").context["unused_codes"])
     assert client.post(f"{OWN}app/remove/")["Location"] == OWN
     assert not Authenticator.objects.exists(), "recovery codes go with the last factor"
-    what = list(
-        AuditEntry.objects.filter(who="bob").exclude(what="signed in").order_by("id").values_list("what", "after")
-    )
-    assert what == [
+    trail = AuditEntry.objects.filter(who="bob").exclude(what="signed in").order_by("id")
+    assert list(trail.values_list("what", "after")) == [
         ("second factor added", {"kind": "authenticator app"}),
         ("second factor added", {"kind": "recovery codes"}),
         ("recovery codes made anew", {"kind": "recovery codes"}),
@@ -179,8 +162,7 @@ def test_setting_up_making_codes_anew_and_removing_stand_in_the_trail(
 
 
 def test_a_stolen_session_changes_no_second_factor_without_the_password(bob: User) -> None:
-    client = Client()
-    sign_in(client)
+    client = signed_in()
     for place in ("app/", "passkeys/add/", "codes/new/"):
         for answer in (client.get(OWN + place), client.post(OWN + place, {"code": "123456"})):
             assert answer["Location"].startswith(f"{OWN}confirm/"), place
@@ -192,15 +174,11 @@ def test_a_stolen_session_changes_no_second_factor_without_the_password(bob: Use
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_role_that_needs_one_gets_nowhere_without_it(
-    bob: User, admin: Actor, root: User, set_up: Callable[[Client], tuple[str, list[str]]]
-) -> None:
-    before = Client()
-    sign_in(before)
+def test_a_role_that_needs_one_gets_nowhere_without_it(bob: User, admin: Actor, root: User, set_up: SetUp) -> None:
+    before = signed_in()
     second_factor.require_for(admin, [Role.OPERATOR])
     assert not is_in(before), "who has none is signed out"
-    client = Client()
-    sign_in(client)
+    client = signed_in()
     assert client.get("/jobs/")["Location"] == OWN
     rest = client.get("/api/v1/hosts/")
     assert (rest.status_code, rest.json()["code"]) == (403, "second_factor_needed")
@@ -222,8 +200,7 @@ def test_a_role_that_needs_one_gets_nowhere_without_it(
 
 def test_settings_require_one_too_and_a_new_role_counts_at_once(bob: User, admin: Actor, settings: Settings) -> None:
     settings.SECOND_FACTOR_ROLES = ["admin"]
-    client = Client()
-    sign_in(client)
+    client = signed_in()
     assert is_in(client)
     users.change_user(admin, bob, role=Role.ADMIN)
     assert not is_in(client)
@@ -234,23 +211,19 @@ def test_settings_require_one_too_and_a_new_role_counts_at_once(bob: User, admin
 def test_a_one_time_password_is_changed_first_and_the_factor_set_up_then(admin: Actor, settings: Settings) -> None:
     settings.SECOND_FACTOR_ROLES = ["viewer"]
     _, password = users.add_user(admin, "eve", Role.VIEWER)
-    client = Client()
-    sign_in(client, "eve", password)
+    client = signed_in("eve", password)
     assert client.get(OWN)["Location"] == "/password/"
     client.post("/password/", {"old_password": password, "new_password1": PASSWORD, "new_password2": PASSWORD})
     assert client.get("/jobs/")["Location"] == OWN
 
 
 def test_an_admin_requires_nothing_that_locks_out_themselves(admin: Actor, root: User) -> None:
-    with pytest.raises(InvalidError) as refused:
+    with fails_as(InvalidError, "own_account"):
         second_factor.require_for(admin, [Role.ADMIN])
-    assert refused.value.code == "own_account"
     assert second_factor.required_roles() == frozenset()
 
 
-def test_an_admin_takes_a_lost_one_away(
-    protected: tuple[str, list[str]], bob: User, admin: Actor, limited: Actor
-) -> None:
+def test_an_admin_takes_a_lost_one_away(protected: Protected, bob: User, admin: Actor, limited: Actor) -> None:
     with pytest.raises(ForbiddenError):
         second_factor.reset(limited, bob)
     assert Session.objects.filter(user=bob).exists()
@@ -259,16 +232,14 @@ def test_an_admin_takes_a_lost_one_away(
     entry = AuditEntry.objects.get(what="second factor reset")
     assert (entry.who, entry.target, entry.after) == ("root", "bob", {"sessions_ended": 1})
     assert sign_in(Client()) == "/"
-    with pytest.raises(InvalidError) as refused:
+    with fails_as(InvalidError, "own_account"):
         second_factor.reset(admin, User.objects.get(username="root"))
-    assert refused.value.code == "own_account"
 
 
 def test_the_last_admin_gets_in_again_by_a_command(
-    root: User, set_up: Callable[[Client], tuple[str, list[str]]], capsys: pytest.CaptureFixture[str]
+    root: User, set_up: SetUp, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client = Client()
-    sign_in(client, "root")
+    client = signed_in("root")
     set_up(client)
     assert sign_in(Client(), "root") == "/login/second-step/"
     call_command("reset_second_factor", "root")
@@ -279,11 +250,8 @@ def test_the_last_admin_gets_in_again_by_a_command(
         call_command("reset_second_factor", "nobody-here")
 
 
-def test_who_is_deactivated_between_the_steps_is_not_let_in(
-    protected: tuple[str, list[str]], bob: User, clock: Clock
-) -> None:
-    client = Client()
-    sign_in(client)
+def test_who_is_deactivated_between_the_steps_is_not_let_in(protected: Protected, bob: User, clock: Clock) -> None:
+    client = signed_in()
     User.objects.filter(pk=bob.pk).update(is_active=False)
     second_step(client, clock.next_code(protected[0]))
     assert not is_in(client)
@@ -293,6 +261,4 @@ def test_who_is_deactivated_between_the_steps_is_not_let_in(
     "address", ["/accounts/signup/", "/signup/", "/account/email/", "/password/reset/", "/accounts/"]
 )
 def test_nobody_signs_up_and_no_password_goes_by_mail(bob: User, address: str) -> None:
-    client = Client()
-    client.force_login(bob, "django.contrib.auth.backends.ModelBackend")
-    assert client.get(address).status_code == 404
+    assert signed_in().get(address).status_code == 404

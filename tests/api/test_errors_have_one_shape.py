@@ -9,6 +9,8 @@ from rest_framework.test import APIClient
 
 from tests.factories import ImageFactory, JobFactory, TokenFactory, UserFactory, an_hour_ago
 
+pytestmark = pytest.mark.django_db
+
 STATUS = {"invalid": 400, "not_authenticated": 401, "forbidden": 403, "not_found": 404, "method_not_allowed": 405}
 
 
@@ -22,7 +24,6 @@ def assert_error(response, code: str, *fields: str) -> str:  # type: ignore[no-u
     return str(body["detail"])
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("path", ["images/", "jobs/", "overview/", "images/1/", "nothing/", "", "tokens/"])
 def test_nobody_gets_in_without_signing_in(path: str) -> None:
     response = APIClient().get(f"/api/v1/{path}")
@@ -30,20 +31,17 @@ def test_nobody_gets_in_without_signing_in(path: str) -> None:
     assert response.headers["WWW-Authenticate"] == "Bearer"
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("header", ["Bearer nonsense", "Bearer ", "Bearer", "Basic YTpi", "Bearer \xff\xfe"])
 def test_a_header_that_opens_nothing(header: str) -> None:
     assert_error(APIClient().get("/api/v1/images/", HTTP_AUTHORIZATION=header), "not_authenticated")
 
 
-@pytest.mark.django_db
 def test_an_expired_token_says_so() -> None:
     TokenFactory.create(secret="sa_old", name="nightly", expires=an_hour_ago())
     response = APIClient().get("/api/v1/images/", HTTP_AUTHORIZATION="Bearer sa_old")
     assert "nightly has expired" in assert_error(response, "not_authenticated")
 
 
-@pytest.mark.django_db
 def test_a_session_without_its_csrf_token_changes_nothing() -> None:
     client = APIClient(enforce_csrf_checks=True)
     client.force_login(UserFactory.create(role="admin"))
@@ -51,7 +49,6 @@ def test_a_session_without_its_csrf_token_changes_nothing() -> None:
     assert "CSRF" in assert_error(client.post("/api/v1/jobs/", {}, format="json"), "forbidden")
 
 
-@pytest.mark.django_db
 def test_a_session_with_its_csrf_token_is_let_through() -> None:
     browser = Client(enforce_csrf_checks=True)
     browser.force_login(UserFactory.create(role="admin"))

@@ -136,9 +136,7 @@ def test_a_pool_is_not_changed_by_what_makes_no_sense(admin: APIClient, change: 
 
 
 def test_guests_name_the_image_of_each_disk(viewer: APIClient) -> None:
-    use = ImageUseFactory.create(
-        disk__target="vda", disk__cache="writeback", disk__discard="", disk__guest__state="running"
-    )
+    use = ImageUseFactory.create(disk__target="vda", disk__cache="writeback", disk__discard="")
     GuestDiskFactory.create(guest=use.disk.guest, target="vdb", path="/dev/sdb", format="raw", cache="")
     (row,) = viewer.get("/api/v1/guests/").json()["results"]
     assert {"id", "host", "kind", "uid", "name", "state", "io_priority", "io_weight", "io_limits"} <= set(row)

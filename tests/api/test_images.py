@@ -118,22 +118,11 @@ def test_vanished_images_are_listed_and_marked(viewer: APIClient) -> None:
 )  # fmt: skip
 def test_filters_search_and_order(viewer: APIClient, query: str, found: str) -> None:
     alpha, beta = HostFactory.create(slug="alpha", name="A"), HostFactory.create(slug="beta", name="B")
-    pools = [
-        StoragePoolFactory.create(host=alpha, path="/srv/alpha1"),
-        StoragePoolFactory.create(host=alpha, path="/srv/alpha2"),
-    ]
+    pools = [StoragePoolFactory.create(host=alpha, path=f"/srv/alpha{number}") for number in (1, 2)]
     other = StoragePoolFactory.create(host=beta, path="/srv/beta")
     a = ImageFactory.create(pool=pools[0], name="a", in_use=True, reclaimable_bytes=9)
-    ImageFactory.create(
-        pool=pools[1],
-        name="b",
-        format="raw",
-        declared_format="raw",
-        chain_depth=3,
-        in_use=False,
-        orphan=True,
-        reclaimable_bytes=3,
-    )
+    raw = {"format": "raw", "declared_format": "raw"}
+    ImageFactory.create(pool=pools[1], name="b", **raw, chain_depth=3, in_use=False, orphan=True, reclaimable_bytes=3)
     ImageFactory.create(pool=other, name="c", state="missing", chain_depth=2, in_use=None, orphan=None)
     use = ImageUseFactory.create(image=a)
     ImageUseFactory.create(image=a, disk=GuestDiskFactory.create(guest=use.disk.guest))
@@ -179,10 +168,8 @@ def test_a_chain_over_rest(viewer: APIClient) -> None:
     chain = viewer.get(f"/api/v1/images/{base.pk}/chain/").json()
     assert chain["edges"] == [{"from": use.image.pk, "to": base.pk}]
     assert (chain["allocated_size"], chain["virtual_size"]) == (4 * GIB, 20 * GIB)
-    assert [(node["needed_by"], node["freed_if_deleted"]) for node in chain["nodes"]] == [
-        ([use.image.pk], 0),
-        (["web"], 0),
-    ]
+    nodes = [(node["needed_by"], node["freed_if_deleted"]) for node in chain["nodes"]]
+    assert nodes == [([use.image.pk], 0), (["web"], 0)]
 
 
 def test_history_is_oldest_first(viewer: APIClient) -> None:
@@ -195,17 +182,11 @@ def test_history_is_oldest_first(viewer: APIClient) -> None:
     assert [row["allocated_size"] for row in viewer.get(page["next"]).json()["results"]] == [1]
 
 
+STRANGE = ("-f", "a,b", "nbd:x", "<script>alert(1)</script>", "x" * 255, "\\x1b[31m", "日本.raw", "'; DROP TABLE x;--")
+
+
 def test_names_of_strangers_are_data(viewer: APIClient) -> None:
-    for name in (
-        "-f",
-        "a,b",
-        "nbd:x",
-        "<script>alert(1)</script>",
-        "x" * 255,
-        "\\x1b[31m",
-        "日本.raw",
-        "'; DROP TABLE x;--",
-    ):
+    for name in STRANGE:
         image = ImageFactory.create(name=name)
         assert viewer.get(f"/api/v1/images/{image.pk}/").json()["name"] == name
         assert name in [row["name"] for row in viewer.get("/api/v1/images/", {"search": name}).json()["results"]]

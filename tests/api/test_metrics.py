@@ -51,7 +51,9 @@ def at(found: Found, name: str, *labels: str) -> float:
     return found[name, frozenset(labels)]
 
 
-def one_of_everything() -> None:
+@pytest.fixture
+def everything(db: None) -> None:
+    """One of everything."""
     now = timezone.now()
     pool = StoragePoolFactory.create(host__slug="alpha", name="fast", reclaimable_bytes=GIB, undo_bytes=2 * GIB)
     image = ImageFactory.create(pool=pool)
@@ -79,9 +81,8 @@ def one_of_everything() -> None:
     DeliveryFactory.create(state="sent")
 
 
-@pytest.mark.django_db
+@pytest.mark.usefixtures("everything")
 def test_jobs_by_kind_and_state_and_how_long_the_queue_is() -> None:
-    one_of_everything()
     found = samples()
     assert at(found, "jobs", "queued") == 3
     assert at(found, "jobs_active", "alpha", "scan", "queued") == 2
@@ -92,9 +93,8 @@ def test_jobs_by_kind_and_state_and_how_long_the_queue_is() -> None:
     assert ("queue_oldest_age_seconds", frozenset({"alpha", "check"})) not in found
 
 
-@pytest.mark.django_db
+@pytest.mark.usefixtures("everything")
 def test_recent_jobs_are_those_submitted_within_the_window() -> None:
-    one_of_everything()
     found = samples()
     assert at(found, "recent_jobs_ended", "reclaim", "succeeded") == 3
     assert at(found, "recent_jobs_median_seconds", "reclaim") == 8
@@ -103,9 +103,8 @@ def test_recent_jobs_are_those_submitted_within_the_window() -> None:
     assert ("recent_jobs_ended", frozenset({"analyze", "failed"})) not in found
 
 
-@pytest.mark.django_db
+@pytest.mark.usefixtures("everything")
 def test_durations_and_bytes_of_the_ledger() -> None:
-    one_of_everything()
     found = samples()
     buckets = {bound: at(found, "job_duration_seconds_bucket", "reclaim", bound) for bound in ("1.0", "5.0", "15.0")}
     assert buckets == {"1.0": 0, "5.0": 1, "15.0": 2}
@@ -117,9 +116,8 @@ def test_durations_and_bytes_of_the_ledger() -> None:
     assert (at(found, "undo_held_bytes"), at(found, "undo_copies")) == (2 * GIB, 1)
 
 
-@pytest.mark.django_db
+@pytest.mark.usefixtures("everything")
 def test_policies_alerts_and_deliveries() -> None:
-    one_of_everything()
     Automation.objects.create(paused=True, by="ann")
     assert automation.is_paused()
     found = samples()
@@ -134,9 +132,8 @@ def test_policies_alerts_and_deliveries() -> None:
     assert 299 < at(found, "deliveries_oldest_due_age_seconds") < 330
 
 
-@pytest.mark.django_db
+@pytest.mark.usefixtures("everything")
 def test_names_labels_and_help_are_as_prometheus_wants_them() -> None:
-    one_of_everything()
     found = families()
     names = [family.name for family in found]
     assert len(names) == len(set(names)) > 30
@@ -150,9 +147,8 @@ def test_names_labels_and_help_are_as_prometheus_wants_them() -> None:
             assert set(sample.labels) <= LABELS, sample
 
 
-@pytest.mark.django_db
+@pytest.mark.usefixtures("everything")
 def test_the_page_of_the_documentation_names_each_metric_and_no_other() -> None:
-    one_of_everything()
     told = set(re.findall(r"storage_admin_[a-z_]+", DOCS.read_text()))
     told = {re.sub(r"(duration_seconds)_(bucket|sum|count)$", r"\1", name) for name in told}
     assert told == {family.name for family in families()}

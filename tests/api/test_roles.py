@@ -26,8 +26,10 @@ from tests.factories import (
     UserFactory,
     WebhookFactory,
 )
+from tests.harness.filesystems import new_folder
 
 RESULT_LINE = "1.96,1.96,TEST,1,1387339401,4G,,,,374271,39,214541,19,,,392015,17" + "," * 31
+SHARED_VIEW = {"page": "images", "name": "new", "query": "format=raw", "shared": True}
 ANYBODY, VIEWER, OPERATOR, ADMIN = "anybody", "viewer", "operator", "admin"
 RANKS = [ANYBODY, VIEWER, OPERATOR, ADMIN]
 
@@ -142,14 +144,7 @@ CASES = [
     Case("get", "overview/", VIEWER),
     Case("get", "attached/", VIEWER),
     Case("get", "views/", VIEWER),
-    Case(
-        "post",
-        "views/",
-        OPERATOR,
-        201,
-        {"page": "images", "name": "new", "query": "format=raw", "shared": True},
-        everywhere=True,
-    ),
+    Case("post", "views/", OPERATOR, 201, SHARED_VIEW, everywhere=True),
     Case("patch", "views/{view}/", ADMIN, body={"name": "x"}, everywhere=True, first=VIEWER),
     Case("delete", "views/{view}/", ADMIN, 204, everywhere=True, first=VIEWER),
     Case("get", "tokens/", ADMIN, everywhere=True),
@@ -179,11 +174,9 @@ def world(db: None, tmp_path: Path, settings: Any) -> dict[str, Any]:
     pool = StoragePoolFactory.create(host=host)
     image = ImageFactory.create(pool=pool)
     use = ImageUseFactory.create(image=ImageFactory.create(pool=pool))
-    folder = tmp_path / "new"
-    folder.mkdir()
-    ended = {"kind": "reclaim", "finished": timezone.now()}
+    folder, now = new_folder(tmp_path / "new"), timezone.now()
     job = JobFactory.create(
-        target=image, state="succeeded", undo_state="available", undo_expires=timezone.now(), **ended
+        kind="reclaim", target=image, state="succeeded", undo_state="available", undo_expires=now, finished=now
     )
     hook = WebhookFactory.create()
     failed = JobFactory.create(target=host, state="failed", finished=timezone.now())

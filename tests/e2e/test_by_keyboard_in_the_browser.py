@@ -31,9 +31,17 @@ class Keys:
     def __init__(self, page: Page, base: str) -> None:
         self.page, self.base, self.steps = page, base, 0
 
-    def start(self) -> None:
+    def start(self, *names: str) -> None:
+        """Begins anew at the overview, and goes by links of these names from there."""
         self.page.goto(f"{self.base}/")
         self.steps = 0
+        self.go_by(*names)
+
+    def go_by(self, *names: str) -> None:
+        """Presses one after the other, past the sidebar of each page that they lead to."""
+        for name in names:
+            self.press(name)
+            self.into_main()
 
     def to(self, name: str) -> None:
         """Moves on, by Tab alone, until the focus is on what has this name.
@@ -103,31 +111,22 @@ def test_every_flow_is_walked_by_keyboard_to_its_end(
 
     def to_image(name: str) -> None:
         """Its page, as the first of the list that is ordered by size."""
-        keys.start()
-        keys.press("Images")
-        keys.into_main()
+        keys.start("Images")
         keys.to("Search by name or path")
         keys.page.keyboard.type(name)
         expect(keys.page).to_have_url(re.compile(f"search={name}"))
         expect(keys.page.locator("#table tbody tr")).to_have_count(1)
-        keys.press(name)
-        keys.into_main()
+        keys.go_by(name)
 
     keys.start()
     keys.into_main()
-    keys.press("Compress… keys-0.qcow2")
-    keys.into_main()
+    keys.go_by("Compress… keys-0.qcow2")
     keys.press("Compress keys-0.qcow2")
     reached("reclaim one image that the overview proposes")
 
-    keys.start()
-    keys.press("Jobs")
-    keys.into_main()
+    keys.start("Jobs")
     done = rest.get("jobs/", kind="reclaim")["results"][0]["id"]
-    keys.press(f"{done} · Reclaim")
-    keys.into_main()
-    keys.press("Undo: restore the original…")
-    keys.into_main()
+    keys.go_by(f"{done} · Reclaim", "Undo: restore the original…")
     keys.press("Undo: restore the original")
     reached("undo a job")
 
@@ -137,30 +136,22 @@ def test_every_flow_is_walked_by_keyboard_to_its_end(
         ("Flatten…", "keys-2.qcow2", "Flatten keys-2.qcow2"),
     ):
         to_image(image)
-        keys.press(kind)
-        keys.into_main()
+        keys.go_by(kind)
         keys.press(button)
         reached("flatten, convert or check an image")
 
-    keys.start()
-    keys.press("Images")
-    keys.into_main()
+    keys.start("Images")
     keys.to("Search by name or path")
     keys.page.keyboard.type("keys-3")
     expect(keys.page.locator("#table tbody tr")).to_have_count(1)
     keys.tick("Select keys-3.qcow2")
-    keys.press("Reclaim selected…")
-    keys.into_main()
+    keys.go_by("Reclaim selected…")
     keys.press("Reclaim 1 image")
     steps["reclaim several images at once"] = keys.steps
     rest.quiet()
     assert rest.get("jobs/", kind="reclaim")["results"][0]["state"] == "succeeded"
 
-    keys.start()
-    keys.press("Benchmarks")
-    keys.into_main()
-    keys.press("Start a benchmark…")
-    keys.into_main()
+    keys.start("Benchmarks", "Start a benchmark…")
     keys.write("Repetitions", "1")
     keys.write("Data per step (MiB)", "4")
     # A plan of what was typed comes a moment after the field was left; Confirm starts nothing else.
@@ -171,41 +162,31 @@ def test_every_flow_is_walked_by_keyboard_to_its_end(
     steps["start a benchmark"] = keys.steps
     keys.ended()
 
-    keys.start()
-    keys.press("Policies")
-    keys.into_main()
-    keys.press("New policy…")
-    keys.into_main()
+    keys.start("Policies", "New policy…")
     keys.write("Name", "by keyboard")
     keys.write("Names", "keys-4*")
     keys.write("Minimum savings (MiB)", "1")
     keys.press("Create policy")
     steps["make a policy"] = keys.steps
     keys.into_main()
-    keys.press("Run now…")
-    keys.into_main()
+    keys.go_by("Run now…")
     keys.press("Run now")
     steps["run a policy by hand"] = keys.steps
     expect(keys.page.locator("main")).to_contain_text("finished", timeout=120_000)
     expect(keys.page.get_by_role("region", name="Jobs").locator("tbody tr")).to_contain_text("succeeded")
     rest.quiet()
 
-    keys.start()
-    keys.press("Orphans")
-    keys.into_main()
+    keys.start("Orphans")
     if keys.page.get_by_role("link", name="Include them").count():
         # Orphans of a machine without a hypervisor, as this one may be, are one link further.
         keys.press("Include them")
         keys.steps -= 1
         keys.into_main()
-    keys.press("Set keys-3.qcow2 aside…")
-    keys.into_main()
+    keys.go_by("Set keys-3.qcow2 aside…")
     keys.press("Set keys-3.qcow2 aside")
     reached("set an orphan aside")
 
-    keys.start()
-    keys.press("Orphans")
-    keys.into_main()
+    keys.start("Orphans")
     keys.press("Restore keys-3.qcow2")
     reached("restore what is set aside")
 
@@ -217,11 +198,7 @@ def test_every_flow_is_walked_by_keyboard_to_its_end(
         "-c",
         f"from images.models import Image; Image.every.filter(pk={image}).update(aside_until='2020-01-01T00:00Z')",
     )
-    keys.start()
-    keys.press("Orphans")
-    keys.into_main()
-    keys.press("Delete keys-3.qcow2…")
-    keys.into_main()
+    keys.start("Orphans", "Delete keys-3.qcow2…")
     keys.write("Type “keys-3.qcow2” to confirm", "keys-3.qcow2")
     keys.press("Delete keys-3.qcow2")
     reached("delete what is set aside")

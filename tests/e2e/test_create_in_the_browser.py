@@ -44,8 +44,7 @@ def test_an_image_and_an_overlay_on_it_are_created_as_their_plans_say(
     page.get_by_label("Name").fill(over.name)
     page.get_by_label("Name").press("Enter")
     expect(page.locator("pre.shell")).to_contain_text(f"-b {new} -F qcow2")
-    page.get_by_role("button", name="Create image").click()
-    expect(page.locator("#status")).to_contain_text("Physical size of the new file", timeout=60_000)
+    seen.confirm("Create image", "Physical size of the new file")
     made = disks.info(over)
     assert (made["backing-filename"], made["virtual-size"]) == (new.name, 3 << 29)
 

@@ -50,9 +50,7 @@ def test_a_guest_is_trimmed_and_its_page_says_what_became_free(
     page.get_by_role("link", name="Trim in the guest…").click()
     expect(page.get_by_text("zeroes_kept")).to_be_visible()
     seen.assert_accessible()
-    page.get_by_role("button", name="Trim in the guest").click()
-    expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
-    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    seen.confirm("Trim in the guest")
     expect(page.locator("body")).to_contain_text(f"{before - allocated(image):,} bytes became free on the host")
     seen.assert_accessible()
 
@@ -67,9 +65,7 @@ def test_a_chain_is_flattened_while_its_guest_runs(admin_tab: Callable[..., Tab]
     page.get_by_role("button", name="Flatten while the guest runs").click()
     expect(page).to_have_url(re.compile(r"/live-flatten/"))  # the name has to be typed
     page.get_by_label(f"Type “{guest.name}” to confirm").fill(guest.name)
-    page.get_by_role("button", name="Flatten while the guest runs").click()
-    expect(page).to_have_url(re.compile(r"/jobs/\d+/$"))
-    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    seen.confirm("Flatten while the guest runs")
     assert chain_of(guest) == ["top.qcow2"]
     assert patterns(guest) == PATTERNS
 
@@ -86,8 +82,7 @@ def test_a_disk_is_copied_and_switched_back_its_settings_changed_and_a_snapshot_
     page.get_by_role("button", name="Show plan").click()
     expect(page.get_by_text(f"virsh blockcopy {guest.name} vda")).to_be_visible()
     seen.assert_accessible()
-    page.get_by_role("button", name="Copy and switch while the guest runs").click()
-    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    seen.confirm("Copy and switch while the guest runs")
     seen.assert_accessible()
     assert (chain_of(guest), patterns(guest)) == (["moved.qcow2"], PATTERNS)
 
@@ -97,16 +92,14 @@ def test_a_disk_is_copied_and_switched_back_its_settings_changed_and_a_snapshot_
     page.get_by_role("button", name="Show plan").click()
     expect(page.get_by_text("detect_zeroes default → unmap")).to_be_visible()
     seen.assert_accessible()
-    page.get_by_role("button", name="Change a disk's settings").click()
-    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    seen.confirm("Change a disk's settings")
 
     guest.stop()
     rest.scan()
     rest.quiet()
     open_page_of(guest, seen)
     page.get_by_role("link", name="Switch vda back").click()
-    page.get_by_role("button", name="Switch back to the image before a copy").click()
-    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    seen.confirm("Switch back to the image before a copy")
     assert definition_of(guest) == "top.qcow2"
 
     rest.quiet()
@@ -115,14 +108,12 @@ def test_a_disk_is_copied_and_switched_back_its_settings_changed_and_a_snapshot_
     page.get_by_label("Name", exact=True).fill("before")
     page.get_by_role("button", name="Show plan").click()
     seen.assert_accessible()
-    page.get_by_role("button", name="Create a snapshot").click()
-    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    seen.confirm("Create a snapshot")
     rest.quiet()
     open_page_of(guest, seen)
     page.get_by_role("link", name="Go back to the snapshot before").click()
     page.get_by_label(f"Type “{guest.name}” to confirm").fill(guest.name)
-    page.get_by_role("button", name="Go back to a snapshot").click()
-    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    seen.confirm("Go back to a snapshot")
 
 
 def test_a_snapshot_of_a_running_guest_is_created_and_merged(
@@ -136,8 +127,7 @@ def test_a_snapshot_of_a_running_guest_is_created_and_merged(
     page.get_by_label("Filesystems in the guest").select_option("false")
     page.get_by_role("button", name="Show plan").click()
     expect(page.get_by_text(f"virsh snapshot-create-as {guest.name} before")).to_be_visible()
-    page.get_by_role("button", name="Create a snapshot").click()
-    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    seen.confirm("Create a snapshot")
     assert chain_of(guest)[0] == "top.before"
 
     rest.quiet()
@@ -146,8 +136,7 @@ def test_a_snapshot_of_a_running_guest_is_created_and_merged(
     expect(page.get_by_text(f"virsh snapshot-delete {guest.name} before")).to_be_visible()
     seen.assert_accessible()
     page.get_by_label(f"Type “{guest.name}” to confirm").fill(guest.name)
-    page.get_by_role("button", name="Delete a snapshot").click()
-    expect(page.locator("#status")).to_contain_text("succeeded", timeout=60_000)
+    seen.confirm("Delete a snapshot")
     assert (chain_of(guest)[0], definition_of(guest), patterns(guest)) == ("top.qcow2", "top.qcow2", PATTERNS)
 
 

@@ -10,15 +10,28 @@ from storage_admin.agent.protocol import RefusedError
 from storage_admin.errors import InvalidError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host
-from storage_admin.jobs import kinds, reaper, runner, services
+from storage_admin.jobs import kinds, reaper, services
 from storage_admin.jobs.models import Job, ResourceLock
 from storage_admin.jobs.plan_and_progress import Recorder
 from tests.factories import GuestFactory, ImageFactory
-from tests.guests.vms import OLD, WEB, conf, good, guest, host, reached, refusals, server, submit, web
+from tests.guests.vms import (
+    OLD,
+    WEB,
+    cancelled_meanwhile,
+    conf,
+    good,
+    guest,
+    host,
+    reached,
+    server,
+    stopped_meanwhile,
+    submit,
+    web,
+)
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import AUDITOR
-from tests.working import OPERATOR, VIEWER, reread, run, said
+from tests.working import OPERATOR, VIEWER, against, reread, run, said
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -65,16 +78,7 @@ def test_a_move_that_is_cancelled_ends_its_task(
     server: ProxmoxServer, web: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submit("move_disk", web, disk="scsi0", storage="s2")
-    tick = Recorder.tick
-
-    def and_somebody_cancels(recorder: Recorder) -> None:
-        Job.objects.filter(pk=job.pk).update(cancel_requested=True)
-        recorder._written = 0.0
-        tick(recorder)
-
-    monkeypatch.setattr(Recorder, "tick", and_somebody_cancels)
-    ended = run(job)
-    assert ended.state == "cancelled", (ended.error_detail, said(ended))
+    ended = cancelled_meanwhile(job, monkeypatch)
     (task,) = server.world.tasks.values()
     assert task.exit_status == "interrupted by signal"
     assert conf(server)["scsi0"] == f"{OLD},discard=on,size=8G"
@@ -84,18 +88,7 @@ def test_a_move_that_is_cancelled_ends_its_task(
 def test_a_worker_that_is_told_to_end_stops_the_task(
     server: ProxmoxServer, web: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = submit("move_disk", web, disk="scsi0", storage="s2")
-    begin = server.world.begin
-
-    def and_stop(*given: Any) -> str:
-        runner.stopping.set()
-        return begin(*given)
-
-    monkeypatch.setattr(server.world, "begin", and_stop)
-    try:
-        ended = run(job)
-    finally:
-        runner.stopping.clear()
+    ended = stopped_meanwhile(submit("move_disk", web, disk="scsi0", storage="s2"), server, monkeypatch)
     assert (ended.state, ended.error_code) == ("interrupted", "interrupted")
     assert [task.exit_status for task in server.world.tasks.values()] == ["interrupted by signal"]
 
@@ -139,10 +132,10 @@ def test_a_move_to_where_nothing_can_be_is_refused(
 
 def test_a_drive_that_is_a_path_is_left_to_root(server: ProxmoxServer, web: Guest) -> None:
     server.world.guests["vm", 120].text = WEB + "scsi2: /dev/disk/by-id/x,size=1G\nide3: /srv/x.iso,media=cdrom\n"
-    assert refusals("move_disk", web, disk="scsi2", storage="s2") == ["right_missing"]
-    assert refusals("resize", web, disk="scsi2", size_bytes=2 << 30) == ["right_missing"]
-    assert refusals("move_disk", web, disk="ide3", storage="s2") == ["invalid"]
-    assert refusals("move_disk", web, disk="scsi0", storage="/srv") == ["invalid"]
+    assert against("move_disk", web, disk="scsi2", storage="s2") == ["right_missing"]
+    assert against("resize", web, disk="scsi2", size_bytes=2 << 30) == ["right_missing"]
+    assert against("move_disk", web, disk="ide3", storage="s2") == ["invalid"]
+    assert against("move_disk", web, disk="scsi0", storage="/srv") == ["invalid"]
     assert server.verbs() == []
 
 
@@ -160,20 +153,20 @@ def test_neither_qemus_arguments_nor_a_skipped_lock_are_ever_sent(server: Proxmo
 def test_a_storage_that_is_full_is_refused(server: ProxmoxServer, web: Guest) -> None:
     for status in server.world.statuses:
         status["avail"] = (8 << 30) - 1
-    assert refusals("move_disk", web, disk="scsi0", storage="s2") == ["not_enough_space"]
-    assert refusals("move_disk", web, disk="scsi1", storage="s2") == []
+    assert against("move_disk", web, disk="scsi0", storage="s2") == ["not_enough_space"]
+    assert against("move_disk", web, disk="scsi1", storage="s2") == []
 
 
 def test_what_proxmox_protects_is_not_moved_or_enlarged(server: ProxmoxServer, host: Host, web: Guest) -> None:
     template, locked = guest(host, "101"), guest(host, "102")
-    assert refusals("move_disk", template, disk="scsi0", storage="s2") == ["immutable"]
-    assert refusals("resize", template, disk="scsi0", size_bytes=20 << 30) == ["immutable"]
+    assert against("move_disk", template, disk="scsi0", storage="s2") == ["immutable"]
+    assert against("resize", template, disk="scsi0", size_bytes=20 << 30) == ["immutable"]
     for kind, options in (("move_disk", {"disk": "scsi0", "storage": "s2"}), ("trim", {})):
-        assert refusals(kind, locked, **options) == ["guest_locked"]
+        assert against(kind, locked, **options) == ["guest_locked"]
     server.world.guests["vm", 120].text = WEB + f"parent: one\n\n[one]\nscsi0: {OLD},size=8G\nsnaptime: 1\n"
-    assert refusals("move_disk", web, disk="scsi0", storage="s2") == []
-    assert refusals("move_disk", web, disk="scsi0", storage="s2", delete_source=True) == ["has_internal_snapshots"]
-    assert refusals("resize", web, disk="scsi0", size_bytes=20 << 30) == ["has_internal_snapshots"]
+    assert against("move_disk", web, disk="scsi0", storage="s2") == []
+    assert against("move_disk", web, disk="scsi0", storage="s2", delete_source=True) == ["has_internal_snapshots"]
+    assert against("resize", web, disk="scsi0", size_bytes=20 << 30) == ["has_internal_snapshots"]
     server.world.allow(*AUDITOR, "VM.Config.Disk")
     (refusal,) = services.plan(OPERATOR, "move_disk", web.pk, {"disk": "scsi0", "storage": "s2"}).refusals
     assert (refusal.code, "Datastore.AllocateSpace on /storage/s2" in refusal.detail) == ("right_missing", True)
@@ -196,7 +189,7 @@ def test_a_volume_that_others_need_is_moved_and_never_removed(server: ProxmoxSer
     reached(host, Host.Transport.API_SSH)
     web = guest(host, "120")
     assert image_of(web, "scsi0").overlays_count == 1
-    assert refusals("move_disk", web, disk="scsi0", storage="s2") == []
+    assert against("move_disk", web, disk="scsi0", storage="s2") == []
     plan = services.plan(OPERATOR, "move_disk", web.pk, {"disk": "scsi0", "storage": "s2", "delete_source": True})
     assert [one.code for one in plan.refusals] == ["has_overlays", "guest_names_image"]
     assert "a disk of second" in plan.refusals[1].detail
@@ -217,9 +210,9 @@ def test_a_job_on_a_disk_waits_for_one_on_its_image_wherever_that_is_listed(serv
 
 def test_only_vms_of_a_node_with_an_api_have_these_kinds(server: ProxmoxServer, host: Host) -> None:
     container = guest(host, "300")
-    assert refusals("move_disk", container, disk="rootfs", storage="s2") == ["invalid"]
+    assert against("move_disk", container, disk="rootfs", storage="s2") == ["invalid"]
     alone = GuestFactory.create(kind="vm", uid="120")
-    assert refusals("trim", alone) == ["tool_missing"]
+    assert against("trim", alone) == ["tool_missing"]
     with pytest.raises(Exception, match="operator"):
         services.submit(VIEWER, "trim", guest(host, "120").pk, {})
 
@@ -239,7 +232,7 @@ def test_options_that_are_missing_or_wrong_are_named(web: Guest) -> None:
 
 def test_a_node_that_does_not_answer_refuses_the_plan_in_its_words(web: Guest, host: Host) -> None:
     Host.objects.filter(pk=host.pk).update(port=1)
-    assert refusals("trim", web) == ["host_unreachable"]
+    assert against("trim", web) == ["host_unreachable"]
 
 
 def test_a_vm_that_another_node_has_by_now_is_told(server: ProxmoxServer, web: Guest) -> None:
@@ -258,8 +251,8 @@ def test_a_disk_is_enlarged_and_read_again(server: ProxmoxServer, web: Guest) ->
 
 def test_nothing_is_made_smaller(server: ProxmoxServer, web: Guest) -> None:
     for size in (8 << 30, 1024):
-        assert refusals("resize", web, disk="scsi0", size_bytes=size) == ["invalid"]
-    assert refusals("resize", web, disk="ide2", size_bytes=8 << 30) == ["invalid"]
+        assert against("resize", web, disk="scsi0", size_bytes=size) == ["invalid"]
+    assert against("resize", web, disk="ide2", size_bytes=8 << 30) == ["invalid"]
     assert server.verbs() == []
 
 
@@ -281,7 +274,7 @@ def test_a_configuration_that_changes_under_a_task_ends_it(
 
 def test_a_guest_is_trimmed_and_what_each_filesystem_gave_back_is_told(server: ProxmoxServer, web: Guest) -> None:
     machine = server.world.guests["vm", 120]
-    assert refusals("trim", web) == ["guest_off"]  # it is off
+    assert against("trim", web) == ["guest_off"]  # it is off
     machine.running = True
     machine.trims = [
         {"path": "/", "trimmed": 104857600, "minimum": 0},

@@ -11,10 +11,10 @@ from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.factories import UserFactory
-from tests.guests.vms import WEB, conf, good, host, refusals, server, submit, web
+from tests.guests.vms import WEB, conf, good, host, server, submit, web
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.web.confirming import confirm
-from tests.working import ADMIN, OPERATOR, refused_as, run
+from tests.working import ADMIN, OPERATOR, against, refused_as, run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -78,7 +78,7 @@ def test_a_guest_without_an_agent_is_refused_or_fails_with_its_words(
 ) -> None:
     machine = server.world.guests["vm", 120]
     machine.running, machine.text = True, WEB.replace("agent: 1\n", "")
-    assert refusals("trim", web) == ["tool_missing"]
+    assert against("trim", web) == ["tool_missing"]
     machine.text = WEB
     ended = run(submit("trim", web))
     assert (ended.state, "guest agent is not running" in ended.error_detail) == ("failed", True)
@@ -141,7 +141,7 @@ def test_the_page_for_io_sets_limits_of_a_vm(server: ProxmoxServer, web: Guest, 
 
 def test_proxmox_ve_enlarges_no_vmdk(server: ProxmoxServer, web: Guest) -> None:
     server.world.guests["vm", 120].text += "sata3: store:120/vm-120-disk-5.vmdk,size=1G\n"
-    assert refusals("resize", web, disk="sata3", size_bytes=2 << 30) == ["unsupported_subformat"]
+    assert against("resize", web, disk="sata3", size_bytes=2 << 30) == ["unsupported_subformat"]
     with pytest.raises(RefusedError):
         submit("resize", web, disk="sata3", size_bytes=2 << 30)
     assert server.verbs() == []

@@ -14,15 +14,15 @@ from storage_admin.errors import InvalidError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox import snapshots
-from storage_admin.jobs import runner, services
+from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Plan, Recorder
+from storage_admin.jobs.plan_and_progress import Plan
 from tests.factories import PolicyFactory
-from tests.guests.vms import conf, good, host, reached, server, submit, web
+from tests.guests.vms import cancelled_meanwhile, conf, good, host, reached, server, stopped_meanwhile, submit, web
 from tests.harness.proxmox import confs, world
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import ALL
-from tests.working import OPERATOR, client_as, run, said, succeeded
+from tests.working import OPERATOR, against, client_as, run, said, succeeded
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -58,10 +58,6 @@ def plan(kind: str, guest: Guest, **options: Any) -> Plan:
     return services.plan(OPERATOR, kind, guest.pk, options)
 
 
-def codes(kind: str, guest: Guest, **options: Any) -> list[str]:
-    return [one.code for one in plan(kind, guest, **options).refusals]
-
-
 def test_one_is_made_gone_back_to_and_deleted(server: ProxmoxServer, vm: Guest) -> None:
     assert plan("snapshot", vm, name="before").commands == ("qm snapshot 120 before",)
     result = good(run(submit("snapshot", vm, name="before")))
@@ -85,11 +81,11 @@ def test_a_later_snapshot_of_the_same_name_is_another_one(server: ProxmoxServer,
     keep(server, "nightly", 1)
     ended = run(job)
     assert (ended.state, ended.error_code, names(server)) == ("failed", "stale_plan", ["nightly"])
-    assert codes(kind, vm, name="nightly", created=seen) == ["stale_plan"]
-    assert codes(kind, vm, name="nightly") == []
+    assert against(kind, vm, name="nightly", created=seen) == ["stale_plan"]
+    assert against(kind, vm, name="nightly") == []
     with pytest.raises(InvalidError):
         submit(kind, vm, name="nightly", created="yesterday")
-    assert codes(kind, vm, name="nightly", created="2026-13-41T00:00:00Z") == ["invalid"]
+    assert against(kind, vm, name="nightly", created="2026-13-41T00:00:00Z") == ["invalid"]
 
 
 def test_one_that_is_made_anew_while_older_ones_are_deleted_stays(
@@ -127,27 +123,27 @@ def test_the_page_of_a_name_alone_is_confirmed_for_the_snapshot_that_its_plan_ha
 
 def test_what_stands_against_it_is_told_before_a_task_begins(server: ProxmoxServer, vm: Guest) -> None:
     keep(server, "there")
-    assert codes("snapshot", vm, name="there") == ["target_exists"]
-    assert codes("snapshot", vm, name="1st") == ["invalid"]
+    assert against("snapshot", vm, name="there") == ["target_exists"]
+    assert against("snapshot", vm, name="1st") == ["invalid"]
     for reserved in ("current", "pending", "PENDING"):
-        assert codes("snapshot", vm, name=reserved) == ["invalid"]
-    assert codes("snapshot", vm, name="Current") == []
-    assert codes("snapshot", vm, name="now", disks=["scsi0"]) == ["invalid"]
-    assert codes("delete_snapshot", vm, name="gone") == ["stale_plan"]
-    assert codes("revert_snapshot", vm, name="gone") == ["stale_plan"]
-    assert codes("delete_old_snapshots", vm, older_than_days=1) == ["nothing_to_free"]
+        assert against("snapshot", vm, name=reserved) == ["invalid"]
+    assert against("snapshot", vm, name="Current") == []
+    assert against("snapshot", vm, name="now", disks=["scsi0"]) == ["invalid"]
+    assert against("delete_snapshot", vm, name="gone") == ["stale_plan"]
+    assert against("revert_snapshot", vm, name="gone") == ["stale_plan"]
+    assert against("delete_old_snapshots", vm, older_than_days=1) == ["nothing_to_free"]
     one = server.world.guests["vm", 120]
     one.running = True
-    assert codes("revert_snapshot", vm, name="there") == ["image_in_use"]
-    assert codes("delete_snapshot", vm, name="there") == []
+    assert against("revert_snapshot", vm, name="there") == ["image_in_use"]
+    assert against("delete_snapshot", vm, name="there") == []
     one.running, text = False, one.text
     one.text = text.replace(".qcow2", ".raw")
-    assert codes("snapshot", vm, name="now") == ["unsupported_subformat"]
+    assert against("snapshot", vm, name="now") == ["unsupported_subformat"]
     one.text = "template: 1\n" + text
-    assert codes("snapshot", vm, name="now") == ["immutable"]
+    assert against("snapshot", vm, name="now") == ["immutable"]
     one.text = "lock: backup\n" + text
     for kind in ("snapshot", "delete_snapshot", "revert_snapshot"):
-        assert codes(kind, vm, name="there") == ["guest_locked"]
+        assert against(kind, vm, name="there") == ["guest_locked"]
 
 
 @pytest.fixture
@@ -190,15 +186,15 @@ def test_what_stands_against_a_containers_is_told_before(server: ProxmoxServer, 
     one = server.world.guests["container", 210]
     text = one.text
     one.text = text + "lxc.unheard.of: x\n"
-    assert codes("snapshot", container, name="now") == ["hidden_lines"]
+    assert against("snapshot", container, name="now") == ["hidden_lines"]
     one.text = text.replace("rootfs: btr:", "mp0: /srv,mp=/srv\nrootfs: btr:")
-    assert codes("snapshot", container, name="now") == ["unsupported_subformat"]
+    assert against("snapshot", container, name="now") == ["unsupported_subformat"]
     one.text = "lock: backup\n" + text
-    assert codes("snapshot", container, name="now") == ["guest_locked"]
+    assert against("snapshot", container, name="now") == ["guest_locked"]
     one.text, one.running = text, True
-    assert codes("snapshot", container, name="now") == []
+    assert against("snapshot", container, name="now") == []
     good(run(submit("snapshot", container, name="now")))
-    assert codes("revert_snapshot", container, name="now") == ["image_in_use"]
+    assert against("revert_snapshot", container, name="now") == ["image_in_use"]
 
 
 def test_snapshots_that_do_not_lead_to_a_containers_present_are_known(server: ProxmoxServer, container: Guest) -> None:
@@ -216,11 +212,11 @@ def test_snapshots_that_do_not_lead_to_a_containers_present_are_known(server: Pr
 def test_where_snapshots_are_files_only_the_newest_is_gone_back_to(server: ProxmoxServer, vm: Guest) -> None:
     keep(server, "old", 2)
     keep(server, "new", 1)
-    assert codes("revert_snapshot", vm, name="old") == []
+    assert against("revert_snapshot", vm, name="old") == []
     (store,) = [one for one in server.world.storages if one["storage"] == "store"]
     store["snapshot-as-volume-chain"] = 1
-    assert codes("revert_snapshot", vm, name="old") == ["in_snapshot_chain"]
-    assert codes("revert_snapshot", vm, name="new") == []
+    assert against("revert_snapshot", vm, name="old") == ["in_snapshot_chain"]
+    assert against("revert_snapshot", vm, name="new") == []
 
 
 @pytest.mark.parametrize(
@@ -237,7 +233,7 @@ def test_a_right_that_is_missing_is_named(server: ProxmoxServer, vm: Guest, righ
     found = [
         kind
         for kind, name in (("snapshot", "now"), ("delete_snapshot", "there"), ("revert_snapshot", "there"))
-        if codes(kind, vm, name=name) == ["right_missing"]
+        if against(kind, vm, name=name) == ["right_missing"]
     ]
     assert found == refused
 
@@ -278,23 +274,14 @@ def test_a_deletion_that_fails_is_told_in_proxmox_ves_words(server: ProxmoxServe
     assert server.world.snapshot_fails in job.error_detail
     assert "qm unlock 120" in job.error_detail
     assert names(server) == ["there"]
-    assert codes("delete_snapshot", vm, name="there") == ["guest_locked"]
+    assert against("delete_snapshot", vm, name="there") == ["guest_locked"]
 
 
 def test_a_cancel_ends_the_waiting_and_not_the_task(
     server: ProxmoxServer, vm: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(server, "there")
-    job, tick = submit("delete_snapshot", vm, name="there"), Recorder.tick
-
-    def and_somebody_cancels(recorder: Recorder) -> None:
-        Job.objects.filter(pk=job.pk).update(cancel_requested=True)
-        recorder._written = 0.0
-        tick(recorder)
-
-    monkeypatch.setattr(Recorder, "tick", and_somebody_cancels)
-    ended = run(job)
-    assert ended.state == "cancelled", (ended.error_detail, said(ended))
+    cancelled_meanwhile(submit("delete_snapshot", vm, name="there"), monkeypatch)
     (task,) = server.world.tasks.values()
     assert task.exit_status == "OK"
 
@@ -303,15 +290,7 @@ def test_a_worker_that_is_told_to_end_leaves_the_task_at_work(
     server: ProxmoxServer, vm: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(server, "there")
-    begin = server.world.begin
-
-    def and_stop(*given: Any) -> str:
-        runner.stopping.set()
-        return begin(*given)
-
-    monkeypatch.setattr(server.world, "begin", and_stop)
-    job = run(submit("delete_snapshot", vm, name="there"))
-    runner.stopping.clear()
+    job = stopped_meanwhile(submit("delete_snapshot", vm, name="there"), server, monkeypatch)
     assert job.state in {"interrupted", "cancelled"}
     (task,) = server.world.tasks.values()
     assert task.exit_status == "OK"

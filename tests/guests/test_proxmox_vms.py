@@ -12,11 +12,11 @@ from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.factories import GuestDiskFactory, UserFactory
-from tests.guests.vms import OLD, WEB, conf, good, guest, host, reached, refusals, server, submit, web
+from tests.guests.vms import OLD, WEB, conf, good, guest, host, reached, server, submit, web
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import AUDITOR
 from tests.web.confirming import confirm
-from tests.working import ADMIN, OPERATOR, reread, run
+from tests.working import ADMIN, OPERATOR, against, reread, run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -46,8 +46,8 @@ def test_limits_of_a_disk_that_waits_for_another_volume_are_refused_before_any_i
     server: ProxmoxServer, host: Host, web: Guest
 ) -> None:
     Guest.objects.filter(pk=web.pk).update(waiting=["scsi1"])
-    assert refusals("set_io_priority", web, limits={"read_iops_sec": 50}) == ["stale_plan"]
-    assert refusals("set_io_priority", web, limits={"read_iops_sec": 50}, disk="scsi0") == []
+    assert against("set_io_priority", web, limits={"read_iops_sec": 50}) == ["stale_plan"]
+    assert against("set_io_priority", web, limits={"read_iops_sec": 50}, disk="scsi0") == []
 
 
 def test_limits_are_set_on_every_disk_and_read_again(server: ProxmoxServer, host: Host) -> None:
@@ -84,11 +84,11 @@ def test_limits_of_a_running_vm_are_in_effect_or_said_to_wait(server: ProxmoxSer
 
 def test_limits_that_cannot_be_are_refused_before_anything(server: ProxmoxServer, host: Host, web: Guest) -> None:
     limits = {"read_iops_sec": 5}
-    assert refusals("set_io_priority", web, weight=500) == ["invalid"]
-    assert refusals("set_io_priority", web, priority=3) == ["invalid"]
-    assert refusals("set_io_priority", web, disk="scsi7", limits=limits) == ["invalid"]
-    assert refusals("set_io_priority", web, limits={"read_bytes_sec": 5}) == ["invalid"]
-    assert refusals("set_io_priority", guest(host, "102"), limits=limits) == ["guest_locked"]
+    assert against("set_io_priority", web, weight=500) == ["invalid"]
+    assert against("set_io_priority", web, priority=3) == ["invalid"]
+    assert against("set_io_priority", web, disk="scsi7", limits=limits) == ["invalid"]
+    assert against("set_io_priority", web, limits={"read_bytes_sec": 5}) == ["invalid"]
+    assert against("set_io_priority", guest(host, "102"), limits=limits) == ["guest_locked"]
     server.world.allow(*AUDITOR)
     plan = services.plan(OPERATOR, "set_io_priority", web.pk, {"limits": limits})
     assert [one.code for one in plan.refusals] == ["right_missing"]
@@ -208,8 +208,8 @@ def test_what_proxmox_leaves_to_root_alone_is_refused_by_the_plan(server: Proxmo
     server.world.guests["vm", 120].text = WEB + "scsi5: /dev/sdz,size=1G\n"
     GuestDiskFactory.create(guest=web, target="scsi5", path="/dev/sdz", volume="")
     limits = {"read_iops_sec": 5}
-    assert refusals("set_io_priority", web, limits=limits) == ["right_missing"]
-    assert refusals("set_io_priority", web, limits=limits, disk="scsi5") == ["right_missing"]
-    assert refusals("move_disk", web, disk="scsi5", storage="s2") == ["right_missing"]
-    assert refusals("resize", web, disk="scsi5", size_bytes=9 << 30) == ["right_missing"]
+    assert against("set_io_priority", web, limits=limits) == ["right_missing"]
+    assert against("set_io_priority", web, limits=limits, disk="scsi5") == ["right_missing"]
+    assert against("move_disk", web, disk="scsi5", storage="s2") == ["right_missing"]
+    assert against("resize", web, disk="scsi5", size_bytes=9 << 30) == ["right_missing"]
     good(run(submit("set_io_priority", web, limits=limits, disk="scsi0")))

@@ -12,8 +12,9 @@ from storage_admin.guests.models import Guest
 from storage_admin.hosts import asking
 from storage_admin.hosts.models import Host
 from storage_admin.hosts.proxmox import registration, tasks
-from storage_admin.jobs import services
+from storage_admin.jobs import runner, services
 from storage_admin.jobs.models import Job
+from storage_admin.jobs.plan_and_progress import Recorder
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
 from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
@@ -82,14 +83,36 @@ def conf(server: ProxmoxServer, vmid: int = 120) -> dict[str, str]:
     return server.world.guests["vm", vmid].conf.now
 
 
-def refusals(kind: str, row: Guest, **options: Any) -> list[str]:
-    return [one.code for one in services.plan(OPERATOR, kind, row.pk, options).refusals]
-
-
 def submit(kind: str, row: Guest, **options: Any) -> Job:
     return services.submit(OPERATOR, kind, row.pk, options)
 
 
+def cancelled_meanwhile(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """The job as it ended after somebody had cancelled it at work."""
+    tick = Recorder.tick
+
+    def and_somebody_cancels(recorder: Recorder) -> None:
+        Job.objects.filter(pk=job.pk).update(cancel_requested=True)
+        recorder._written = 0.0
+        tick(recorder)
+
+    monkeypatch.setattr(Recorder, "tick", and_somebody_cancels)
+    ended = run(job)
+    assert ended.state == "cancelled", (ended.error_detail, said(ended))
+    return ended
+
+
+def stopped_meanwhile(job: Job, server: ProxmoxServer, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """The job as it ended after its worker was told to end as its task began."""
+    begin = server.world.begin
+
+    def and_stop(*given: Any) -> str:
+        runner.stopping.set()
+        return begin(*given)
+
+    monkeypatch.setattr(server.world, "begin", and_stop)
+    return run(job)
+
+
 def good(job: Job) -> dict[str, Any]:
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
-    return dict(job.result or {})
+    return dict(succeeded(job).result or {})

@@ -9,8 +9,9 @@ from storage_admin.hosts import registration, ssh, transport
 from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.services import add_pool
+from tests.harness.filesystems import new_folder
 from tests.harness.sshd import Sshd, sshd
-from tests.working import ADMIN
+from tests.working import ADMIN, scan
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHi0Rc1lVQc8Yy5mCqGvTBxN8Z2mKc1M1Yd4vW2pVqfX"
 
@@ -20,6 +21,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     """A server that takes root in."""
     with sshd(tmp_path_factory.mktemp("sshd")) as running:
         yield running
+
+
+@pytest.fixture
+def authorized(server: Sshd) -> Iterator[Sshd]:
+    """That server; what a test lets in besides is let in no more after it."""
+    before = (server.folder / "authorized_keys").read_text()
+    yield server
+    (server.folder / "authorized_keys").write_text(before)
 
 
 @pytest.fixture
@@ -50,6 +59,20 @@ def with_folder(host: Host, folder: Path) -> StoragePool:
     """The host with this folder as its only pool."""
     host.pools.all().delete()
     return add_pool(host, bytes(folder), StoragePool.Source.ADMIN)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    """A folder that is empty."""
+    return new_folder(tmp_path / "pool")
+
+
+def scanned(server: Sshd, folder: Path, **changes: object) -> Host:
+    """The server as a host with this folder alone, scanned."""
+    host = add(server, **changes)  # type: ignore[arg-type]
+    with_folder(host, folder)
+    scan(host)
+    return host
 
 
 @pytest.fixture

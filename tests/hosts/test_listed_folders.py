@@ -16,6 +16,7 @@ from storage_admin.errors import InvalidError
 from storage_admin.hosts import services
 from storage_admin.hosts.models import Host, StoragePool
 from tests.factories import HostFactory, TokenFactory, UserFactory
+from tests.harness.filesystems import new_folder
 from tests.working import ADMIN, create, digests, fails_as, image_at, refused_as, reread, scan, scanned_machine, work
 
 pytestmark = pytest.mark.django_db
@@ -60,8 +61,7 @@ def test_an_admin_of_one_host_registers_no_way_to_become_root_there(
     lists: Path, host: Host, client: Client, tmp_path: Path
 ) -> None:
     Path(settings.DATA_DIR).mkdir(parents=True, exist_ok=True)
-    mine = tmp_path / "some"
-    mine.mkdir()
+    mine = new_folder(tmp_path / "some")
     ways = [*WAYS_IN, *own_folders(), str(mine)]
     lists.write_text("/\n")  # not even where root lists everything
     assert {path: refused(LIMITED, host, path) for path in ways[:-1]} == dict.fromkeys(ways[:-1], "invalid")
@@ -85,8 +85,7 @@ def test_an_admin_of_one_host_registers_no_way_to_become_root_there(
 
 
 def test_the_refusal_has_the_line_that_root_has_to_run(lists: Path, host: Host, tmp_path: Path) -> None:
-    new = tmp_path / "it's new"
-    new.mkdir()
+    new = new_folder(tmp_path / "it's new")
     with fails_as(RefusedError, "folder_not_listed") as error:
         services.register_folder(LIMITED, host, str(new))
     line = error.value.detail.partition("run there: ")[2]
@@ -96,8 +95,7 @@ def test_the_refusal_has_the_line_that_root_has_to_run(lists: Path, host: Host, 
 
 
 def test_only_an_admin_of_all_hosts_has_a_folder_listed(lists: Path, host: Host, tmp_path: Path) -> None:
-    new = tmp_path / "new"
-    new.mkdir()
+    new = new_folder(tmp_path / "new")
     with pytest.raises(ForbiddenError):
         services.register_folder(LIMITED, host, str(new), add_to_list=True)
     assert lists.read_text() == ""

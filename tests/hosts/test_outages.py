@@ -4,6 +4,7 @@ import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.test import Client
@@ -22,9 +23,9 @@ from tests.factories import GuestFactory, UserFactory
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
 from tests.harness.proxmox.world import lab
 from tests.harness.sshd import Sshd, sshd
-from tests.hosts.remote import add, agent_folder, server, with_folder
+from tests.hosts.remote import agent_folder, scanned, server
 from tests.hosts.test_proxmox_hosts import add as add_node
-from tests.working import OPERATOR, create, refused_as, run, said, scan, succeeded, work
+from tests.working import OPERATOR, create, refused_as, reread, run, said, scan, succeeded, work
 
 __all__ = ["agent_folder", "server"]
 
@@ -81,10 +82,7 @@ def two(server: Sshd, tmp_path: Path) -> tuple[Host, Host]:
     for name in ("far", "near"):
         (tmp_path / name).mkdir()
         create(tmp_path / name / f"{name}.qcow2")
-        host = add(server, name)
-        with_folder(host, tmp_path / name)
-        scan(host)
-        hosts.append(Host.objects.get(pk=host.pk))
+        hosts.append(reread(scanned(server, tmp_path / name, name=name)))
     Job.objects.filter(state="queued").delete()
     return hosts[0], hosts[1]
 
@@ -114,6 +112,13 @@ def test_a_host_that_does_not_answer_costs_its_time_limit_once_and_is_told(
     assert now.status_detail == job.error_detail
 
 
+def rows() -> dict[str, list[Any]]:
+    """All that is known of images, pools and guests."""
+    return {
+        model.__name__: list(model._default_manager.order_by("pk").values()) for model in (Image, StoragePool, Guest)
+    }
+
+
 def test_one_hosts_outage_changes_nothing_on_the_others_and_is_told_with_when_it_was_last_seen(
     two: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch, client: Client
 ) -> None:
@@ -122,11 +127,9 @@ def test_one_hosts_outage_changes_nothing_on_the_others_and_is_told_with_when_it
     Host.objects.filter(pk=far.pk).update(port=1, last_seen=day_ago)
     guest = GuestFactory.create(host=far, name="web")
     known_already(monkeypatch, 1)
-    rows = {model: list(model.objects.order_by("pk").values()) for model in (Image, StoragePool, Guest)}
-    near_row = Host.objects.filter(pk=near.pk).values().get()
+    before = rows(), Host.objects.filter(pk=near.pk).values().get()
     assert work("scan", far.pk).state == "failed"
-    assert rows == {model: list(model.objects.order_by("pk").values()) for model in rows}
-    assert Host.objects.filter(pk=near.pk).values().get() == near_row
+    assert (rows(), Host.objects.filter(pk=near.pk).values().get()) == before
 
     scan(Host.objects.get(pk=near.pk))  # the neighbour goes on
     image = Image.objects.get(host=near)
@@ -158,18 +161,22 @@ def test_a_host_that_came_back_is_told_as_well(two: tuple[Host, Host], monkeypat
     assert now.last_seen > far.last_seen
 
 
+def kept(host: Host) -> list[set[str]]:
+    """Its guests and its storages."""
+    of_host = (Guest.objects.filter(host=host), "uid"), (StoragePool.objects.filter(host=host), "name")
+    return [set(rows.values_list(name, flat=True)) for rows, name in of_host]
+
+
 @pytest.mark.parametrize("how", ["gone", "silent"])
 def test_a_node_by_its_api_alone_that_does_not_answer_costs_its_time_limit_once_and_keeps_its_guests(
     node: ProxmoxServer, silent: int, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     host = add_node(node)
     scan(host)
-    seen = Host.objects.get(pk=host.pk).last_seen
+    seen = reread(host).last_seen
     assert seen is not None
-    known = set(Guest.objects.filter(host=host).values_list("uid", flat=True))
-    pools = set(StoragePool.objects.filter(host=host).values_list("name", flat=True))
-    assert known
-    assert pools
+    before = kept(host)
+    assert all(before)
     Host.objects.filter(pk=host.pk).update(port=1 if how == "gone" else silent)
     monkeypatch.setattr(proxmox_client, "CONNECT_SECONDS", 2.0)
     job = work("scan", host.pk)
@@ -177,5 +184,4 @@ def test_a_node_by_its_api_alone_that_does_not_answer_costs_its_time_limit_once_
     assert took(job) < (1 if how == "gone" else 2 + 2)
     now = Host.objects.get(pk=host.pk)
     assert (now.status, now.last_seen) == ("unreachable", seen)
-    assert set(Guest.objects.filter(host=host).values_list("uid", flat=True)) == known
-    assert set(StoragePool.objects.filter(host=host).values_list("name", flat=True)) == pools
+    assert kept(host) == before

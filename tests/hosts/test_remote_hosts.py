@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -22,9 +21,10 @@ from storage_admin.hosts.services import register_folder
 from storage_admin.hosts.ssh import SshShell, connection
 from storage_admin.jobs import services
 from tests.agent.harness import leftovers, make_image
+from tests.harness.filesystems import new_program
 from tests.harness.processes import wait_until
 from tests.harness.sshd import Sshd, keypair, sessions_of
-from tests.hosts.remote import add, agent_folder, server, with_folder
+from tests.hosts.remote import add, agent_folder, authorized, pool, scanned, server
 from tests.working import (
     ADMIN,
     OPERATOR,
@@ -39,7 +39,7 @@ from tests.working import (
     succeeded,
 )
 
-__all__ = ["agent_folder", "server"]
+__all__ = ["agent_folder", "authorized", "pool", "server"]
 
 pytestmark = [
     pytest.mark.services,
@@ -87,14 +87,10 @@ def test_secrets_are_encrypted_and_nowhere_shown(server: Sshd, client: Client) -
     assert transport.endpoint(host).private_key == server.private_key
 
 
-def test_images_of_a_remote_host_are_listed_and_reclaimed_there(server: Sshd, tmp_path: Path) -> None:
-    pool = tmp_path / "pool"
-    pool.mkdir()
+def test_images_of_a_remote_host_are_listed_and_reclaimed_there(server: Sshd, pool: Path) -> None:
     make_image(pool / "base.qcow2")
     create(pool / "top.qcow2", base="base.qcow2")
-    host = add(server)
-    with_folder(host, pool)
-    scan(host)
+    host = scanned(server, pool)
     assert [(image.name, image.chain_depth) for image in Image.objects.filter(host=host).order_by("name")] == [
         ("base.qcow2", 1),
         ("top.qcow2", 2),
@@ -106,14 +102,10 @@ def test_images_of_a_remote_host_are_listed_and_reclaimed_there(server: Sshd, tm
 
 
 def test_an_agent_that_has_vanished_from_its_host_is_installed_again_within_the_same_attempt(
-    server: Sshd, tmp_path: Path
+    server: Sshd, pool: Path
 ) -> None:
-    pool = tmp_path / "pool"
-    pool.mkdir()
     make_image(pool / "vm.qcow2")
-    host = add(server)
-    with_folder(host, pool)
-    scan(host)
+    host = scanned(server, pool)
     installed = Path(transport.remote_file())
     for how in ("job", "question", "upload"):
         installed.unlink()
@@ -143,14 +135,10 @@ def test_a_folder_of_a_remote_host_is_registered_as_it_is_there(server: Sshd, tm
 
 
 @pytest.mark.parametrize("how", ["client", "session", "agent"])
-def test_a_lost_connection_ends_the_work_and_leaves_the_original(server: Sshd, tmp_path: Path, how: str) -> None:
-    pool = tmp_path / "pool"
-    pool.mkdir()
+def test_a_lost_connection_ends_the_work_and_leaves_the_original(server: Sshd, pool: Path, how: str) -> None:
     make_image(pool / "vm.qcow2", size="64M")
     before = (pool / "vm.qcow2").read_bytes()
-    host = add(server)
-    with_folder(host, pool)
-    scan(host)
+    host = scanned(server, pool)
     options = {"method": "compress", "bandwidth_bytes_sec": 1 << 20}
     job = services.submit(OPERATOR, "reclaim", image_at(pool / "vm.qcow2").pk, options)
     killer = threading.Thread(target=cut, args=(server, how, pool))
@@ -176,10 +164,7 @@ def tools(pool: Path) -> list[psutil.Process]:
 
 def cut(server: Sshd, how: str, pool: Path) -> None:
     """Waits for the work to begin, and cuts the connection at one of its links."""
-    deadline = time.monotonic() + 30
-    while not (temporary := list(pool.glob(".sa-*.new"))) or not temporary[0].stat().st_size:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: any(one.stat().st_size for one in pool.glob(".sa-*.new")), 30, "the work has begun")
     if how == "session":
         for session in sessions_of(server):
             os.kill(session, signal.SIGKILL)
@@ -191,10 +176,8 @@ def cut(server: Sshd, how: str, pool: Path) -> None:
             process.send_signal(signal.SIGKILL)
 
 
-def test_a_silent_network_ends_the_work(server: Sshd, tmp_path: Path) -> None:
+def test_a_silent_network_ends_the_work(server: Sshd, pool: Path) -> None:
     """The client stands still: no end-of-file comes, and the agent's patience decides."""
-    pool = tmp_path / "pool"
-    pool.mkdir()
     make_image(pool / "vm.qcow2", size="64M")
     before = (pool / "vm.qcow2").read_bytes()
     host = add(server)
@@ -203,11 +186,8 @@ def test_a_silent_network_ends_the_work(server: Sshd, tmp_path: Path) -> None:
         assert client.stdout is not None
         assert b"hello" in client.stdout.readline()
         client.send_signal(signal.SIGSTOP)
-        agents = [
-            one
-            for one in psutil.process_iter(["cmdline"])
-            if (one.info["cmdline"] or [])[-1:] == [transport.remote_file()]
-        ]
+        file, everything = transport.remote_file(), psutil.process_iter(["cmdline"])
+        agents = [one for one in everything if (one.info["cmdline"] or [])[-1:] == [file]]
         assert agents
         _, alive = psutil.wait_procs(agents, timeout=60)
         client.kill()
@@ -217,61 +197,43 @@ def test_a_silent_network_ends_the_work(server: Sshd, tmp_path: Path) -> None:
 
 
 def test_with_a_forced_command_the_key_runs_the_agent_and_nothing_else(
-    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    authorized: Sshd, pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forced, "FOLDER", transport.FOLDER)
     monkeypatch.setattr(forced, "ENTRY", f"{transport.FOLDER}/agent")
     public = keypair(tmp_path / "key")
-    before = (server.folder / "authorized_keys").read_text()
-    try:
-        with pytest.raises(RefusedError, match="agent_installer"):
-            add(server, private_key=(tmp_path / "key").read_text(), forced=True)
-        script = forced.installer("root", "")
-        assert subprocess.run(["sh"], input=script.encode(), capture_output=True).returncode == 0
-        server.authorize(forced.authorized_line(" ".join(public.split()[:2])))
-        host = add(server, private_key=(tmp_path / "key").read_text(), forced=True)
-        assert host.transport == "forced"
-        pool = tmp_path / "pool"
-        pool.mkdir()
-        create(pool / "vm.qcow2")
-        with_folder(host, pool)
-        scan(host)
-        assert image_at(pool / "vm.qcow2").state == "ok"
-        where = transport.endpoint(host)
-        touched = tmp_path / "touched"
-        SshShell(where).run_text(f"touch {touched}")
-        assert not touched.exists()
-        with connection(where, None, "-W", f"127.0.0.1:{server.port}") as command:
-            done = subprocess.run(command, capture_output=True, timeout=20, input=b"")
-        assert b"SSH-2.0" not in done.stdout
-    finally:
-        (server.folder / "authorized_keys").write_text(before)
+    with pytest.raises(RefusedError, match="agent_installer"):
+        add(authorized, private_key=(tmp_path / "key").read_text(), forced=True)
+    script = forced.installer("root", "")
+    assert subprocess.run(["sh"], input=script.encode(), capture_output=True).returncode == 0
+    authorized.authorize(forced.authorized_line(" ".join(public.split()[:2])))
+    create(pool / "vm.qcow2")
+    host = scanned(authorized, pool, private_key=(tmp_path / "key").read_text(), forced=True)
+    assert (host.transport, image_at(pool / "vm.qcow2").state) == ("forced", "ok")
+    where = transport.endpoint(host)
+    touched = tmp_path / "touched"
+    SshShell(where).run_text(f"touch {touched}")
+    assert not touched.exists()
+    with connection(where, None, "-W", f"127.0.0.1:{authorized.port}") as command:
+        done = subprocess.run(command, capture_output=True, timeout=20, input=b"")
+    assert b"SSH-2.0" not in done.stdout
 
 
 def test_an_agent_of_another_version_behind_a_forced_command_is_refused_with_what_to_do(
-    server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    authorized: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     public = keypair(tmp_path / "key")
-    before = (server.folder / "authorized_keys").read_text()
-    entry = tmp_path / "agent"
-    entry.write_text('#!/bin/sh\necho \'{"event":"hello","protocol":1,"hash":"old","uid":0}\'\ncat >/dev/null\n')
-    entry.chmod(0o755)
-    try:
-        server.authorize(f'restrict,command="{entry}" {" ".join(public.split()[:2])}')
-        with fails_as(RefusedError, "agent_outdated") as refused:
-            add(server, private_key=(tmp_path / "key").read_text(), forced=True)
-        assert "agent_installer" in refused.value.detail
-    finally:
-        (server.folder / "authorized_keys").write_text(before)
+    entry = new_program(
+        tmp_path / "agent", '#!/bin/sh\necho \'{"event":"hello","protocol":1,"hash":"old","uid":0}\'\ncat >/dev/null\n'
+    )
+    authorized.authorize(f'restrict,command="{entry}" {" ".join(public.split()[:2])}')
+    with fails_as(RefusedError, "agent_outdated", "agent_installer"):
+        add(authorized, private_key=(tmp_path / "key").read_text(), forced=True)
 
 
-def test_a_host_goes_with_all_that_is_known_of_it_and_nothing_of_its_files(server: Sshd, tmp_path: Path) -> None:
-    pool = tmp_path / "pool"
-    pool.mkdir()
+def test_a_host_goes_with_all_that_is_known_of_it_and_nothing_of_its_files(server: Sshd, pool: Path) -> None:
     create(pool / "vm.qcow2")
-    host = add(server)
-    with_folder(host, pool)
-    scan(host)
+    host = scanned(server, pool)
     for job in host.jobs.filter(state="queued"):
         services.cancel(ADMIN, job)
     registration.remove_host(ADMIN, host)

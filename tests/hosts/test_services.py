@@ -13,6 +13,7 @@ from storage_admin.errors import InvalidError
 from storage_admin.hosts import services, transport
 from storage_admin.hosts.models import Host, StoragePool
 from tests.factories import HostFactory, ImageFactory, JobFactory, StoragePoolFactory
+from tests.harness.filesystems import new_program
 from tests.working import ADMIN, fails_as, reread
 
 pytestmark = pytest.mark.django_db
@@ -114,9 +115,7 @@ def test_root_starts_the_agent_directly_and_it_greets(host: Host, monkeypatch: p
 def test_another_user_starts_it_by_sudo_where_that_needs_no_password(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sudo = tmp_path / "sudo"
-    sudo.write_text('#!/bin/sh\ntest "$1" = -n || exit 1\nshift\nexec "$@"\n')
-    sudo.chmod(0o755)
+    sudo = new_program(tmp_path / "sudo", '#!/bin/sh\ntest "$1" = -n || exit 1\nshift\nexec "$@"\n')
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setattr("shutil.which", lambda name: str(sudo))
     monkeypatch.setattr(transport, "FOLDER", str(tmp_path / "none is installed"))
@@ -134,8 +133,7 @@ def test_without_that_right_it_says_which_command_gives_it(
     Path(transport.remote_file()).touch()  # installed for another user, whom a rule allows it
     sudo = tmp_path / "sudo"
     if answer is not None:
-        sudo.write_text(answer)
-        sudo.chmod(0o755)
+        new_program(sudo, answer)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setattr("shutil.which", lambda name: None if answer is None else str(sudo))
     with fails_as(RefusedError, "host_unreachable", "agent_installer --user"):

@@ -15,6 +15,7 @@ from storage_admin.hosts import forced, transport
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from tests.agent.harness import leftovers, make_image
+from tests.harness.filesystems import new_folder, new_program
 from tests.harness.sshd import Sshd, sshd
 from tests.hosts.remote import add, with_folder
 from tests.working import OPERATOR, fails_as, image_at, run, scan, succeeded
@@ -62,8 +63,7 @@ def test_without_a_rule_the_host_is_not_added_and_the_rule_is_named(server: Sshd
 
 @pytest.mark.usefixtures("may_become_root")
 def test_with_the_rule_images_are_listed_and_reclaimed_as_root(server: Sshd, tmp_path: Path) -> None:
-    pool = tmp_path / "pool"
-    pool.mkdir(mode=0o700)
+    pool = new_folder(tmp_path / "pool", mode=0o700)
     make_image(pool / "disk.qcow2")
     host = add(server, user=USER)
     with_folder(host, pool)
@@ -87,8 +87,7 @@ def test_sudo_understands_the_rule_of_the_printed_installer(tmp_path: Path) -> N
 
 def test_a_sudo_that_does_not_answer_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "SUDO_TIMEOUT", 0.5)
-    (tmp_path / "sudo").write_text("#!/bin/sh\nexec sleep 15\n")
-    (tmp_path / "sudo").chmod(0o755)
+    new_program(tmp_path / "sudo", "#!/bin/sh\nexec sleep 15\n")
     began = time.monotonic()
     with fails_as(HostError, "host_unreachable"):
         transport._allows(str(tmp_path / "sudo"), "true")

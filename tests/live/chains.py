@@ -2,6 +2,8 @@
 
 import contextlib
 import hashlib
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from storage_admin.guests.models import Guest
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.harness.guests import LibvirtGuest, write_pattern
+from tests.harness.processes import wait_until
 from tests.live.writer import check
 from tests.working import OPERATOR, create, run, succeeded
 
@@ -53,6 +56,16 @@ def definition_of(guest: LibvirtGuest) -> str:
     source = ET.fromstring(guest.domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)).find("devices/disk/source")
     assert source is not None
     return Path(source.get("file", "")).name
+
+
+def pid_of(guest: LibvirtGuest) -> int:
+    """Its QEMU's."""
+    return int(Path(f"/run/libvirt/qemu/{guest.name}.pid").read_text())
+
+
+def kill_qemu(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{pid}/fd/0").exists(), 30, "the guest has ended")
 
 
 def submit(kind: str, row: Guest, **options: object) -> Job:

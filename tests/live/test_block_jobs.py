@@ -2,7 +2,6 @@
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import libvirt
 import pytest
@@ -21,7 +20,20 @@ from tests.harness.guests import Disk, Starts
 from tests.live.chains import PATTERNS, at_stage, chain_of, definition_of, done, patterns, submit, whole
 from tests.live.conftest import OnChain, scanned
 from tests.live.writer import PLACES, acknowledged, wait_for_writes, writing
-from tests.working import ADMIN, ON_LIBVIRT, OPERATOR, client_as, create, image_at, run, said, scan, succeeded, work
+from tests.working import (
+    ADMIN,
+    ON_LIBVIRT,
+    OPERATOR,
+    against,
+    client_as,
+    create,
+    image_at,
+    run,
+    said,
+    scan,
+    succeeded,
+    work,
+)
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT]
 
@@ -85,18 +97,15 @@ def test_overlays_are_merged_under_a_guest_that_writes(
 
 
 def test_an_overlay_that_was_merged_is_worked_on_no_more_as_long_as_it_is_that_file(
-    tcg_guest: Starts, chain: list[Path]
+    on_chain: OnChain, chain: list[Path]
 ) -> None:
-    guest, top = tcg_guest(Disk(chain[0])), chain[0]
-    host, row = scanned(top.parent, guest)
-    job = submit("live_merge", row)
-    done(job)
-    job.refresh_from_db()
+    (guest, row, _), top = on_chain, chain[0]
+    host, job = row.host, done(submit("live_merge", row))
     assert job.after_bytes == chain[1].stat().st_blocks * 512
     scan(host)
     image = image_at(top)
     for kind, options in (("reclaim", {}), ("flatten", {}), ("convert", {"format": "raw"})):
-        assert "merged" in against(kind, image.pk, **options), kind
+        assert "merged" in against(kind, image, **options), kind
     guest.domain.destroy()
     # By hand, past the warning: the guest gets the overlay again.
     guest.domain.connect().defineXML(guest.domain.XMLDesc().replace("middle.qcow2", "top.qcow2"))
@@ -104,7 +113,7 @@ def test_an_overlay_that_was_merged_is_worked_on_no_more_as_long_as_it_is_that_f
     scan(host)
     look(timezone.now())
     assert Alert.objects.get(closed=None, target_kind="image").target_id == image.pk
-    assert "merged" in against("live_flatten", row.pk)
+    assert "merged" in against("live_flatten", row)
     guest.domain.destroy()
     guest.domain.connect().defineXML(guest.domain.XMLDesc().replace("top.qcow2", "middle.qcow2"))
     scan(host)
@@ -121,22 +130,15 @@ def test_an_overlay_that_was_merged_is_worked_on_no_more_as_long_as_it_is_that_f
 
 
 def test_an_overlay_that_was_merged_is_set_aside_and_a_new_file_of_its_name_is_none(
-    tcg_guest: Starts, chain: list[Path]
+    on_chain: OnChain, chain: list[Path]
 ) -> None:
-    guest, top = tcg_guest(Disk(chain[0])), chain[0]
-    host, row = scanned(top.parent, guest)
+    (_, row, _), top = on_chain, chain[0]
     done(submit("live_merge", row))
-    scan(host)
+    scan(row.host)
     assert work("set_aside", image_at(top).pk, ADMIN).state == "succeeded"
     create(top, "8M")
-    scan(host)
+    scan(row.host)
     assert set(Image.objects.filter(name=top.name).values_list("state", flat=True)) == {"set_aside", "ok"}
-
-
-def against(kind: str, target: int, **options: Any) -> list[str]:
-    """Codes of what stands against a job."""
-    known = kinds.get(kind)
-    return [refusal.code for refusal in known.plan(OPERATOR, target, known.clean(options)).refusals]
 
 
 @pytest.mark.parametrize("layer", [None, "middle.qcow2"])
@@ -183,10 +185,8 @@ def test_a_base_that_others_use_is_never_merged_into(tcg_guest: Starts, chain: l
     create(chain[0].parent / "sibling.qcow2", base="base.qcow2")
     guest = tcg_guest(Disk(chain[0]))
     __, row = scanned(chain[0].parent, guest)
-    options = {"disk": "vda", "layer": str(chain[1]), "into": None}
-    assert [one.code for one in services.plan(OPERATOR, "live_merge", row.pk, options).refusals] == ["shared_base"]
-    options = {"disk": "vda", "layer": None, "into": None}
-    assert services.plan(OPERATOR, "live_merge", row.pk, options).refusals == ()
+    assert against("live_merge", row, disk="vda", layer=str(chain[1]), into=None) == ["shared_base"]
+    assert against("live_merge", row, disk="vda", layer=None, into=None) == []
 
 
 @pytest.mark.parametrize("below", ["middle.qcow2", "top.qcow2"])
@@ -215,9 +215,7 @@ def test_snapshots_that_libvirt_keeps_stand_against_it(tcg_guest: Starts, chain:
     )
     __, row = scanned(chain[0].parent, guest)
     for kind in ("live_flatten", "live_merge"):
-        refusals = services.plan(OPERATOR, kind, row.pk, {"disk": "vda"}).refusals
-        assert "in_snapshot_chain" in [one.code for one in refusals]
-    guest.domain.snapshotLookupByName("now").delete(libvirt.VIR_DOMAIN_SNAPSHOT_DELETE_METADATA_ONLY)
+        assert "in_snapshot_chain" in against(kind, row, disk="vda")
 
 
 def test_a_cancel_leaves_the_chain_as_it_was(on_chain: OnChain, chain: list[Path]) -> None:

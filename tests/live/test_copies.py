@@ -23,7 +23,7 @@ from tests.harness.guests import Disk, LibvirtGuest, Starts, write_pattern
 from tests.live.chains import PATTERNS, at_stage, chain_of, definition_of, done, patterns, submit, whole
 from tests.live.conftest import OnChain, scanned
 from tests.live.writer import acknowledged, begin, check, wait_for_writes, writing
-from tests.working import ON_LIBVIRT, OPERATOR, client_as, create, register, run, said, scan, work
+from tests.working import ON_LIBVIRT, OPERATOR, against, client_as, create, register, run, said, scan, work
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT]
 AS_BEFORE = ["top.qcow2", "middle.qcow2", "base.qcow2"]
@@ -33,18 +33,13 @@ def pool_at(folder: Path) -> int:
     return StoragePool.objects.get(path_bytes=bytes(folder)).pk
 
 
-def codes(kind: str, row: Guest, **options: object) -> list[str]:
-    return [one.code for one in services.plan(OPERATOR, kind, row.pk, options).refusals]
-
-
 def test_a_disk_is_moved_to_another_pool_and_format_under_a_guest_that_writes_and_switched_back(
-    tcg_guest: Starts, chain: list[Path]
+    on_chain: OnChain, chain: list[Path]
 ) -> None:
-    guest, folder = tcg_guest(Disk(chain[0])), chain[0].parent
+    guest, row, folder = on_chain
     other = new_folder(folder / "other")
-    host, row = scanned(folder, guest)
-    register(host, other)
-    scan(host)
+    register(row.host, other)
+    scan(row.host)
     with writing(guest):
         wait_for_writes(guest, 2)
         copied: list[int] = []
@@ -56,12 +51,12 @@ def test_a_disk_is_moved_to_another_pool_and_format_under_a_guest_that_writes_an
     assert definition_of(guest) == "top.raw"
     assert 18 << 20 <= (job.after_bytes or 0) <= copy.stat().st_blocks * 512
     assert job.freed_bytes == -(job.after_bytes or 0), "the image before stays"
-    assert codes("switch_back", row, job=job.pk) == ["image_in_use"], "it runs"
+    assert against("switch_back", row, job=job.pk) == ["image_in_use"], "it runs"
     last = acknowledged(guest)
     assert patterns(guest) == PATTERNS
     guest.stop()
     check(copy, last, "raw")
-    scan(host)
+    scan(row.host)
     page = client_as(role="operator").get(f"/guests/{row.pk}/").content.decode()
     assert f"switch-back/?job={job.pk}" in page
     done(services.submit(OPERATOR, "switch_back", row.pk, {"job": job.pk}))
@@ -90,10 +85,10 @@ def test_what_was_written_to_since_is_not_switched_back_to(on_chain: OnChain, ch
     assert chain_of(guest) == ["top-copy.qcow2"]
     guest.stop()
     overwrite(chain[0], 1 << 20, b"x")
-    assert codes("switch_back", row, job=job.pk) == ["stale_plan"]
+    assert against("switch_back", row, job=job.pk) == ["stale_plan"]
     chain[0].unlink()
-    assert codes("switch_back", row, job=job.pk) == ["undo_missing"]
-    assert codes("switch_back", row, job=job.pk + 1000) == ["undo_missing"]
+    assert against("switch_back", row, job=job.pk) == ["undo_missing"]
+    assert against("switch_back", row, job=job.pk + 1000) == ["undo_missing"]
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "made since the scan"])
@@ -108,7 +103,7 @@ def test_an_image_that_others_stand_on_by_now_is_not_switched_back_to(
     create(folder / "clone.qcow2", "96M", base=str(chain[0]))
     if is_known:
         scan(row.host)
-        assert codes("switch_back", row, job=copy.pk) == ["shared_base"]
+        assert against("switch_back", row, job=copy.pk) == ["shared_base"]
     run(job)
     assert (job.state, job.error_code) == ("failed", "shared_base" if is_known else "has_overlays")
     assert definition_of(guest) == "top-copy.qcow2"
@@ -233,13 +228,13 @@ def test_what_is_there_and_what_another_guest_uses_stand_against_a_copy(tcg_gues
     create(shared_folder / "there.raw", form="raw")
     guest = tcg_guest(Disk(image, "raw"))
     __, row = scanned(shared_folder, guest)
-    assert codes("live_copy", row, disk="vda") == [], "raw is copied like any other"
-    assert codes("live_copy", row, disk="vda", target_name="there.raw") == ["target_exists"]
-    assert codes("live_copy", row, disk="vda", target_pool=pool_at(shared_folder) + 1000) == ["outside_pool"]
+    assert against("live_copy", row, disk="vda") == [], "raw is copied like any other"
+    assert against("live_copy", row, disk="vda", target_name="there.raw") == ["target_exists"]
+    assert against("live_copy", row, disk="vda", target_pool=pool_at(shared_folder) + 1000) == ["outside_pool"]
     other = tcg_guest(Disk(create(shared_folder / "other.qcow2")))
     other.stop()
     xml = other.domain.XMLDesc().replace("other.qcow2", "disk.raw").replace("type='qcow2'", "type='raw'")
     other.domain.connect().defineXML(xml)
     work("scan", row.host_id)
-    assert codes("live_copy", row, disk="vda") == ["image_in_use"]
+    assert against("live_copy", row, disk="vda") == ["image_in_use"]
     assert Job.objects.filter(kind="live_copy").count() == 0

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import threading
 import time as clock
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import libvirt
 import pytest
@@ -28,10 +30,10 @@ from tests.chance import night
 from tests.harness import libvirtd as daemons
 from tests.harness.guests import Disk, Domains, LibvirtGuest
 from tests.harness.processes import wait_until
-from tests.live.chains import PATTERNS, at_stage, chain_of, definition_of, patterns, submit, whole
+from tests.live.chains import PATTERNS, at_stage, chain_of, definition_of, patterns, pid_of, submit, whole
 from tests.live.conftest import OnChain, scanned
 from tests.live.writer import acknowledged, begin, check, wait_for_writes, writing
-from tests.working import ON_LIBVIRT, OPERATOR, image_at, refused_as, reread, run, said, scan
+from tests.working import ON_LIBVIRT, OPERATOR, image_at, refused_as, reread, run, said, scan, succeeded
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db(transaction=True), *ON_LIBVIRT]
 #: How often each pair is tried.
@@ -61,13 +63,16 @@ def begun(operation: str, row: Guest, folder: Path) -> tuple[Job, list[str]]:
     return submit(kind, row, bandwidth_bytes_sec=(mib << 20) // SECONDS, **options), after
 
 
-def ended_well(job: Job) -> None:
-    job.refresh_from_db()
-    assert job.state == "succeeded", (job.error_code, job.error_detail, said(job))
-
-
 def die() -> None:
     raise KilledError
+
+
+def dies_in(job: Job, within: AbstractContextManager[object]) -> None:
+    """Its worker runs it within something that ends the worker, and the next one may have it."""
+    with within, pytest.raises(KilledError):
+        runner.run(job.pk)
+    heart.release(job)
+    falls_silent(job)
 
 
 def all_agree(guest: LibvirtGuest, folder: Path, after: list[str]) -> None:
@@ -91,13 +96,9 @@ def test_a_worker_that_dies_is_followed_by_the_next_one(on_chain: OnChain, opera
     guest, row, folder = on_chain
     with writing(guest):
         job, after = begun(operation, row, folder)
-        with at_stage("mirroring", die), pytest.raises(KilledError):
-            runner.run(job.pk)
-        heart.release(job)
-        falls_silent(job)
+        dies_in(job, at_stage("mirroring", die))
         assert (job.state, job.locks.exists()) == ("queued", True)
-        run(job)
-        ended_well(job)
+        succeeded(run(job))
         wait_for_writes(guest, 2)
     all_agree(guest, folder, after)
     assert any("taken over" in line for line in said(job))
@@ -108,12 +109,8 @@ def test_a_worker_that_dies_at_any_stage_is_followed(on_chain: OnChain, stage: s
     guest, row, folder = on_chain
     with writing(guest):
         job, after = begun("active commit", row, folder)
-        with at_stage(stage, die), pytest.raises(KilledError):
-            runner.run(job.pk)
-        heart.release(job)
-        falls_silent(job)
-        run(job)
-        ended_well(job)
+        dies_in(job, at_stage(stage, die))
+        succeeded(run(job))
     all_agree(guest, folder, after)
 
 
@@ -137,28 +134,18 @@ def test_layers_of_a_merge_that_ended_while_nobody_looked_are_known_as_merged_on
     assert reread(merged).state == Image.State.MERGED
 
 
-def _dies_before_it_begins(job: Job) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(block_jobs.Program, "follow", lambda *_args, **_how: die())
-        with pytest.raises(KilledError):
-            runner.run(job.pk)
-    heart.release(job)
-    falls_silent(job)
-
-
 def test_one_that_dies_before_anything_is_begun_is_begun_by_the_next(on_chain: OnChain) -> None:
     guest, row, folder = on_chain
     job, after = begun("pull", row, folder)
-    _dies_before_it_begins(job)
-    run(job)
-    ended_well(job)
+    dies_in(job, mock.patch.object(block_jobs.Program, "follow", side_effect=KilledError))
+    succeeded(run(job))
     assert chain_of(guest) == after
 
 
 def test_a_block_job_of_somebody_else_is_neither_taken_over_nor_ended(on_chain: OnChain) -> None:
     guest, row, folder = on_chain
     job, _after = begun("copy", row, folder)
-    _dies_before_it_begins(job)
+    dies_in(job, mock.patch.object(block_jobs.Program, "follow", side_effect=KilledError))
     theirs = f"<disk type='file'><source file='{folder}/theirs.qcow2'/><driver type='qcow2'/></disk>"
     guest.domain.blockCopy("vda", theirs, {}, libvirt.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB)
     job = run(job)
@@ -180,8 +167,7 @@ def test_a_worker_that_is_told_to_end_leaves_the_job_to_the_next_one(
         runner.stopping.clear()
         assert (job.state, job.locks.exists()) == ("queued", True)
         assert chain_of(guest) == AS_BEFORE
-        run(job)
-        ended_well(job)
+        succeeded(run(job))
     all_agree(guest, folder, after)
 
 
@@ -191,10 +177,7 @@ def test_a_cancel_between_two_workers_reaches_the_next_one(on_chain: OnChain, op
     guest, row, folder = on_chain
     with writing(guest):
         job, _after = begun(operation, row, folder)
-        with at_stage("mirroring", die), pytest.raises(KilledError):
-            runner.run(job.pk)
-        heart.release(job)
-        falls_silent(job)
+        dies_in(job, at_stage("mirroring", die))
         services.cancel(OPERATOR, job)
         assert job.state == "queued"
         run(job)
@@ -204,30 +187,26 @@ def test_a_cancel_between_two_workers_reaches_the_next_one(on_chain: OnChain, op
 
 @times
 @operations
-def test_libvirtd_is_restarted_meanwhile(domains: Domains, chain: list[Path], operation: str, time: int) -> None:
-    guest, folder = domains.run([Disk(chain[0])]), chain[0].parent
-    __, row = scanned(folder, guest)
-    qemu = Path(f"/run/libvirt/qemu/{guest.name}.pid")
-    before = qemu.read_text()
+def test_libvirtd_is_restarted_meanwhile(on_chain: OnChain, domains: Domains, operation: str, time: int) -> None:
+    guest, row, folder = on_chain
+    qemu = pid_of(guest)
     with writing(guest):
         job, after = begun(operation, row, folder)
         with at_stage("mirroring", daemons.restart):
-            run(job)
-        ended_well(job)
+            succeeded(run(job))
         domains.reconnect(guest)
-    assert qemu.read_text() == before, "it is another QEMU"
+    assert pid_of(guest) == qemu, "it is another QEMU"
     all_agree(guest, folder, after)
 
 
 @pytest.mark.parametrize("operation", ["pull", "copy"])
 def test_a_libvirtd_that_dies_while_it_is_asked_to_begin_is_asked_again(
-    domains: Domains, chain: list[Path], monkeypatch: pytest.MonkeyPatch, operation: str
+    on_chain: OnChain, domains: Domains, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     """QEMU is held, so that libvirtd waits for it, is killed, and QEMU finds what it was told."""
-    guest, folder = domains.run([Disk(chain[0])]), chain[0].parent
-    __, row = scanned(folder, guest)
+    guest, row, folder = on_chain
     job, after = begun(operation, row, folder)
-    qemu = int(Path(f"/run/libvirt/qemu/{guest.name}.pid").read_text())
+    qemu = pid_of(guest)
 
     def dies() -> None:
         clock.sleep(3)
@@ -245,16 +224,15 @@ def test_a_libvirtd_that_dies_while_it_is_asked_to_begin_is_asked_again(
     monkeypatch.setattr(kinds, "keep", kept)
     run(job)
     dying.join()
-    ended_well(job)
+    succeeded(job)
     domains.reconnect(guest)
     assert (chain_of(guest), definition_of(guest), patterns(guest)) == (after, after[0], PATTERNS)
 
 
 def test_a_cancel_while_libvirtd_is_away_ends_the_job_and_says_that_qemu_may_go_on(
-    domains: Domains, chain: list[Path]
+    on_chain: OnChain, domains: Domains
 ) -> None:
-    guest, folder = domains.run([Disk(chain[0])]), chain[0].parent
-    __, row = scanned(folder, guest)
+    guest, row, folder = on_chain
     job, after = begun("pull", row, folder)
 
     def goes_away() -> None:
@@ -312,8 +290,7 @@ def test_a_reset_a_second_job_and_a_snapshot_by_virsh_meanwhile_change_nothing(
 
     begin(guest)
     with at_stage("mirroring", at_once):
-        run(job)
-    ended_well(job)
+        succeeded(run(job))
     assert (refused[0], "block" in refused[1]) == ("busy", True)
     assert (chain_of(guest), definition_of(guest)) == (after, after[0])
     guest.domain.destroy()

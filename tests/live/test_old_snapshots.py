@@ -4,6 +4,7 @@ import re
 import threading
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import libvirt
 import pytest
@@ -16,14 +17,13 @@ from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.routing import heart
 from tests.factories import PolicyFactory
 from tests.harness import libvirtd as daemons
 from tests.harness.guests import Disk, Domains, Starts, write_pattern
 from tests.live.chains import chain_of, done
-from tests.live.test_faults import KilledError, falls_silent
+from tests.live.test_faults import KilledError, dies_in
 from tests.live.writer import acknowledged, check, wait_for_writes, writing
-from tests.working import ON_LIBVIRT, OPERATOR, client_as, create, run, said, scanned_machine, succeeded
+from tests.working import ON_LIBVIRT, OPERATOR, against, client_as, create, run, said, scanned_machine, succeeded
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db(transaction=True), *ON_LIBVIRT]
 
@@ -60,9 +60,12 @@ def submit(row: Guest, days: int) -> Job:
     return services.submit(OPERATOR, "delete_old_snapshots", row.pk, {"older_than_days": days})
 
 
-def codes(row: Guest, days: int) -> list[str]:
-    plan = services.plan(OPERATOR, "delete_old_snapshots", row.pk, {"older_than_days": days})
-    return [one.code for one in plan.refusals]
+def with_snapshots(domains: Domains, folder: Path, **days: int) -> Guest:
+    """A guest that is off, with snapshots in its image that are so old."""
+    guest = domains.define([Disk(create(folder / "disk.qcow2", "96M"))])
+    for name, old in days.items():
+        snapshot(guest, name, old, external=False)
+    return seen(folder, guest)
 
 
 def test_old_ones_are_merged_under_a_guest_that_writes_and_a_young_one_stays(
@@ -74,7 +77,7 @@ def test_old_ones_are_merged_under_a_guest_that_writes_and_a_young_one_stays(
             snapshot(guest.domain, name, days, external=True)
             wait_for_writes(guest, 3)
         row = seen(shared_folder, guest.domain)
-        assert codes(row, 50) == ["nothing_to_free"]
+        assert against("delete_old_snapshots", row, older_than_days=50) == ["nothing_to_free"]
         for said_version, codes_of_bugs in BUGS:
             Host.objects.update(capabilities=row.host.capabilities | {"qemu_system": said_version})
             plan = services.plan(OPERATOR, "delete_old_snapshots", row.pk, {"older_than_days": 30})
@@ -106,16 +109,11 @@ def test_of_a_guest_that_is_off_they_leave_its_images_and_the_ledger_says_what_t
     assert names(row) == ["c"]
     assert freed > 15 << 20
     assert (job.result or {})["freed_bytes"] == freed
-    assert codes(row, 30) == ["nothing_to_free"]
+    assert against("delete_old_snapshots", row, older_than_days=30) == ["nothing_to_free"]
 
 
-def test_a_worker_that_dies_in_the_second_is_followed_by_the_next_one(
-    domains: Domains, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    guest = domains.define([Disk(create(shared_folder / "disk.qcow2", "96M"))])
-    for name, days in (("a", 40), ("b", 35), ("c", 33)):
-        snapshot(guest, name, days, external=False)
-    row = seen(shared_folder, guest)
+def test_a_worker_that_dies_in_the_second_is_followed_by_the_next_one(domains: Domains, shared_folder: Path) -> None:
+    row = with_snapshots(domains, shared_folder, a=40, b=35, c=33)
     job, deletes = submit(row, 30), snapshots.delete
 
     def dies(host: object, uid: str, name: str, *more: object) -> object:
@@ -123,12 +121,7 @@ def test_a_worker_that_dies_in_the_second_is_followed_by_the_next_one(
             raise KilledError
         return deletes(host, uid, name, *more)  # type: ignore[arg-type]
 
-    with monkeypatch.context() as patch:
-        patch.setattr(snapshots, "delete", dies)
-        with pytest.raises(KilledError):
-            run(job)
-    heart.release(job)
-    falls_silent(job)
+    dies_in(job, mock.patch.object(snapshots, "delete", dies))
     succeeded(run(job))
     assert (job.result or {})["names"] == ["a", "b", "c"]
     assert names(row) == []
@@ -137,10 +130,7 @@ def test_a_worker_that_dies_in_the_second_is_followed_by_the_next_one(
 def test_a_libvirtd_that_ends_between_two_is_waited_for(
     domains: Domains, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guest = domains.define([Disk(create(shared_folder / "disk.qcow2", "96M"))])
-    for name, days in (("a", 40), ("b", 35)):
-        snapshot(guest, name, days, external=False)
-    row = seen(shared_folder, guest)
+    row = with_snapshots(domains, shared_folder, a=40, b=35)
     job, deletes, later = submit(row, 30), snapshots.delete, threading.Timer(3, daemons.restart)
 
     def and_libvirtd_ends(*given: object) -> object:
@@ -154,18 +144,14 @@ def test_a_libvirtd_that_ends_between_two_is_waited_for(
     run(job)
     later.join()
     domains.reconnect()
-    assert job.state == "succeeded", (job.error_detail, said(job))
-    assert (job.result or {})["names"] == ["a", "b"]
+    assert (succeeded(job).result or {})["names"] == ["a", "b"]
     assert names(row) == []
 
 
 def test_a_cancel_between_two_leaves_the_others(
     domains: Domains, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guest = domains.define([Disk(create(shared_folder / "disk.qcow2", "96M"))])
-    for name, days in (("a", 40), ("b", 35), ("c", 33)):
-        snapshot(guest, name, days, external=False)
-    row = seen(shared_folder, guest)
+    row = with_snapshots(domains, shared_folder, a=40, b=35, c=33)
     job, deletes = submit(row, 30), snapshots.delete
 
     def and_somebody_cancels(*given: object) -> object:
@@ -184,10 +170,7 @@ def test_a_cancel_between_two_leaves_the_others(
 
 
 def test_none_becomes_old_enough_while_the_job_waits(domains: Domains, shared_folder: Path) -> None:
-    guest = domains.define([Disk(create(shared_folder / "disk.qcow2", "96M"))])
-    for name, days in (("a", 40), ("b", 32)):  # b was 29 days old when the job was made
-        snapshot(guest, name, days, external=False)
-    row = seen(shared_folder, guest)
+    row = with_snapshots(domains, shared_folder, a=40, b=32)  # b was 29 days old when the job was made
     job = submit(row, 30)
     Job.objects.filter(pk=job.pk).update(created=timezone.now() - timedelta(days=3))
     done(job)

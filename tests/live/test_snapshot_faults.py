@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import libvirt_qemu
 import pytest
@@ -20,23 +21,23 @@ from images.models import Image
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import snapshots
 from storage_admin.hosts.models import Host
-from storage_admin.jobs import runner, services
+from storage_admin.jobs import services
 from storage_admin.jobs.kinds import in_doubt
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.routing import heart
 from tests.chance import night
 from tests.harness import libvirtd as daemons
 from tests.harness.guests import Disk, Domains, LibvirtGuest
 from tests.harness.processes import wait_until
-from tests.live.chains import chain_of, definition_of, done
+from tests.live.chains import chain_of, definition_of, done, kill_qemu, pid_of
 from tests.live.conftest import scanned
-from tests.live.test_faults import KilledError, falls_silent
+from tests.live.test_faults import KilledError, dies_in
 from tests.live.test_switches import asked
 from tests.live.writer import acknowledged, begin, check, wait_for_writes, writing
 from tests.working import ON_LIBVIRT, OPERATOR, create, refused_as, run, said, scan, succeeded
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db(transaction=True), *ON_LIBVIRT]
 TIMES = 5 if night() else 1
+Begun = Callable[[str], tuple[LibvirtGuest, Job]]
 QUERY = {"execute": "query-block-jobs"}
 #: MiB that each overlay holds, and bytes a second by which they are merged: libvirt itself takes no limit. QEMU merges
 #: the first 32 MiB of what a guest writes to at once, whatever the limit.
@@ -62,10 +63,6 @@ def _slowly(qemu: int, begun: threading.Event) -> None:
         time.sleep(0.002)
         os.kill(qemu, signal.SIGSTOP)
     os.kill(qemu, signal.SIGCONT)
-
-
-def pid_of(guest: LibvirtGuest) -> int:
-    return int(Path(f"/run/libvirt/qemu/{guest.name}.pid").read_text())
 
 
 @contextlib.contextmanager
@@ -104,7 +101,7 @@ def while_it_merges(guest: LibvirtGuest, happens: Callable[[], object], speed: i
 
 
 @pytest.fixture
-def begun(domains: Domains, shared_folder: Path) -> Callable[[str], tuple[LibvirtGuest, Job]]:
+def begun(domains: Domains, shared_folder: Path) -> Begun:
     """``begun(name)``: a guest with the snapshots one and two, and a job that deletes one of them."""
 
     def made(name: str) -> tuple[LibvirtGuest, Job]:
@@ -135,7 +132,7 @@ def whole(guest: LibvirtGuest, folder: Path, after: list[str]) -> None:
 @times
 @both
 def test_libvirtd_is_killed_meanwhile_and_asked_again(
-    domains: Domains, begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path, name: str, time_of: int
+    domains: Domains, begun: Begun, shared_folder: Path, name: str, time_of: int
 ) -> None:
     guest, job = begun(name)
 
@@ -148,7 +145,7 @@ def test_libvirtd_is_killed_meanwhile_and_asked_again(
         with while_it_merges(guest, kill):
             run(job)
         domains.reconnect(guest)
-        assert job.state == "succeeded", (job.error_detail, said(job))
+        succeeded(job)
         wait_for_writes(guest, 2)
     assert listed(job) == set(AFTER) - {name}
     whole(guest, shared_folder, AFTER[name])
@@ -158,7 +155,7 @@ def test_libvirtd_is_killed_meanwhile_and_asked_again(
 @times
 @both
 def test_a_guest_that_is_killed_meanwhile_keeps_what_was_acknowledged_and_its_snapshot(
-    domains: Domains, begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path, name: str, time_of: int
+    domains: Domains, begun: Begun, shared_folder: Path, name: str, time_of: int
 ) -> None:
     guest, job = begun(name)
     last: list[int] = []
@@ -183,7 +180,7 @@ def test_a_guest_that_is_killed_meanwhile_keeps_what_was_acknowledged_and_its_sn
 
 
 def test_a_libvirt_that_waits_for_a_guest_that_has_ended_is_given_up(
-    begun: Callable[[str], tuple[LibvirtGuest, Job]], monkeypatch: pytest.MonkeyPatch
+    begun: Begun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guest, job = begun("two")
 
@@ -203,7 +200,7 @@ def test_a_libvirt_that_waits_for_a_guest_that_has_ended_is_given_up(
 
 
 def test_what_a_guest_has_written_after_a_switch_that_libvirt_never_knew_of_is_kept(
-    domains: Domains, begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path
+    domains: Domains, begun: Begun, shared_folder: Path
 ) -> None:
     guest, job = begun("two")
     qemu, last = pid_of(guest), list[int]()
@@ -218,8 +215,7 @@ def test_what_a_guest_has_written_after_a_switch_that_libvirt_never_knew_of_is_k
         )
         wait_for_writes(guest, 80)
         last.append(acknowledged(guest))
-        os.kill(qemu, signal.SIGKILL)
-        wait_until(lambda: not Path(f"/proc/{qemu}/fd/0").exists(), 30, "the guest has ended")
+        kill_qemu(qemu)
         daemons.restart()
 
     begin(guest)
@@ -237,7 +233,7 @@ def test_what_a_guest_has_written_after_a_switch_that_libvirt_never_knew_of_is_k
 
 
 def test_a_guest_that_runs_on_without_libvirt_is_left_alone(
-    domains: Domains, begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path
+    domains: Domains, begun: Begun, shared_folder: Path
 ) -> None:
     """A libvirt 9.0 that is killed in the wrong moment leaves what it cannot read again: to it, the guest is off."""
     guest, job = begun("two")
@@ -258,15 +254,14 @@ def test_a_guest_that_runs_on_without_libvirt_is_left_alone(
         assert (job.state, job.error_code) == ("failed", GUEST_ENDED), (job.error_detail, said(job))
         wait_for_writes(guest, 2)
     last = acknowledged(guest)
-    os.kill(qemu, signal.SIGKILL)
-    wait_until(lambda: not Path(f"/proc/{qemu}/fd/0").exists(), 30, "the guest has ended")
+    kill_qemu(qemu)
     assert listed(job) == set(AFTER)
     check(shared_folder / "disk.two", last)
 
 
 @one_by_day
 def test_a_worker_that_dies_meanwhile_is_followed_by_the_next_one(
-    begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    begun: Begun, shared_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     guest, job = begun(name)
     deletes = snapshots.delete
@@ -278,12 +273,7 @@ def test_a_worker_that_dies_meanwhile_is_followed_by_the_next_one(
         raise KilledError
 
     with writing(guest):
-        with monkeypatch.context() as patch:
-            patch.setattr(snapshots, "delete", dies)
-            with pytest.raises(KilledError):
-                runner.run(job.pk)
-        heart.release(job)
-        falls_silent(job)
+        dies_in(job, mock.patch.object(snapshots, "delete", dies))
         assert job.state == "queued"
         succeeded(run(job))
         wait_for_writes(guest, 2)
@@ -292,45 +282,33 @@ def test_a_worker_that_dies_meanwhile_is_followed_by_the_next_one(
 
 
 def test_what_somebody_made_on_its_base_meanwhile_is_not_written_under_by_the_next_worker(
-    begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+    begun: Begun, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """libvirt has given the deletion up, or was never asked for it."""
     guest, job = begun("two")
 
-    def dies(*_: object) -> None:
-        raise KilledError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(snapshots, "delete", dies)
-        with pytest.raises(KilledError):
-            runner.run(job.pk)
+    dies_in(job, mock.patch.object(snapshots, "delete", side_effect=KilledError))
     create(shared_folder / "clone.qcow2", "160M", base=str(shared_folder / "disk.one"))
-    heart.release(job)
-    falls_silent(job)
     run(job)
     assert (job.state, job.error_code) == ("failed", "has_overlays"), (job.error_detail, said(job))
     assert chain_of(guest) == ["disk.two", "disk.one", "disk.qcow2"]
 
 
 @one_by_day
-def test_a_cancel_ends_the_waiting_and_libvirt_finishes_it(
-    begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path, name: str
-) -> None:
+def test_a_cancel_ends_the_waiting_and_libvirt_finishes_it(begun: Begun, shared_folder: Path, name: str) -> None:
     guest, job = begun(name)
     with writing(guest):
         with while_it_merges(guest, lambda: services.cancel(OPERATOR, job)):
             run(job)
         assert job.state == "cancelled", (job.error_detail, said(job))
-        until = time.monotonic() + 60
-        while name in listed(job) and time.monotonic() < until:
-            time.sleep(0.5)
+        wait_until(lambda: name not in listed(job), 60, "libvirt has deleted it")
         wait_for_writes(guest, 2)
     assert listed(job) == set(AFTER) - {name}
     whole(guest, shared_folder, AFTER[name])
 
 
 def test_a_snapshot_whose_overlay_was_merged_before_libvirt_ended_is_told_how_to_go(
-    begun: Callable[[str], tuple[LibvirtGuest, Job]], shared_folder: Path
+    begun: Begun, shared_folder: Path
 ) -> None:
     guest, job = begun("one")
     services.cancel(OPERATOR, job)

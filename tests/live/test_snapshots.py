@@ -27,6 +27,7 @@ from tests.live.writer import acknowledged, check, wait_for_writes, writing
 from tests.working import (
     ON_LIBVIRT,
     OPERATOR,
+    against,
     client_as,
     create,
     image_at,
@@ -42,10 +43,6 @@ pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT]
 
 def plan_of(kind: str, row: Guest, **options: object) -> Plan:
     return services.plan(OPERATOR, kind, row.pk, options)
-
-
-def codes(plan: Plan) -> list[str]:
-    return [one.code for one in plan.refusals]
 
 
 def submit(kind: str, row: Guest, **options: object) -> Job:
@@ -71,9 +68,9 @@ def test_a_snapshot_is_quiesced_listed_and_deleted_from_the_guests_page(
     told = client_as(role="viewer").get(f"/api/v1/guests/{row.pk}/snapshots/").json()
     overlay = {"target": "vda", "how": "external", "path": str(shared_folder / "disk.before")}
     assert [(one["name"], one["disks"]) for one in told["snapshots"]] == [("before", [overlay])]
-    assert codes(plan_of("snapshot", row, name="before")) == ["target_exists"]
+    assert against("snapshot", row, name="before") == ["target_exists"]
     guest.console.run("echo written > /mnt/since; sync")
-    assert codes(plan_of("delete_snapshot", row, name="before")) == ["outside_pool"], "nobody has scanned the overlay"
+    assert against("delete_snapshot", row, name="before") == ["outside_pool"], "nobody has scanned the overlay"
     scan(host)
     [kept] = reread(row).snapshots
     assert (kept["name"], kept["external"], kept["created"]) == ("before", True, int(found.created.timestamp()))
@@ -85,7 +82,7 @@ def test_a_snapshot_is_quiesced_listed_and_deleted_from_the_guests_page(
     assert chain_of(guest) == ["disk.qcow2"]
     assert not (shared_folder / "disk.before").exists()
     assert guest.console.run("cat /mnt/since") == "written"
-    assert codes(plan_of("delete_snapshot", row, name="before")) == ["stale_plan"]
+    assert against("delete_snapshot", row, name="before") == ["stale_plan"]
 
 
 def test_what_is_written_while_a_snapshot_is_made_and_deleted_is_there(tcg_guest: Starts, shared_folder: Path) -> None:
@@ -111,11 +108,11 @@ def test_what_is_written_while_a_snapshot_is_made_and_deleted_is_there(tcg_guest
 def test_without_an_agent_nothing_is_quiesced_and_the_plan_says_so(tcg_guest: Starts, shared_folder: Path) -> None:
     guest = tcg_guest(Disk(create(shared_folder / "disk.qcow2")))
     __, row = scanned(shared_folder, guest)
-    assert codes(plan_of("snapshot", row, name="now")) == ["tool_missing"]
-    assert codes(plan_of("snapshot", row, name="now", quiesce=False)) == []
-    assert codes(plan_of("snapshot", row, name="now", quiesce=False, disks=["vdz"])) == ["invalid"]
+    assert against("snapshot", row, name="now") == ["tool_missing"]
+    assert against("snapshot", row, name="now", quiesce=False) == []
+    assert against("snapshot", row, name="now", quiesce=False, disks=["vdz"]) == ["invalid"]
     guest.stop()
-    assert codes(plan_of("snapshot", row, name="now")) == [], "its image holds it"
+    assert against("snapshot", row, name="now") == [], "its image holds it"
 
 
 def test_a_snapshot_is_not_merged_into_a_base_that_others_use(tcg_guest: Starts, shared_folder: Path) -> None:
@@ -125,10 +122,10 @@ def test_a_snapshot_is_not_merged_into_a_base_that_others_use(tcg_guest: Starts,
     done(submit("snapshot", row, name="golden", quiesce=False))
     create(shared_folder / "clone.qcow2", base="disk.qcow2")
     scan(host)
-    assert codes(plan_of("delete_snapshot", row, name="golden")) == ["shared_base"]
+    assert against("delete_snapshot", row, name="golden") == ["shared_base"]
     (shared_folder / "clone.qcow2").unlink()
     scan(host)
-    assert codes(plan_of("delete_snapshot", row, name="golden")) == []
+    assert against("delete_snapshot", row, name="golden") == []
     made_since = create(shared_folder / "clone.qcow2", base="disk.qcow2")
     assert run(submit("delete_snapshot", row, name="golden")).error_code == "has_overlays"
     made_since.unlink()
@@ -147,7 +144,7 @@ def test_a_guest_that_is_off_goes_back_to_a_snapshot_in_its_image(tcg_guest: Sta
     guest = tcg_guest(Disk(image))
     __, row = scanned(shared_folder, guest)
     guest.stop()
-    assert codes(plan_of("revert_snapshot", row, name="before")) == ["stale_plan"]
+    assert against("revert_snapshot", row, name="before") == ["stale_plan"]
     scan(row.host)
     assert "--disk-only" not in plan_of("snapshot", row, name="before").commands[0]
     done(submit("snapshot", row, name="before"))
@@ -209,14 +206,14 @@ def test_nobody_goes_back_under_a_running_or_a_saved_guest_or_under_overlays_of_
     guest.stop()
     done(submit("snapshot", row, name="before"))
     guest.domain.create()
-    assert codes(plan_of("revert_snapshot", row, name="before")) == ["image_in_use"]
+    assert against("revert_snapshot", row, name="before") == ["image_in_use"]
     guest.domain.managedSave(0)
-    assert codes(plan_of("revert_snapshot", row, name="before")) == ["image_in_use"], "its memory would not fit"
+    assert against("revert_snapshot", row, name="before") == ["image_in_use"], "its memory would not fit"
     guest.domain.managedSaveRemove()
-    assert codes(plan_of("revert_snapshot", row, name="before")) == []
+    assert against("revert_snapshot", row, name="before") == []
     create(shared_folder / "overlay.qcow2", base="disk.qcow2")
     scan(host)
-    assert codes(plan_of("revert_snapshot", row, name="before")) == ["shared_base"]
+    assert against("revert_snapshot", row, name="before") == ["shared_base"]
 
 
 def test_snapshots_with_files_of_their_own_are_gone_back_to_from_libvirt_9_9_on_alone(
@@ -231,7 +228,7 @@ def test_snapshots_with_files_of_their_own_are_gone_back_to_from_libvirt_9_9_on_
     for version, refused in ((9_008_000, True), (9_009_000, False)):
         told = dataclasses.replace(known, version=version)
         monkeypatch.setattr(snapshots, "of", lambda *_, told=told: told)
-        assert ("tool_missing" in codes(plan_of("revert_snapshot", row, name="before"))) is refused
+        assert ("tool_missing" in against("revert_snapshot", row, name="before")) is refused
     monkeypatch.undo()
     job = done(submit("delete_snapshot", row, name="before"))
     assert not (shared_folder / "disk.before").exists()
@@ -261,9 +258,7 @@ def test_of_a_guest_that_is_off_overlays_are_merged_and_their_content_stays(
 
 def refused_reverts(row: Guest, *names: str) -> list[list[str]]:
     """The codes for each, but for libvirt's age."""
-    return [
-        [code for code in codes(plan_of("revert_snapshot", row, name=name)) if code != "tool_missing"] for name in names
-    ]
+    return [[code for code in against("revert_snapshot", row, name=name) if code != "tool_missing"] for name in names]
 
 
 def test_only_the_newest_is_gone_back_to_where_snapshots_have_files(tcg_guest: Starts, shared_folder: Path) -> None:
@@ -315,7 +310,7 @@ def test_only_qcow2_images_of_a_guest_that_is_off_hold_snapshots(tcg_guest: Star
     guest = tcg_guest(Disk(create(shared_folder / "disk.raw", form="raw"), "raw"))
     __, row = scanned(shared_folder, guest)
     guest.stop()
-    assert codes(plan_of("snapshot", row, name="now")) == ["unsupported_subformat"]
+    assert against("snapshot", row, name="now") == ["unsupported_subformat"]
 
 
 def snapshots_in(image: Path) -> list[str]:

@@ -1,8 +1,6 @@
 """A guest that QEMU switches over while libvirtd is dead, and that ends then: nobody deletes what it has written."""
 
 import json
-import os
-import signal
 import socket
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -21,10 +19,9 @@ from storage_admin.jobs import services
 from storage_admin.jobs.kinds import BEGUN
 from storage_admin.jobs.models import Job
 from tests.harness import libvirtd as daemons
-from tests.harness.guests import Disk, Domains, LibvirtGuest
-from tests.harness.processes import wait_until
-from tests.live.chains import at_stage, definition_of
-from tests.live.conftest import scanned
+from tests.harness.guests import Domains, LibvirtGuest
+from tests.live.chains import at_stage, definition_of, kill_qemu, pid_of
+from tests.live.conftest import OnChain
 from tests.live.test_faults import begun
 from tests.live.writer import acknowledged, begin, check, wait_for_writes
 from tests.working import OPERATOR, image_at, run, scan
@@ -89,13 +86,11 @@ def asked(guest: LibvirtGuest, *commands: Callable[[Any], dict[str, Any]]) -> An
 @pytest.mark.usefixtures("quiet", "libvirtd")
 @pytest.mark.parametrize("operation", ["copy", "active commit"])
 def test_what_a_guest_has_written_after_a_switch_that_libvirt_never_knew_of_is_kept(
-    domains: Domains, chain: list[Path], operation: str
+    on_chain: OnChain, domains: Domains, chain: list[Path], operation: str
 ) -> None:
-    guest, folder = domains.run([Disk(chain[0])]), chain[0].parent
-    __, row = scanned(folder, guest)
+    guest, row, folder = on_chain
     job, after = begun(operation, row, folder)
-    qemu = int(Path(f"/run/libvirt/qemu/{guest.name}.pid").read_text())
-    last: list[int] = []
+    qemu, last = pid_of(guest), list[int]()
 
     def unseen() -> None:
         daemons.kill()
@@ -106,8 +101,7 @@ def test_what_a_guest_has_written_after_a_switch_that_libvirt_never_knew_of_is_k
         )
         wait_for_writes(guest, 80)
         last.append(acknowledged(guest))
-        os.kill(qemu, signal.SIGKILL)
-        wait_until(lambda: not Path(f"/proc/{qemu}/fd/0").exists(), 30, "the guest has ended")
+        kill_qemu(qemu)
         daemons.restart()
 
     begin(guest)

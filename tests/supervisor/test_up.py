@@ -81,8 +81,7 @@ def test_a_database_that_was_emptied_is_no_first_start(tmp_path: Path) -> None:
 
 
 def test_an_empty_secret_key_ends_with_a_sentence_and_is_not_made_anew(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir(mode=0o700)
+    data = new_folder(tmp_path / "data", mode=0o700)
     (data / "secret_key").touch()
     assert_refused(up(data), r"secret_key is empty\. ")
     assert (data / "secret_key").read_text() == ""

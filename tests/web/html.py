@@ -1,6 +1,7 @@
 """What a browser with a strict content security policy would refuse to run, and other facts about a page."""
 
 import re
+from collections import Counter
 from html.parser import HTMLParser
 from typing import cast
 
@@ -52,6 +53,13 @@ def inline_code(page: Page) -> list[str]:
 def tags_of(page: Page) -> list[tuple[str, dict[str, str | None]]]:
     """Every tag that a browser would see, with its attributes."""
     return _read(page).tags
+
+
+def labels_of(page: Page) -> tuple[list[str | None], list[str | None]]:
+    """Every id that stands more than once, and every one that a label names and nothing has."""
+    ids = Counter(found["id"] for _, found in tags_of(page) if "id" in found)
+    named = {found["for"] for tag, found in tags_of(page) if tag == "label"}
+    return [one for one, times in ids.items() if times > 1], [one for one in named if one not in ids]
 
 
 def errors_of(page: Page) -> list[str]:

@@ -103,10 +103,8 @@ def test_what_is_due_to_a_webhook_that_is_switched_off_is_given_up(admin: Client
     hook = WebhookFactory.create()
     delivery = DeliveryFactory.create(webhook=hook)
     admin.post(f"/webhooks/{hook.pk}/change/", {"name": "x", "url": hook.url})
-    assert (reread(delivery).state, delivery.problem) == (
-        "given_up",
-        "The webhook was disabled before the delivery succeeded.",
-    )
+    words = "The webhook was disabled before the delivery succeeded."
+    assert (reread(delivery).state, delivery.problem) == ("given_up", words)
     assert "is disabled" in text_of(admin.post(f"/webhooks/{hook.pk}/test/", follow=True))
 
 
@@ -148,13 +146,8 @@ def test_the_thresholds_of_a_pool_are_set_and_ended_on_its_page(admin: Client) -
     pool.refresh_from_db()
     assert (pool.warn_percent, pool.warn_days, pool.warn_overcommit, pool.warn_undo_percent) == (70, None, 1.5, 10)
     assert (AuditEntry.objects.get(what="pool changed").before or {})["warn_days"] == 14
-    for name, value in (
-        ("warn_percent", "0"),
-        ("warn_percent", "x"),
-        ("warn_overcommit", "nan"),
-        ("warn_overcommit", "much"),
-        ("warn_undo_percent", "101"),
-    ):
+    wrong = {"warn_percent": ("0", "x"), "warn_overcommit": ("nan", "much"), "warn_undo_percent": ("101",)}
+    for name, value in ((name, value) for name, values in wrong.items() for value in values):
         admin.post(f"/pools/{pool.pk}/change/", form | {name: value})
     assert (reread(pool).warn_percent, pool.warn_overcommit, pool.warn_undo_percent) == (70, 1.5, 10)
 

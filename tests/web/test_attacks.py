@@ -1,13 +1,11 @@
 """What somebody tries who wants more than they may: other sites' forms, names, options, many addresses."""
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
-from django.urls import URLPattern, URLResolver, get_resolver
 
 from images.models import Policy
 from storage_admin.accounts.addresses import address_of
@@ -22,6 +20,7 @@ from tests.factories import (
     UserFactory,
     WebhookFactory,
 )
+from tests.web import test_host_scope as host_scope
 from tests.web.conftest import Filled
 from tests.web.html import inline_code, tags_of
 
@@ -29,25 +28,12 @@ PAYLOAD = "\"'><img src=x onerror=alert(1)></script><script>alert(1)</script>{{ 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 
 
-def addresses(patterns: list[Any], prefix: str = "/") -> Iterator[str]:
-    for pattern in patterns:
-        route = prefix + str(pattern.pattern)
-        if isinstance(pattern, URLResolver):
-            yield from addresses(pattern.url_patterns, route)
-        elif isinstance(pattern, URLPattern) and "^" not in route:
-            parts = [
-                part if "<" not in part else "00000000-0000-0000-0000-000000000000" if "uuid" in part else "1"
-                for part in route.split("/")
-            ]
-            yield "/".join(parts)
-
-
 def test_no_form_of_another_site_does_anything_with_or_without_htmx(db: None) -> None:
     client = Client(enforce_csrf_checks=True)
     client.force_login(UserFactory.create(role="admin"), BACKEND)
     before = AuditEntry.objects.count()
     asked = 0
-    for address in addresses(get_resolver().url_patterns):
+    for address in {host_scope.address(route, {}) for _, route in host_scope.routes()}:
         for headers in ({}, {"HX-Request": "true"}, {"Origin": "https://evil.example"}):
             for method in ("post", "patch", "delete", "put") if night() else ("post", "delete"):
                 answer: HttpResponse = getattr(client, method)(address, headers=headers)

@@ -1,6 +1,7 @@
 """Confirm is for the plan that the page had shown: where facts have changed since, the new plan is shown instead."""
 
 from typing import Any
+from unittest import mock
 
 import pytest
 from django.test import Client
@@ -9,7 +10,6 @@ from images.kinds.reclaim import Reclaim
 from images.kinds.undo import Undo
 from images.models import Image
 from storage_admin.jobs.models import Job
-from storage_admin.jobs.plan_and_progress import Plan
 from storage_admin.web.page import NOT_PLANNED
 from tests.factories import GIB, ImageFactory
 from tests.web.confirming import planned
@@ -73,31 +73,15 @@ def test_an_image_that_the_page_had_refused_is_not_started_with_the_others(opera
     assert (answer.status_code, said(answer), reclaimed()) == (200, [NOT_PLANNED], {})
 
 
-def test_a_reclaim_is_planned_once_when_it_is_confirmed(
-    operator: Client, image: Image, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    address, plans = f"/images/{image.pk}/reclaim/", []
+def test_a_reclaim_is_planned_once_when_it_is_confirmed(operator: Client, image: Image) -> None:
+    address = f"/images/{image.pk}/reclaim/"
     shown = planned(operator.get(address))
-    plan_for = Reclaim.plan_for
-
-    def counted(kind: Reclaim, *args: Any) -> Plan:
-        plans.append(args)
-        return plan_for(kind, *args)
-
-    monkeypatch.setattr(Reclaim, "plan_for", counted)
-    assert operator.post(address, shown).status_code == 302
-    assert (len(plans), len(reclaimed())) == (1, 1)
+    with mock.patch.object(Reclaim, "plan_for", autospec=True, side_effect=Reclaim.plan_for) as plans:
+        assert operator.post(address, shown).status_code == 302
+    assert (plans.call_count, len(reclaimed())) == (1, 1)
 
 
-def test_what_a_look_tells_of_an_undo_is_planned_once(
-    operator: Client, filled: Filled, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plans, plan = [], Undo.plan
-
-    def counted(kind: Undo, *args: Any) -> Plan:
-        plans.append(args)
-        return plan(kind, *args)
-
-    monkeypatch.setattr(Undo, "plan", counted)
-    assert operator.get(f"/jobs/{filled.done.pk}/undo/", headers={"HX-Request": "true"}).status_code == 200
-    assert len(plans) == 1
+def test_what_a_look_tells_of_an_undo_is_planned_once(operator: Client, filled: Filled) -> None:
+    with mock.patch.object(Undo, "plan", autospec=True, side_effect=Undo.plan) as plans:
+        assert operator.get(f"/jobs/{filled.done.pk}/undo/", headers={"HX-Request": "true"}).status_code == 200
+    assert plans.call_count == 1

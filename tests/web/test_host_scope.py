@@ -137,14 +137,14 @@ KINDS = {
 }  # fmt: skip
 
 
-def routes(patterns: list[Any], prefix: str = "") -> Iterator[str]:
-    """Every address that there is, with its parameters in pointed brackets."""
-    for pattern in patterns:
+def routes(patterns: list[Any] | None = None, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The name and the address of every view that there is, its parameters in pointed brackets."""
+    for pattern in get_resolver().url_patterns if patterns is None else patterns:
         route = prefix + str(pattern.pattern)
         if isinstance(pattern, URLResolver):
             yield from routes(pattern.url_patterns, route)
         elif isinstance(pattern, URLPattern) and "^" not in route:
-            yield route
+            yield str(pattern.name), route
 
 
 def address(route: str, ids: dict[str, int]) -> str:
@@ -175,8 +175,11 @@ def told(body: str, signs: tuple[str, ...]) -> list[str]:
     return [body[max(0, body.index(sign) - 60) : body.index(sign) + 40] for sign in signs if sign in body]
 
 
+Ids = dict[str, int]
+
+
 @pytest.fixture
-def worlds(db: None) -> tuple[dict[str, int], dict[str, int]]:
+def worlds(db: None) -> tuple[Ids, Ids]:
     """Ids on the host that somebody is limited to, and ids on the other one."""
     mine = everything_on("alpha")
     theirs = everything_on(WORD, FIRST)
@@ -193,14 +196,12 @@ def limited(role: str) -> Client:
 
 
 @pytest.mark.parametrize(("role", "htmx"), [("viewer", False), ("operator", True), ("admin", False)])
-def test_no_name_id_or_size_of_another_host_is_in_any_answer(
-    worlds: tuple[dict[str, int], dict[str, int]], role: str, htmx: bool
-) -> None:
+def test_no_name_id_or_size_of_another_host_is_in_any_answer(worlds: tuple[Ids, Ids], role: str, htmx: bool) -> None:
     mine, theirs = worlds
     client = limited(role)
     headers = {"HX-Request": "true"} if htmx else {}
     leaks, opened = [], 0
-    for route in sorted(set(routes(get_resolver().url_patterns))):
+    for route in sorted({route for _, route in routes()}):
         if route.startswith(("login", "logout", "healthz", "api/v1/docs", "api/v1/schema")):
             continue
         own = client.get(address(route, mine), headers=headers)
@@ -218,7 +219,7 @@ def test_no_name_id_or_size_of_another_host_is_in_any_answer(
     assert opened > 35
 
 
-def test_who_is_limited_to_nothing_sees_all_of_it(worlds: tuple[dict[str, int], dict[str, int]]) -> None:
+def test_who_is_limited_to_nothing_sees_all_of_it(worlds: tuple[Ids, Ids]) -> None:
     _, theirs = worlds
     client = client_as(role="admin")
     shown = {}
@@ -229,7 +230,7 @@ def test_who_is_limited_to_nothing_sees_all_of_it(worlds: tuple[dict[str, int], 
 
 
 def test_a_guest_of_another_host_on_a_shared_storage_is_not_named(
-    worlds: tuple[dict[str, int], dict[str, int]],
+    worlds: tuple[Ids, Ids],
 ) -> None:
     mine, theirs = worlds
     disk = GuestDisk.objects.get(guest=theirs["guest_id"])
@@ -253,9 +254,7 @@ def test_a_guest_of_another_host_on_a_shared_storage_is_not_named(
 
 @pytest.mark.parametrize("linked", ["", "local:9000/base-9000-disk-0.qcow2/101/vm-101-disk-0.qcow2"])
 @pytest.mark.parametrize("used", ["image", "base"])
-def test_no_plan_names_a_guest_of_another_host(
-    worlds: tuple[dict[str, int], dict[str, int]], used: str, linked: str
-) -> None:
+def test_no_plan_names_a_guest_of_another_host(worlds: tuple[Ids, Ids], used: str, linked: str) -> None:
     mine, theirs = worlds
     image = Image.objects.get(pk=mine["image_id"])
     assert image.backing is not None
@@ -298,7 +297,7 @@ def test_no_plan_names_a_guest_of_another_host(
 
 
 @pytest.mark.parametrize("role", ["viewer", "admin"])
-def test_no_filter_reaches_another_host(worlds: tuple[dict[str, int], dict[str, int]], role: str) -> None:
+def test_no_filter_reaches_another_host(worlds: tuple[Ids, Ids], role: str) -> None:
     _, theirs = worlds
     client = limited(role)
     leaks = []
@@ -308,11 +307,11 @@ def test_no_filter_reaches_another_host(worlds: tuple[dict[str, int], dict[str, 
     assert leaks == []
 
 
-def test_what_is_changed_on_another_host_is_not_there(worlds: tuple[dict[str, int], dict[str, int]]) -> None:
+def test_what_is_changed_on_another_host_is_not_there(worlds: tuple[Ids, Ids]) -> None:
     _, theirs = worlds
     client = limited("admin")
     leaks = []
-    for route in sorted(set(routes(get_resolver().url_patterns))):
+    for route in sorted({route for _, route in routes()}):
         asked = address(route, theirs)
         if str(FIRST)[:5] not in asked:
             continue
@@ -346,7 +345,7 @@ def test_sums_and_counts_are_the_same_with_and_without_another_host(db: None) ->
     assert seen() == before
 
 
-def test_the_numbers_for_prometheus_are_not_for_who_is_limited(worlds: tuple[dict[str, int], dict[str, int]]) -> None:
+def test_the_numbers_for_prometheus_are_not_for_who_is_limited(worlds: tuple[Ids, Ids]) -> None:
     assert limited("admin").get("/metrics").status_code == 401
     local = client_as(hosts=["alpha"])
     assert local.get("/metrics").status_code == 401

@@ -12,12 +12,12 @@ from axes.models import AccessAttempt
 from django.db import transaction
 from django.http import StreamingHttpResponse
 from django.test import Client
-from django.urls import URLPattern, URLResolver, get_resolver
 
 from storage_admin.jobs.models import Job
 from tests.chance import night
 from tests.factories import DeliveryFactory, HostFactory, SavedViewFactory, TokenFactory, UserFactory, WebhookFactory
 from tests.web.test_host_scope import address, everything_on
+from tests.web.test_host_scope import routes as every_route
 from tests.working import client_as
 
 VIEWER, OPERATOR, ADMIN = "viewer", "operator", "admin"
@@ -255,18 +255,9 @@ def ids(db: None) -> dict[str, int]:
     }  # fmt: skip
 
 
-def routes() -> Iterator[tuple[str, str]]:
+def routes() -> list[tuple[str, str]]:
     """Name and route of every page."""
-
-    def within(patterns: list[Any], prefix: str) -> Iterator[tuple[str, str]]:
-        for pattern in patterns:
-            route = prefix + str(pattern.pattern)
-            if isinstance(pattern, URLResolver):
-                yield from within(pattern.url_patterns, route)
-            elif isinstance(pattern, URLPattern) and not route.startswith(OPEN):
-                yield str(pattern.name), route
-
-    return within(get_resolver().url_patterns, "")
+    return [(name, route) for name, route in every_route() if not route.startswith(OPEN)]
 
 
 def send(client: Client, method: str, where: str, body: dict[str, Any]) -> int:

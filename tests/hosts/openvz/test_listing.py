@@ -10,6 +10,7 @@ from storage_admin.agent.protocol import HostError
 from storage_admin.hosts.guest_facts import DiskFacts, GuestFacts
 from storage_admin.hosts.openvz import AbsentError, containers
 from storage_admin.hosts.shells import Done
+from tests.harness.filesystems import new_folder, new_program
 from tests.harness.openvz import OpenVZHost
 
 
@@ -148,8 +149,7 @@ def test_without_vzlist_configurations_tell(host: OpenVZHost, missing: str) -> N
 
 
 def test_the_first_folder_that_has_a_container_tells_of_it(bare: OpenVZHost) -> None:
-    proxmox = bare.folder / "pve"
-    proxmox.mkdir()
+    proxmox = new_folder(bare.folder / "pve")
     bare.add("200", 'HOSTNAME="here"\n')
     (proxmox / "200.conf").write_text('HOSTNAME="there"\n')
     (proxmox / "201.conf").write_text('HOSTNAME="there"\n')
@@ -190,8 +190,7 @@ def test_a_private_area_that_is_not_known_is_told_as_not_read(bare: OpenVZHost) 
 def test_areas_that_cannot_be_looked_into_are_no_empty_areas(host: OpenVZHost) -> None:
     host.add("200")
     broken = host.bin / "sh"
-    broken.write_text("#!/bin/sh\necho broken >&2\nexit 2\n")
-    broken.chmod(0o755)
+    new_program(broken, "#!/bin/sh\necho broken >&2\nexit 2\n")
     with pytest.raises(HostError, match="could not be read: broken"):
         containers(host.shell)
     host.remove("vzlist")

@@ -8,6 +8,7 @@ import pytest
 
 from storage_admin.hosts.openvz.files import _SWAP
 from tests.chance import night
+from tests.harness.filesystems import new_file, new_program
 
 ROUNDS, RACERS = 50 if night() else 5, 3
 #: More than any kernel gives out.
@@ -27,8 +28,7 @@ def test_of_three_at_once_one_has_the_lock_each_time(tmp_path: Path, left: str |
     for folder in (tools, locks):
         folder.mkdir()
     (tmp_path / "inside").touch()
-    (tools / "cmp").write_text(CMP.format(place=tmp_path))
-    (tools / "cmp").chmod(0o755)
+    new_program(tools / "cmp", CMP.format(place=tmp_path))
     env = {"PATH": f"{tools}:{os.environ['PATH']}"}
     lock, ends = locks / "200.lck", []
     for round_ in range(ROUNDS):
@@ -37,8 +37,7 @@ def test_of_three_at_once_one_has_the_lock_each_time(tmp_path: Path, left: str |
             lock.write_text(left)
         racers = []
         for number in range(RACERS):
-            temp = tmp_path / f"temp-{number}"
-            temp.write_text(f"{round_} {number}")
+            temp = new_file(tmp_path / f"temp-{number}", f"{round_} {number}")
             words = ["sh", "-c", _SWAP, "sh", str(conf), str(temp), str(lock)]
             racers.append(subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         codes = [racer.wait(60) for racer in racers]

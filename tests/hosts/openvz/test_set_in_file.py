@@ -14,7 +14,7 @@ from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts.openvz import Effect, NotSetError, set_priority
 from storage_admin.hosts.shells import Done, LocalShell
 from storage_admin.hosts.ssh import SshShell
-from tests.harness.filesystems import immutable
+from tests.harness.filesystems import immutable, new_file, new_folder, new_program
 from tests.harness.openvz import OpenVZHost
 from tests.harness.sshd import sshd
 from tests.hosts.openvz.conftest import WatchedShell, give
@@ -86,8 +86,7 @@ def test_proxmox_s_folder_is_used_where_openvz_s_does_not_have_it(bare: OpenVZHo
 
 
 def test_a_link_is_not_followed(bare: OpenVZHost, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text('IOPRIO="4"\n')
+    victim = new_file(tmp_path / "victim", 'IOPRIO="4"\n')
     (bare.conf / "200.conf").symlink_to(victim)
     with pytest.raises(RefusedError, match="is a link") as refused:
         give(bare, "200", 7)
@@ -247,8 +246,7 @@ def test_other_shells_and_tools_do_the_same(bare: OpenVZHost, shell: str) -> Non
 
 def test_a_filesystem_on_which_no_mode_can_be_set_is_fine_where_all_files_have_the_same(bare: OpenVZHost) -> None:
     """As with Proxmox's cluster filesystem, on which a file's mode follows from its path."""
-    (bare.bin / "cp").write_text('#!/bin/sh\ncat "$2" >"$3"\necho "Operation not permitted" >&2\nexit 1\n')
-    (bare.bin / "cp").chmod(0o755)
+    new_program(bare.bin / "cp", '#!/bin/sh\ncat "$2" >"$3"\necho "Operation not permitted" >&2\nexit 1\n')
     path = bare.add("200", CONTENT)
     path.chmod(0o600)
     assert give(bare, "200", 7).as_asked
@@ -259,8 +257,7 @@ def test_a_filesystem_on_which_no_mode_can_be_set_is_fine_where_all_files_have_t
 
 
 def test_a_new_file_that_is_not_what_was_written_never_takes_the_place(bare: OpenVZHost) -> None:
-    (bare.bin / "dd").write_text('#!/bin/sh\nhead -c 20 >"${1#of=}"\n')
-    (bare.bin / "dd").chmod(0o755)
+    new_program(bare.bin / "dd", '#!/bin/sh\nhead -c 20 >"${1#of=}"\n')
     path = bare.add("200", CONTENT)
     with pytest.raises(HostError, match="does not contain what was written"):
         give(bare, "200", 7)
@@ -272,9 +269,7 @@ def test_tools_that_are_missing_lose_nothing(bare: OpenVZHost) -> None:
     for name in ("sh", "stat", "cat", "cp", "dd", "mv", "rm"):
         (bare.bin / name).symlink_to(shutil.which(name) or "")
     scripts = WatchedShell(LocalShell({"PATH": str(bare.bin)}))
-    sandboxed = bare.bin / "cmp"
-    sandboxed.write_text("#!/bin/sh\nexit 127\n")
-    sandboxed.chmod(0o755)
+    new_program(bare.bin / "cmp", "#!/bin/sh\nexit 127\n")
     with pytest.raises(HostError, match="cmp could not compare"):
         give(bare, "200", 7, scripts)
     assert (path.read_bytes(), names(bare.conf)) == (CONTENT, ["200.conf"])
@@ -288,8 +283,7 @@ def test_an_edit_that_did_not_hold_is_no_success(bare: OpenVZHost) -> None:
 
 
 def test_nothing_of_a_file_or_a_folder_s_name_is_run(bare: OpenVZHost, tmp_path: Path) -> None:
-    folder = tmp_path / "$(touch x);`touch x` 'it'\"s\" -n *"
-    folder.mkdir()
+    folder = new_folder(tmp_path / "$(touch x);`touch x` 'it'\"s\" -n *")
     (folder / "200.conf").write_bytes(CONTENT)
     done = set_priority(bare.shell, "200", 7, folders=(str(folder),))
     assert done.as_asked

@@ -9,6 +9,7 @@ import pytest
 from storage_admin.agent.protocol import HostError, RefusedError
 from storage_admin.hosts.openvz import AbsentError, NotSetError, containers, listing, set_priority
 from storage_admin.hosts.openvz.vzctl import WAITS, was_cut_short
+from tests.harness.filesystems import new_file, new_program
 from tests.harness.openvz import OpenVZHost
 from tests.hosts.openvz.conftest import give
 from tests.hosts.openvz.test_set_in_file import fill
@@ -45,16 +46,14 @@ def test_behind_a_link_too(host: OpenVZHost) -> None:
 def test_what_cannot_be_put_back_is_kept(host: OpenVZHost) -> None:
     path = host.add("200", CONTENT)
     host.switch("full")
-    (host.bin / "dd").write_text("#!/bin/sh\necho No space left on device\nexit 1\n")
-    (host.bin / "dd").chmod(0o755)
+    new_program(host.bin / "dd", "#!/bin/sh\necho No space left on device\nexit 1\n")
     with pytest.raises(NotSetError, match=r"could not be restored.*No space left") as failed:
         give(host, "200", 7)
     assert (path.read_bytes(), failed.value.lost) == (b"", CONTENT)
 
 
 def test_without_room_vzctl_is_not_asked(host: OpenVZHost, small_filesystem: Path) -> None:
-    path = small_filesystem / "200.conf"
-    path.write_bytes(CONTENT)
+    path = new_file(small_filesystem / "200.conf", CONTENT)
     fill(small_filesystem / "filler")
     with pytest.raises(RefusedError, match="bytes free") as refused:
         set_priority(host.shell, "200", 7, folders=(str(small_filesystem),))
