@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.machines]
 #: Without what is active: an event of udev may activate any volume of a group that has changed.
 LISTED = "udevadm settle; lvs --noheadings -o lv_name,lv_autoactivation,lv_tags vg | sort"
 NOTHING = {"percent": 0.0, "bytes": 0}
+IMAGE_SIZE = 9961472
 
 
 @pytest.fixture
@@ -30,11 +31,17 @@ def site(group: Host) -> Iterator[Host]:
     group.run("lvcreate -q -V 12M -T vg/pool -n slim; lvcreate -q -y -L 12M -n solid vg; udevadm settle")
     for name in ("slim", "solid"):
         group.run("; ".join(fill.format(name, at, count) for at, count in ((0, 20), (100, 3), (191, 1))))
-    group.run(f"truncate -s 9961472 {POOL}/base.raw; dd if=/dev/urandom of={POOL}/base.raw bs=1M count=3 conv=notrunc")
-    group.run(f"qemu-img create -q -f qcow2 -b {POOL}/base.raw -F raw {POOL}/top.qcow2")
-    group.run(f"qemu-io -f qcow2 -c 'write -P 7 5M 1M' {POOL}/top.qcow2; udevadm settle; lvchange -an vg/solid")
+    new_image(group)
+    group.run("udevadm settle; lvchange -an vg/solid")
     yield group
     group.run(f"rm -f {POOL}/*")
+
+
+def new_image(group: Host) -> None:
+    """One of 9.5 MiB on a raw base."""
+    base, top = f"{POOL}/base.raw", f"{POOL}/top.qcow2"
+    group.run(f"truncate -s {IMAGE_SIZE} {base}; dd if=/dev/urandom of={base} bs=1M count=3 conv=notrunc")
+    group.run(f"qemu-img create -q -f qcow2 -b {base} -F raw {top}; qemu-io -f qcow2 -c 'write -P 7 5M 1M' {top}")
 
 
 def wanted(site: Host, pool: str = "", name: str = "moved") -> dict[str, object]:
@@ -50,10 +57,16 @@ def content(site: Host, name: str, size: int = 12 * MIB) -> str:
     return site.run(f"lvchange -ay vg/{name}; head -c {size} /dev/vg/{name} | sha256sum{away}")
 
 
-def of_image(site: Host) -> str:
-    return site.run(
-        f"qemu-img convert -f qcow2 -O raw {POOL}/top.qcow2 /root/flat; sha256sum < /root/flat; rm /root/flat"
-    )
+def of_image(site: Host, path: str = f"{POOL}/top.qcow2") -> str:
+    """The digest of what an image reads as."""
+    return site.run(f"qemu-img convert -f qcow2 -O raw {path} /root/flat; sha256sum < /root/flat; rm /root/flat")
+
+
+def into_file(site: Host, place: dict[str, object], path: str) -> None:
+    """Has a volume of 12 MiB written into a new image."""
+    target = {"pool_path_b64": b64(POOL.encode()), "path_b64": b64(path.encode()), "format": "qcow2"}
+    told = site.ask("volume_to_file", place | {"target": target, "reserve": NOTHING})
+    assert told.get("device_bytes") == told.get("virtual_size") == 12 * MIB, told
 
 
 def test_a_new_volume_reads_as_the_disk_and_is_like_any_other(site: Host) -> None:
@@ -66,7 +79,7 @@ def test_a_new_volume_reads_as_the_disk_and_is_like_any_other(site: Host) -> Non
     for source, pool in itertools.product(("slim", "solid", "top.qcow2"), ("", "pool")):
         held, size = used(site), 12 * MIB
         if source == "top.qcow2":
-            size, digest, files = 9961472, of_image(site), site.run(f"cd {POOL}; stat -c '%n %i %s %Y' *")
+            size, digest, files = IMAGE_SIZE, of_image(site), site.run(f"cd {POOL}; stat -c '%n %i %s %Y' *")
             told = site.ask("file_to_volume", site.args(source, size, "base.raw", **wanted(site, pool)))
             assert site.run(f"cd {POOL}; stat -c '%n %i %s %Y' *") == files
         else:
@@ -88,12 +101,9 @@ def test_a_new_volume_reads_as_the_disk_and_is_like_any_other(site: Host) -> Non
 def test_a_new_file_reads_as_the_volume(site: Host) -> None:
     for source in ("slim", "solid"):
         before, digest, path = site.run(LISTED), content(site, source), f"{POOL}/{source}.qcow2"
-        target = {"pool_path_b64": b64(POOL.encode()), "path_b64": b64(path.encode()), "format": "qcow2"}
-        told = site.ask("volume_to_file", place(site, source) | {"target": target, "reserve": NOTHING})
-        assert told.get("device_bytes") == told.get("virtual_size") == 12 * MIB, told
+        into_file(site, place(site, source), path)
         assert site.run(LISTED) == before
-        made = f"qemu-img convert -f qcow2 -O raw {path} /root/flat; sha256sum < /root/flat; rm /root/flat"
-        assert site.run(made) == digest
+        assert of_image(site, path) == digest
 
 
 def test_what_stands_against_it_leaves_all_as_it_was(site: Host) -> None:
@@ -193,29 +203,38 @@ CALLS = 11
 NAMED = 6
 
 
-def test_a_death_at_any_step_leaves_the_volume_whole_and_the_new_one_complete_or_gone(site: Host) -> None:
-    told = inside(site, "moves", "slim", "pool", CALLS)
+def whole_or_gone(told: list[Any], calls: int, named: int, as_made: list[list[str]]) -> None:
+    """What deaths before and after each call leave: the old volume the same, the new one as it is made, or gone."""
+    print(Counter(row[2] for row in told))  # for docs/reliability.md
     killed = [row for row in told if row[2] == "killed"]
-    assert (len(killed), [row[2] for row in told[2 * CALLS :]]) == (2 * CALLS, ["done"] * 2)
+    assert (len(killed), [row[2] for row in told[2 * calls :]]) == (2 * calls, ["done"] * 2)
     for step, when, _, said, same, made, there in told:
-        published = step > NAMED or (step, when) == (NAMED, "after")
+        published = step > named or (step, when) == (named, "after")
         assert same, (step, when)
         assert (bool(made), there) == (published, True if published else None), (step, when, said)
         if published:
-            assert made == [["enabled"]], (step, when)
+            assert made == as_made, (step, when)
             assert said in (["finished"], []), (step, when)  # the latter where nothing of it was left
+
+
+def test_a_death_at_any_step_leaves_the_volume_whole_and_the_new_one_complete_or_gone(site: Host) -> None:
+    whole_or_gone(inside(site, "moves", "slim", "pool", CALLS), CALLS, NAMED, [["enabled"]])
 
 
 TRIES = 50
 
 
-def test_what_a_guest_writes_that_starts_at_any_moment_is_never_lost(site: Host) -> None:
-    before = site.run(LISTED)
-    told = inside(site, "move_race", "slim", "pool", TRIES)
+def nothing_lost(told: list[Any]) -> None:
+    """What the races say: how each ended, what was written in it, and what of that was lost by either side."""
     ends = Counter(end for end, *_ in told)
     print(ends, sum(written for _, written, *_ in told))  # for docs/reliability.md
     assert (sum(lost for _, _, lost, _ in told), sum(lost for *_, lost in told)) == (0, 0)
     assert set(ends) <= {"done", "image_in_use", "device_in_use"}
     assert ends["done"] > TRIES // 10
     assert sum(written for _, written, *_ in told) > TRIES
+
+
+def test_what_a_guest_writes_that_starts_at_any_moment_is_never_lost(site: Host) -> None:
+    before = site.run(LISTED)
+    nothing_lost(inside(site, "move_race", "slim", "pool", TRIES))
     assert site.run(LISTED) == before

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,13 @@ from typing import Any
 import pytest
 
 from images.models import Image
-from storage_admin.agent.protocol import b64
 from storage_admin.hosts.models import Host as Row
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
+from tests.machines import test_move as logical
 from tests.machines.host import MIB, POOL, Host, cut_off, host
 from tests.machines.test_lvm import group, row
-from tests.machines.test_move import NOTHING, of_image
 from tests.machines.test_volume_reclaim import args as logical_place
 from tests.machines.test_zfs_orphans import KILL, UNWRAP, WRAPPED
 from tests.working import ADMIN, run, said, scan, work
@@ -35,7 +33,6 @@ STATE = (
 DEVICES = {"slim": "/dev/vg/slim", "solid": "/dev/vg/solid", "disk": "/dev/zvol/tank/data/disk"}
 #: Where a new volume is made, and its device.
 TARGETS = {"zfs": "/dev/zvol/tank/other/moved", "thick": "/dev/vg/moved", "thin": "/dev/vg/moved"}
-IMAGE_SIZE = 9961472
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +52,8 @@ def site(tank: Host, group: Host) -> Iterator[Host]:
     group.run("zfs create -s -V 12M tank/data/disk; udevadm settle")
     for path in DEVICES.values():
         group.run("; ".join(fill.format(path, at, count) for at, count in ((0, 20), (100, 3), (191, 1))))
-    group.run(
-        f"truncate -s {IMAGE_SIZE} {POOL}/base.raw; dd if=/dev/urandom of={POOL}/base.raw bs=1M count=3 conv=notrunc"
-    )
-    group.run(f"qemu-img create -q -f qcow2 -b {POOL}/base.raw -F raw {POOL}/top.qcow2")
-    group.run(f"qemu-io -f qcow2 -c 'write -P 7 5M 1M' {POOL}/top.qcow2; udevadm settle; zpool sync")
+    logical.new_image(group)
+    group.run("udevadm settle; zpool sync")
     yield group
     each = "for one in $(zfs list -Ho name -t volume); do"
     group.run(f"rm -f {POOL}/*; {each} for try in 1 2 3 4 5; do zfs destroy -R $one && break; sleep 1; done; done")
@@ -79,7 +73,7 @@ def wanted(site: Host, where: str = "zfs", name: str = "moved", dataset: str = "
     else:
         pool = "pool" if where == "thin" else ""
         volume = {"backend": "lvm", "group": "vg", "group_id": ids[1], "name": name, "pool": pool}
-    return {"volume": volume, "reserve": NOTHING}
+    return {"volume": volume, "reserve": logical.NOTHING}
 
 
 def content(site: Host, path: str, size: int = 12 * MIB) -> str:
@@ -98,7 +92,11 @@ def without_moved(state: str) -> list[str]:
 def test_a_new_volume_reads_as_the_disk_and_is_like_any_other(site: Host, source: str, where: str) -> None:
     before, size = site.run(STATE), 12 * MIB
     if source == "top.qcow2":
-        size, digest, files = IMAGE_SIZE, of_image(site), site.run(f"cd {POOL}; stat -c '%n %i %s %Y' *")
+        size, digest, files = (
+            logical.IMAGE_SIZE,
+            logical.of_image(site),
+            site.run(f"cd {POOL}; stat -c '%n %i %s %Y' *"),
+        )
         told = site.ask("file_to_volume", site.args(source, size, "base.raw", **wanted(site, where)))
         assert site.run(f"cd {POOL}; stat -c '%n %i %s %Y' *") == files
     else:
@@ -125,12 +123,9 @@ def test_a_new_volume_reads_as_the_disk_and_is_like_any_other(site: Host, source
 @pytest.mark.parametrize("source", ["disk"])
 def test_a_new_file_reads_as_the_volume(site: Host, source: str) -> None:
     before, digest, path = site.run(STATE), content(site, DEVICES[source]), f"{POOL}/{source}.qcow2"
-    target = {"pool_path_b64": b64(POOL.encode()), "path_b64": b64(path.encode()), "format": "qcow2"}
-    told = site.ask("volume_to_file", place(site, source) | {"target": target, "reserve": NOTHING})
-    assert told.get("device_bytes") == told.get("virtual_size") == 12 * MIB, told
+    logical.into_file(site, place(site, source), path)
     assert site.run(STATE) == before
-    made = f"qemu-img convert -f qcow2 -O raw {path} /root/flat; sha256sum < /root/flat; rm /root/flat"
-    assert site.run(made) == digest
+    assert logical.of_image(site, path) == digest
 
 
 LOCKED = (
@@ -245,31 +240,13 @@ NAMED = 7
 
 
 def test_a_death_at_any_step_leaves_the_volume_whole_and_the_new_one_complete_or_gone(site: Host) -> None:
-    told = inside(site, "moves", "disk", CALLS)
-    killed = [row for row in told if row[2] == "killed"]
-    print(Counter(row[2] for row in told))  # for docs/reliability.md
-    assert (len(killed), [row[2] for row in told[2 * CALLS :]]) == (2 * CALLS, ["done"] * 2)
-    for step, when, _, outcomes, same, made, there in told:
-        published = step > NAMED or (step, when) == (NAMED, "after")
-        assert same, (step, when)
-        assert (bool(made), there) == (published, True if published else None), (step, when, outcomes)
-        if published:
-            assert made == [["volmode", "default", "default"], ["storage-admin:aside", "-", "-"]], (step, when)
-            assert outcomes in (["finished"], []), (step, when)  # the latter where nothing of it was left
-
-
-TRIES = 50
+    as_made = [["volmode", "default", "default"], ["storage-admin:aside", "-", "-"]]
+    logical.whole_or_gone(inside(site, "moves", "disk", CALLS), CALLS, NAMED, as_made)
 
 
 def test_what_a_guest_writes_that_starts_at_any_moment_is_never_lost(site: Host) -> None:
     before = site.run(STATE)
-    told = inside(site, "race", "disk", TRIES)
-    ends = Counter(end for end, *_ in told)
-    print(ends, sum(written for _, written, *_ in told))  # for docs/reliability.md
-    assert (sum(lost for _, _, lost, _ in told), sum(lost for *_, lost in told)) == (0, 0)
-    assert set(ends) <= {"done", "image_in_use", "device_in_use"}
-    assert ends["done"] > TRIES // 10
-    assert sum(written for _, written, *_ in told) > TRIES
+    logical.nothing_lost(inside(site, "race", "disk", logical.TRIES))
     assert site.run(STATE) == before
 
 
