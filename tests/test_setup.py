@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.filesystems import new_program
+
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = (
     *("bash", "sh", "env", "cat", "cp", "cut", "find", "flock", "grep", "head", "id", "mkdir", "mv", "rm", "sha256sum"),
@@ -19,29 +21,9 @@ TOOLS = (
 )
 PROVIDED = ("gcc", "pkg-config", "qemu-img", "redis-server", "setpriv", "node")
 PROVIDED_FOR_TESTS = (
-    *("libvirtd", "virsh", "qemu-system-x86_64", "busybox", "chromium", "sshd"),
-    *(
-        "setfacl",
-        "setfattr",
-        "mkfs.ext4",
-        "mkfs.xfs",
-        "guestfish",
-        "virt-df",
-        "sfdisk",
-        "mkfs.vfat",
-        "mkfs.btrfs",
-        "mkntfs",
-        "zstd",
-        "systemd-analyze",
-        "strace",
-        "visudo",
-        "sshfs",
-        "fio",
-        "bonnie++",
-        "curl",
-        "xgettext",
-        "jq",
-    ),
+    *("libvirtd", "virsh", "qemu-system-x86_64", "busybox", "chromium", "sshd", "setfacl", "setfattr", "guestfish"),
+    *("mkfs.ext4", "mkfs.xfs", "mkfs.vfat", "mkfs.btrfs", "mkntfs", "virt-df", "sfdisk", "zstd", "systemd-analyze"),
+    *("strace", "visudo", "sshfs", "fio", "bonnie++", "curl", "xgettext", "jq"),
 )
 
 PYTHON = """#!/bin/sh
@@ -79,8 +61,7 @@ class Machine:
             self.tool(name, "#!/bin/sh\n")
 
     def tool(self, name: str, script: str) -> None:
-        (self.bin / name).write_text(script)
-        (self.bin / name).chmod(0o755)
+        new_program(self.bin / name, script)
 
     def prepare(self, purpose: str = "run") -> subprocess.CompletedProcess[str]:
         become: list[str] = []

@@ -186,7 +186,7 @@ def manage(data_dir: Path, *arguments: str, **environment: str) -> str:
     """
     done = subprocess.run(
         [sys.executable, str(ROOT / "manage.py"), *arguments],
-        env=_own(data_dir) | environment,
+        env=environment_of(data_dir) | environment,
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -200,7 +200,7 @@ def running_dashboard(data_dir: Path, **environment: str) -> Iterator[Dashboard]
     """``manage.py up`` on a free port and a data folder of its own, until it is healthy; then stopped as by Ctrl-C."""
     bind = f"127.0.0.1:{free_port()}"
     data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    env = _own(data_dir) | {"STORAGE_ADMIN_BIND": bind} | environment
+    env = environment_of(data_dir) | {"STORAGE_ADMIN_BIND": bind} | environment
     argv = [sys.executable, str(ROOT / "manage.py"), "up"]
     log = data_dir.parent / f"up-{secrets.token_hex(3)}.log"
     with Daemon(argv, log, env=env, cwd=ROOT, grace=60) as daemon:
@@ -228,7 +228,8 @@ def choose_password(url: str, user: str, one_time: str, password: str) -> None:
         assert answer.url == f"{url}/", answer.text
 
 
-def _own(data_dir: Path) -> dict[str, str]:
+def environment_of(data_dir: Path) -> dict[str, str]:
+    """That of a real start with a data folder of its own: pytest has named the tests' settings, which that has not."""
     kept = {key: value for key, value in os.environ.items() if key not in {"DATABASE_URL", "REDIS_URL", "SECRET_KEY"}}
     kept.pop("DJANGO_SETTINGS_MODULE", None)
     return kept | {"STORAGE_ADMIN_DATA_DIR": str(data_dir), "PYTHONUNBUFFERED": "1"}

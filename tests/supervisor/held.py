@@ -79,16 +79,8 @@ def held_site(folder: Path, settings: Mapping[str, float], threads: int = 1, *op
     port = free_port()
     argv = [
         *(sys.executable, "-m", "gunicorn", "--bind", f"127.0.0.1:{port}", "--no-control-socket", "--workers", "1"),
-        *(
-            "--worker-class",
-            "tests.supervisor.held_site.Worker",
-            "--threads",
-            str(threads),
-            "--graceful-timeout",
-            "30",
-            *options,
-        ),
-        "tests.supervisor.held_site",
+        *("--worker-class", "tests.supervisor.held_site.Worker", "--threads", str(threads)),
+        *("--graceful-timeout", "30", *options, "tests.supervisor.held_site"),
     ]
     environment = {
         "HELD_FOLDER": str(folder),

@@ -32,6 +32,13 @@ def pids(said: str) -> list[int]:
     return [int(number) for number in re.findall(r"\| pid (\d+)", said)]
 
 
+def child_of(daemon: Daemon) -> int:
+    """Its only child, once that is there."""
+    daemon.wait_for(lambda: pids(daemon.said()), 20, "the child")
+    (child,) = pids(daemon.said())
+    return child
+
+
 def is_gone(pid: int) -> bool:
     try:
         return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
@@ -54,8 +61,7 @@ def test_one_signal_stops_all_in_reverse_order(tmp_path: Path, number: signal.Si
 
 def test_a_ctrl_c_in_the_terminal_reaches_no_child(tmp_path: Path) -> None:
     with supervise(tmp_path, {"name": "child", "script": POLITE}) as daemon:
-        daemon.wait_for(lambda: pids(daemon.said()), 20, "the child")
-        (child,) = pids(daemon.said())
+        child = child_of(daemon)
         assert os.getsid(child) != os.getsid(daemon.pid)
         assert os.getpgid(child) != os.getpgid(daemon.pid)
 
@@ -74,8 +80,7 @@ def test_restarts_a_crashed_child_with_doubling_pauses_and_names_it(tmp_path: Pa
 
 def test_says_which_signal_killed_a_child(tmp_path: Path) -> None:
     with supervise(tmp_path, {"name": "worker", "script": POLITE}) as daemon:
-        daemon.wait_for(lambda: pids(daemon.said()), 20, "the child")
-        os.kill(pids(daemon.said())[0], signal.SIGKILL)
+        os.kill(child_of(daemon), signal.SIGKILL)
         daemon.wait_for(lambda: len(pids(daemon.said())) == 2, 20, "a second start")
     assert "worker ended unexpectedly (killed by SIGKILL); it starts again in 0.1 s." in daemon.said()
 
@@ -87,8 +92,7 @@ def test_notices_the_end_of_a_child_whose_own_child_holds_the_output_open(tmp_pa
 
 def test_kills_a_child_that_does_not_stop_within_its_grace(tmp_path: Path) -> None:
     with supervise(tmp_path, {"name": "deaf", "script": DEAF, "grace_seconds": 0.5}) as daemon:
-        daemon.wait_for(lambda: pids(daemon.said()), 20, "the child")
-        (child,) = pids(daemon.said())
+        child = child_of(daemon)
         daemon.process.terminate()
         assert daemon.process.wait(10) == 0
     assert "deaf did not stop in time and was killed." in daemon.said()
@@ -97,8 +101,7 @@ def test_kills_a_child_that_does_not_stop_within_its_grace(tmp_path: Path) -> No
 
 def test_a_second_signal_ends_the_waiting(tmp_path: Path) -> None:
     with supervise(tmp_path, {"name": "deaf", "script": DEAF, "grace_seconds": 300}) as daemon:
-        daemon.wait_for(lambda: pids(daemon.said()), 20, "the child")
-        (child,) = pids(daemon.said())
+        child = child_of(daemon)
         daemon.process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
             daemon.process.wait(1)
@@ -170,8 +173,7 @@ def test_watches_until_the_watch_has_seen_enough(tmp_path: Path) -> None:
 
 def test_survives_the_end_of_a_child_and_of_its_own_child_told_in_one_breath(tmp_path: Path) -> None:
     with supervise(tmp_path, {"name": "worker", "script": 'echo "pid $$"; sleep 0.7'}) as daemon:
-        daemon.wait_for(lambda: pids(daemon.said()), 20, "the child")
-        (child,) = pids(daemon.said())
+        child = child_of(daemon)
         daemon.process.send_signal(signal.SIGSTOP)  # what happens now, it will hear at once
         os.kill(child, signal.SIGKILL)
         time.sleep(1)
