@@ -16,7 +16,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.factories import GuestDiskFactory, GuestFactory, HostFactory
 from tests.harness.filesystems import new_program
-from tests.working import OPERATOR, client_as, run, succeeded
+from tests.working import OPERATOR, against, client_as, run, succeeded
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -43,10 +43,6 @@ def trimmed(guest: Guest) -> Job:
     return run(services.submit(OPERATOR, "trim", guest.pk, {}))
 
 
-def codes(guest: Guest) -> list[str]:
-    return [one.code for one in services.plan(OPERATOR, "trim", guest.pk, {}).refusals]
-
-
 def test_a_containers_volumes_are_trimmed_by_its_node(node: Host, tmp_path: Path) -> None:
     says(tmp_path, "pct", CONTAINER)
     guest = GuestFactory.create(host=node, kind=Guest.Kind.CONTAINER, uid="200")
@@ -70,7 +66,7 @@ def test_a_vm_is_trimmed_by_its_node_where_there_is_no_token(node: Host, tmp_pat
     assert (tmp_path / "asked").read_text() == "guest cmd 300 fstrim\n"
     assert [one["error"] for one in (job.result or {})["filesystems"]] == ["", "read-only"]
     Guest.objects.filter(pk=guest.pk).update(state="stopped")
-    assert codes(guest) == ["guest_off"]
+    assert against("trim", guest) == ["guest_off"]
 
 
 @pytest.mark.parametrize(
@@ -95,14 +91,14 @@ def test_a_lock_that_is_known_and_a_node_without_a_shell_stand_against_it(
     node: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guest = GuestFactory.create(host=node, kind=Guest.Kind.CONTAINER, uid="200", lock="backup")
-    assert codes(guest) == ["guest_locked"]
+    assert against("trim", guest) == ["guest_locked"]
     monkeypatch.undo()
     Host.objects.filter(pk=node.pk).update(transport=Host.Transport.FORCED)
     Guest.objects.filter(pk=guest.pk).update(lock="")
-    assert codes(guest) == ["host_unreachable"]
+    assert against("trim", guest) == ["host_unreachable"]
 
 
 def test_a_container_of_openvz_is_not_trimmed() -> None:
     guest = GuestFactory.create(host=HostFactory.create(), kind=Guest.Kind.CONTAINER, uid="101")
-    assert codes(guest) == ["invalid"]
+    assert against("trim", guest) == ["invalid"]
     assert "/trim/" not in client_as(role="viewer").get(f"/guests/{guest.pk}/").content.decode()

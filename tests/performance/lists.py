@@ -10,7 +10,6 @@ from django.test import Client
 from django.utils import timezone
 
 from images.models import ImageUse
-from storage_admin.accounts.models import User
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.models import Host
 from storage_admin.jobs.models import Job
@@ -58,9 +57,7 @@ ADDRESSES = {
 
 def measure(_folder: Path, count: int = COUNT) -> list[Row]:
     """Time and queries of each address, then seconds and memory of the file."""
-    user, _ = User.objects.get_or_create(username="bench", defaults={"role": "admin"})
-    client = Client()
-    client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
+    client = pages.signed_in()
     pages.rows_up_to(count)
     hosts = list(Host.objects.filter(slug__startswith="bench-"))
     file = _file(count)
@@ -68,12 +65,8 @@ def measure(_folder: Path, count: int = COUNT) -> list[Row]:
     _guests(hosts, count)
     rows = [_page(client, what, address, count) for what, address in ADDRESSES.items()]
     rows += file
-    for made in (
-        ImageUse.objects,
-        GuestDisk.objects,
-        Guest.objects,
-        Job.objects.filter(target_label__startswith=LABEL),
-    ):
+    jobs = Job.objects.filter(target_label__startswith=LABEL)
+    for made in (ImageUse.objects, GuestDisk.objects, Guest.objects, jobs):
         # All at once: collected one by one with what hangs on them, 100,000 rows take minutes.
         made.all()._raw_delete("default")
     pages.clear()

@@ -43,9 +43,7 @@ ADDRESSES = {
 
 def measure(_folder: Path, counts: tuple[int, int] = (10_000, 100_000)) -> list[Row]:
     """Queries and time of each address with the smaller and the larger number of rows."""
-    user, _ = User.objects.get_or_create(username="bench", defaults={"role": "admin"})
-    client = Client()
-    client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
+    client = signed_in()
     times: dict[int, dict[str, float]] = {}
     queries: dict[int, dict[str, int]] = {}
     for count in counts:
@@ -54,6 +52,13 @@ def measure(_folder: Path, counts: tuple[int, int] = (10_000, 100_000)) -> list[
         queries[count] = {what: queries_of(client, address) for what, address in ADDRESSES.items()}
     clear()
     return [row for what in ADDRESSES for row in _judged(what, counts, times, queries)]
+
+
+def signed_in() -> Client:
+    user, _ = User.objects.get_or_create(username="bench", defaults={"role": "admin"})
+    client = Client()
+    client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
+    return client
 
 
 def clear() -> None:

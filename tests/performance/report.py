@@ -59,17 +59,7 @@ def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table."""
     head = ("work", "measured", "beside it, in the same run", "result", "wanted", "")
     lines = [head, ("---",) * len(head)]
-    lines += [
-        (
-            row.work,
-            row.took,
-            row.against,
-            row.figure,
-            row.wanted,
-            "" if not row.wanted else "reached" if row.reached else "**missed**",
-        )
-        for row in rows
-    ]
+    lines += [(row.work, row.took, row.against, row.figure, row.wanted, row.verdict) for row in rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
