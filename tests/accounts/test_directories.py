@@ -18,6 +18,7 @@ from pytest_django import Settings
 from storage_admin.accounts import tries
 from storage_admin.accounts.models import AuditEntry, Session, User
 from storage_admin.directory_settings import ldap_settings
+from tests.accounts.signing_in import PASSWORD, is_in, signed_in
 from tests.factories import HostFactory, UserFactory
 from tests.harness.directories import ADMIN, ADMIN_PASSWORD, SUFFIX, Directory, Provider
 from tests.harness.oidc_site import CLIENT, SECRET
@@ -27,7 +28,6 @@ pytestmark = [pytest.mark.services, pytest.mark.django_db]
 
 CALLBACK = "http://testserver/login/sso/oidc/callback/"
 BEGIN = "/login/sso/oidc/"
-PASSWORD = "correct horse battery staple"
 GROUPS = {"admins": {"role": "admin"}, "berlin": {"role": "operator", "hosts": ["hv1"]}, "all": {"role": "viewer"}}
 PEOPLE: dict[str, dict[str, object]] = {
     "anna": {"groups": ["admins", "other"]}, "bob": {"groups": ["berlin", "all"]}, "eve": {"groups": ["other"]},
@@ -50,36 +50,32 @@ def oidc(provider: Provider, settings: Settings) -> Provider:
     return provider
 
 
-def by_oidc(provider: Provider, name: str, client: Client, **query: str) -> HttpResponse:
+def by_oidc(provider: Provider, name: str, **query: str) -> tuple[Client, HttpResponse]:
+    """A new browser, and what it gets at the end of the way over the provider."""
+    client = Client()
     asked: Any = client.get(BEGIN, query)
     answer: HttpResponse = client.get(provider.signed_in(asked["Location"], name))  # type: ignore[assignment]
-    return answer
-
-
-def is_in(client: Client) -> bool:
-    return client.get("/jobs/").status_code == 200
+    return client, answer
 
 
 def test_groups_of_the_provider_give_role_and_hosts(oidc: Provider) -> None:
-    client = Client()
-    assert "Sign in with single sign-on" in client.get("/login/").content.decode()
-    asked = parse_qs(urlsplit(client.get(BEGIN)["Location"]).query)
+    assert "Sign in with single sign-on" in Client().get("/login/").content.decode()
+    asked = parse_qs(urlsplit(Client().get(BEGIN)["Location"]).query)
     assert asked["code_challenge_method"] == ["S256"]
-    assert by_oidc(oidc, "bob", client, next="/images/")["Location"] == "/images/"
+    client, answer = by_oidc(oidc, "bob", next="/images/")
+    assert answer["Location"] == "/images/"
     bob = User.objects.get(username="bob")
     assert (bob.role, bob.hosts, bob.source, bob.has_usable_password()) == ("operator", ["hv1"], "oidc", False)
     entry = AuditEntry.objects.get(what="signed in")
     assert (entry.who, (entry.after or {})["with"]) == ("bob", ["socialaccount"])
     assert client.get("/users/").status_code == 403
-    admin = Client()
-    by_oidc(oidc, "anna", admin)
+    admin, _ = by_oidc(oidc, "anna")
     assert admin.get("/users/").status_code == 200
 
 
 @pytest.mark.parametrize("name", ["eve", "odd"])
 def test_whose_groups_map_to_nothing_is_not_let_in(oidc: Provider, name: str) -> None:
-    client = Client()
-    answer = by_oidc(oidc, name, client)
+    client, answer = by_oidc(oidc, name)
     assert (answer.status_code, "None of your groups has access" in answer.content.decode()) == (403, True)
     assert not is_in(client)
     assert not User.objects.exists()
@@ -87,26 +83,24 @@ def test_whose_groups_map_to_nothing_is_not_let_in(oidc: Provider, name: str) ->
 
 
 def test_rights_that_a_group_gave_are_gone_at_the_next_sign_in(oidc: Provider) -> None:
-    before, after = Client(), Client()
-    by_oidc(oidc, "anna", before)
+    before, _ = by_oidc(oidc, "anna")
     oidc.tell(PEOPLE | {"anna": {"groups": ["all"]}})
-    by_oidc(oidc, "anna", after)
+    after, _ = by_oidc(oidc, "anna")
     assert after.get("/users/").status_code == before.get("/users/").status_code == 403
     changed = AuditEntry.objects.get(what="user changed")
     assert (changed.before, changed.after) == ({"role": "admin", "hosts": []}, {"role": "viewer", "hosts": []})
     oidc.tell(PEOPLE | {"anna": {"groups": []}})
-    last = Client()
-    assert by_oidc(oidc, "anna", last).status_code == 403
+    last, answer = by_oidc(oidc, "anna")
+    assert answer.status_code == 403
     assert not any(map(is_in, (before, after, last))), "the sessions that there were have ended"
 
 
 def test_nobody_takes_a_local_account_over_by_its_name_or_its_address(oidc: Provider) -> None:
     root = UserFactory.create(username="root", role="admin", email="root@example.org")
     anna = UserFactory.create(username="local-anna", role="viewer", email="anna@example.org")
-    client = Client()
-    assert by_oidc(oidc, "mallory", client).status_code == 403
-    assert not is_in(client)
-    by_oidc(oidc, "anna", client)
+    client, answer = by_oidc(oidc, "mallory")
+    assert (answer.status_code, is_in(client)) == (403, False)
+    by_oidc(oidc, "anna")
     assert User.objects.get(username="anna").pk not in {root.pk, anna.pk}
     # Nor is an account joined to that of somebody who is signed in.
     both = Client()
@@ -146,8 +140,7 @@ def test_a_token_whose_signature_is_not_the_providers_opens_nothing(
         return work
 
     monkeypatch.setattr(OAuth2Client, "get_access_token", forged(OAuth2Client.get_access_token))
-    client = Client()
-    assert by_oidc(oidc, "bob", client).status_code == 403
+    assert by_oidc(oidc, "bob")[1].status_code == 403
     assert not User.objects.exists()
 
 
@@ -160,10 +153,9 @@ def test_an_address_asks_the_provider_no_more_often_than_it_may_sign_in(oidc: Pr
 
 
 def test_who_was_deactivated_here_stays_out(oidc: Provider) -> None:
-    client = Client()
-    by_oidc(oidc, "anna", client)
+    client, _ = by_oidc(oidc, "anna")
     User.objects.filter(username="anna").update(is_active=False)
-    assert by_oidc(oidc, "anna", Client()).status_code == 403
+    assert by_oidc(oidc, "anna")[1].status_code == 403
     assert not is_in(client)
 
 
@@ -171,9 +163,7 @@ def test_a_provider_that_is_away_leaves_local_accounts_their_way_in(oidc: Provid
     settings.OIDC_URL = "http://127.0.0.1:9/o"
     UserFactory.create(username="root", role="admin")
     assert Client().get(BEGIN).status_code == 403
-    client = Client()
-    client.post("/login/", {"username": "root", "password": PASSWORD})
-    assert is_in(client)
+    assert is_in(signed_in("root"))
     settings.OIDC_URL = ""
     assert Client().get(BEGIN).status_code == 404
 

@@ -17,12 +17,11 @@ from rest_framework.test import APIClient
 from storage_admin.accounts import lockouts, refusals
 from storage_admin.accounts.addresses import address_of
 from storage_admin.accounts.models import Actor, AuditEntry, RefusedAttempts
+from tests.accounts.signing_in import PASSWORD
 from tests.factories import AuditEntryFactory, TokenFactory, UserFactory, an_hour_ago
 from tests.working import client_as
 
 pytestmark = pytest.mark.sql
-
-PASSWORD = "correct horse battery staple"
 
 
 @pytest.mark.parametrize("sql", ["UPDATE accounts_auditentry SET who = 'x'", "DELETE FROM accounts_auditentry"])

@@ -17,8 +17,8 @@ from storage_admin.jobs.plan_and_progress import Plan
 from tests.harness.guests import Disk, Domains, LibvirtGuest, Starts
 from tests.harness.libvirtd import URI
 from tests.live.chains import done
-from tests.live.conftest import scanned
-from tests.working import ON_LIBVIRT, OPERATOR, client_as, create, scanned_machine
+from tests.live.conftest import scanned, seen
+from tests.working import ON_LIBVIRT, OPERATOR, client_as, create
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT]
 
@@ -94,20 +94,18 @@ def test_a_disk_goes_to_another_bus_and_back_while_its_guest_is_off(tcg_guest: S
     subprocess.run(["qemu-io", "-r", "-f", "qcow2", "-c", "read -P 0x61 3M 2M", image], check=True, capture_output=True)
 
 
-def booting(domains: Domains, folder: Path, *disks: Disk, machine: str = "q35") -> "libvirt.virDomain":
-    """A domain that boots from its first disk, the first one at its bus called a."""
+def booting(domains: Domains, folder: Path, *disks: Disk, machine: str = "q35") -> tuple["libvirt.virDomain", Guest]:
+    """A domain that boots from its first disk, the first one at its bus called a, and its row."""
     xml = domains.define(disks, machine=machine).XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
     xml = re.sub(r"<(kernel|initrd|cmdline)>.*?</\1>", "", xml, flags=re.DOTALL)
     xml = xml.replace("</os>", "<boot dev='hd'/></os>").replace("dev='sdb'", "dev='sda'")
     domain = libvirt.open(URI).defineXML(xml)
-    scanned_machine(folder)
-    return domain
+    return domain, seen(folder, domain)
 
 
 def test_a_guest_keeps_the_disk_that_it_boots_from(domains: Domains, shared_folder: Path) -> None:
     system, data = create(shared_folder / "system.qcow2"), create(shared_folder / "data.qcow2")
-    domain = booting(domains, shared_folder, Disk(system), Disk(data, bus="sata"))
-    row = Guest.objects.get(uid=domain.UUIDString())
+    domain, row = booting(domains, shared_folder, Disk(system), Disk(data, bus="sata"))
     # It would be sdb then, and so come behind the other one.
     assert [one.code for one in plan(row, disk="vda", bus="sata").refusals] == ["invalid"]
     assert plan(row, disk="vda", bus="scsi").refusals == ()
@@ -118,8 +116,7 @@ def test_a_guest_keeps_the_disk_that_it_boots_from(domains: Domains, shared_fold
 
 
 def test_a_disk_goes_back_to_an_old_bus(domains: Domains, shared_folder: Path) -> None:
-    domain = booting(domains, shared_folder, Disk(create(shared_folder / "old.qcow2"), bus="ide"), machine="pc")
-    row = Guest.objects.get(uid=domain.UUIDString())
+    domain, row = booting(domains, shared_folder, Disk(create(shared_folder / "old.qcow2"), bus="ide"), machine="pc")
     result = changed(row, disk="sda", bus="virtio").result or {}
     assert result["disk"] == "vda"
     changed(row, **restore_options(result), disk="vda")
@@ -131,16 +128,14 @@ def test_a_disk_goes_back_to_an_old_bus(domains: Domains, shared_folder: Path) -
 def test_what_only_virtio_knows_goes_with_it(domains: Domains, shared_folder: Path) -> None:
     driver = "queues='2' ioeventfd='on' event_idx='on'"
     domain = domains.define([Disk(create(shared_folder / "disk.qcow2"), driver=driver)])
-    scanned_machine(shared_folder)
-    row = Guest.objects.get(uid=domain.UUIDString())
+    row = seen(shared_folder, domain)
     result = changed(row, bus="sata").result or {}
     assert changed(row, disk=result["disk"], bus="virtio").state == "succeeded"
 
 
 def test_a_disk_that_snapshots_know_by_its_name_keeps_its_bus(domains: Domains, shared_folder: Path) -> None:
     domain = domains.define([Disk(create(shared_folder / "disk.qcow2"))])
-    scanned_machine(shared_folder)
-    row = Guest.objects.get(uid=domain.UUIDString())
+    row = seen(shared_folder, domain)
     assert plan(row, bus="sata").refusals == ()
     domain.snapshotCreateXML("<domainsnapshot><name>one</name></domainsnapshot>")
     assert [one.code for one in plan(row, bus="sata").refusals] == ["in_snapshot_chain"]

@@ -78,5 +78,11 @@ def deletes(guest: LibvirtGuest, mib: int) -> None:
 
 def scanned(folder: Path, guest: LibvirtGuest) -> tuple[Host, Guest]:
     """This machine with that folder as a pool, and the guest as the scan has found it."""
-    host = scanned_machine(folder)
-    return host, Guest.objects.get(uid=guest.domain.UUIDString())
+    row = seen(folder, guest.domain)
+    return row.host, row
+
+
+def seen(folder: Path, domain: "libvirt.virDomain") -> Guest:
+    """A domain as a scan of this machine, with that folder as a pool, has found it."""
+    scanned_machine(folder)
+    return Guest.objects.select_related("host").get(uid=domain.UUIDString())

@@ -21,9 +21,10 @@ from tests.factories import PolicyFactory
 from tests.harness import libvirtd as daemons
 from tests.harness.guests import Disk, Domains, Starts, write_pattern
 from tests.live.chains import chain_of, done
+from tests.live.conftest import seen
 from tests.live.test_faults import KilledError, dies_in
 from tests.live.writer import acknowledged, check, wait_for_writes, writing
-from tests.working import ON_LIBVIRT, OPERATOR, against, client_as, create, run, said, scanned_machine, succeeded
+from tests.working import ON_LIBVIRT, OPERATOR, against, client_as, create, run, said, succeeded
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db(transaction=True), *ON_LIBVIRT]
 
@@ -43,12 +44,6 @@ def snapshot(domain: "libvirt.virDomain", name: str, days: int, *, external: boo
     xml = re.sub(r"<creationTime>\d+<", f"<creationTime>{created}<", made.getXMLDesc())
     again = libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_REDEFINE | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_CURRENT
     domain.snapshotCreateXML(xml, again)
-
-
-def seen(folder: Path, domain: "libvirt.virDomain") -> Guest:
-    """The guest as a scan finds it."""
-    scanned_machine(folder)
-    return Guest.objects.get(uid=domain.UUIDString())
 
 
 def names(row: Guest) -> list[str]:

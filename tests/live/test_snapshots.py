@@ -22,21 +22,9 @@ from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
 from tests.harness.guests import Disk, Domains, Starts, write_pattern
 from tests.live.chains import PATTERNS, chain_of, definition_of, done
-from tests.live.conftest import filesystem_image, scanned
+from tests.live.conftest import filesystem_image, scanned, seen
 from tests.live.writer import acknowledged, check, wait_for_writes, writing
-from tests.working import (
-    ON_LIBVIRT,
-    OPERATOR,
-    against,
-    client_as,
-    create,
-    image_at,
-    refused_as,
-    reread,
-    run,
-    scan,
-    scanned_machine,
-)
+from tests.working import ON_LIBVIRT, OPERATOR, against, client_as, create, image_at, refused_as, reread, run, scan
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT]
 
@@ -283,12 +271,11 @@ def test_only_the_newest_is_gone_back_to_where_snapshots_have_files(tcg_guest: S
 def test_an_internal_one_below_an_overlay_is_not_gone_back_to(domains: Domains, shared_folder: Path) -> None:
     domain = domains.define([Disk(create(shared_folder / "disk.qcow2"))])
     domain.snapshotCreateXML("<domainsnapshot><name>inside</name></domainsnapshot>", 0)
-    host = scanned_machine(shared_folder)
-    row = Guest.objects.get(uid=domain.UUIDString())
+    row = seen(shared_folder, domain)
     assert refused_reverts(row, "inside") == [[]]
     create(shared_folder / "overlay.qcow2", base="disk.qcow2")
     domain.connect().defineXML(domain.XMLDesc().replace("disk.qcow2", "overlay.qcow2"))
-    scan(host)
+    scan(row.host)
     assert refused_reverts(row, "inside") == [["in_snapshot_chain"]]
 
 
