@@ -20,10 +20,12 @@ from tests.live.conftest import allocated, deletes, filesystem_image, wait_for_a
 pytestmark = [pytest.mark.browser, pytest.mark.guest]
 
 
-def open_page_of(guest: LibvirtGuest, seen: Tab) -> None:
-    """By its name in the list of guests."""
+def open_page_of(guest: LibvirtGuest, seen: Tab, link: str = "") -> None:
+    """By its name in the list of guests; then what a link on it leads to."""
     seen.open(f"/guests/?search={guest.name}")
     seen.page.get_by_role("link", name=guest.name, exact=True).click()
+    if link:
+        seen.page.get_by_role("link", name=link).click()
 
 
 @pytest.fixture
@@ -46,8 +48,7 @@ def test_a_guest_is_trimmed_and_its_page_says_what_became_free(
     disks.registered(rest, shared_folder)
     seen = admin_tab()
     page = seen.page
-    open_page_of(guest, seen)
-    page.get_by_role("link", name="Trim in the guest…").click()
+    open_page_of(guest, seen, "Trim in the guest…")
     expect(page.get_by_text("zeroes_kept")).to_be_visible()
     seen.assert_accessible()
     seen.confirm("Trim in the guest")
@@ -58,8 +59,7 @@ def test_a_guest_is_trimmed_and_its_page_says_what_became_free(
 def test_a_chain_is_flattened_while_its_guest_runs(admin_tab: Callable[..., Tab], chained: LibvirtGuest) -> None:
     guest, seen = chained, admin_tab()
     page = seen.page
-    open_page_of(guest, seen)
-    page.get_by_role("link", name="Flatten vda").click()
+    open_page_of(guest, seen, "Flatten vda")
     expect(page.get_by_text(f"virsh blockpull {guest.name} vda")).to_be_visible()
     seen.assert_accessible()
     page.get_by_role("button", name="Flatten while the guest runs").click()
@@ -86,8 +86,7 @@ def test_a_disk_is_copied_and_switched_back_its_settings_changed_and_a_snapshot_
     seen.assert_accessible()
     assert (chain_of(guest), patterns(guest)) == (["moved.qcow2"], PATTERNS)
 
-    open_page_of(guest, seen)
-    page.get_by_role("link", name="Change the settings of vda").click()
+    open_page_of(guest, seen, "Change the settings of vda")
     page.get_by_label("detect_zeroes").select_option("unmap")
     page.get_by_role("button", name="Show plan").click()
     expect(page.get_by_text("detect_zeroes default → unmap")).to_be_visible()
@@ -97,21 +96,18 @@ def test_a_disk_is_copied_and_switched_back_its_settings_changed_and_a_snapshot_
     guest.stop()
     rest.scan()
     rest.quiet()
-    open_page_of(guest, seen)
-    page.get_by_role("link", name="Switch vda back").click()
+    open_page_of(guest, seen, "Switch vda back")
     seen.confirm("Switch back to the image before a copy")
     assert definition_of(guest) == "top.qcow2"
 
     rest.quiet()
-    open_page_of(guest, seen)
-    page.get_by_role("link", name="Create…").click()
+    open_page_of(guest, seen, "Create…")
     page.get_by_label("Name", exact=True).fill("before")
     page.get_by_role("button", name="Show plan").click()
     seen.assert_accessible()
     seen.confirm("Create a snapshot")
     rest.quiet()
-    open_page_of(guest, seen)
-    page.get_by_role("link", name="Go back to the snapshot before").click()
+    open_page_of(guest, seen, "Go back to the snapshot before")
     page.get_by_label(f"Type “{guest.name}” to confirm").fill(guest.name)
     seen.confirm("Go back to a snapshot")
 
@@ -121,8 +117,7 @@ def test_a_snapshot_of_a_running_guest_is_created_and_merged(
 ) -> None:
     guest, seen = chained, admin_tab()
     page = seen.page
-    open_page_of(guest, seen)
-    page.get_by_role("link", name="Create…").click()
+    open_page_of(guest, seen, "Create…")
     page.get_by_label("Name", exact=True).fill("before")
     page.get_by_label("Filesystems in the guest").select_option("false")
     page.get_by_role("button", name="Show plan").click()
@@ -131,8 +126,7 @@ def test_a_snapshot_of_a_running_guest_is_created_and_merged(
     assert chain_of(guest)[0] == "top.before"
 
     rest.quiet()
-    open_page_of(guest, seen)
-    page.get_by_role("link", name="Delete the snapshot before").click()
+    open_page_of(guest, seen, "Delete the snapshot before")
     expect(page.get_by_text(f"virsh snapshot-delete {guest.name} before")).to_be_visible()
     seen.assert_accessible()
     page.get_by_label(f"Type “{guest.name}” to confirm").fill(guest.name)
@@ -151,13 +145,9 @@ def test_a_block_job_is_taken_over_when_the_worker_is_back_and_its_page_follows(
     seen = admin_tab()
     seen.open(f"/jobs/{job['id']}/")
     expect(seen.page.locator("#status")).to_contain_text("running")
-    workers = [
-        child
-        for child in psutil.Process(dashboard.pid).children(recursive=True)
-        if "celery" in " ".join(child.cmdline())
-    ]
-    for worker in workers:
-        worker.kill()
+    for child in psutil.Process(dashboard.pid).children(recursive=True):
+        if "celery" in " ".join(child.cmdline()):
+            child.kill()
     expect(seen.page.locator("#status")).to_contain_text("succeeded", timeout=120_000)
     expect(seen.page.locator("body")).to_contain_text("taken over from the worker before")
     assert rest.finished(job)["state"] == "succeeded"

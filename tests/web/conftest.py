@@ -27,10 +27,10 @@ from tests.factories import (
     PoolSampleFactory,
     StoragePoolFactory,
     TokenFactory,
-    UserFactory,
     WebhookFactory,
 )
 from tests.web.browser import admins_page, chromium, page, said, stranger
+from tests.working import client_as
 
 __all__ = ["admins_page", "chromium", "page", "said", "stranger"]
 
@@ -40,10 +40,7 @@ def browser_of(db: None) -> Callable[[str], Client]:
     """``browser_of("viewer")``: a client that is signed in with that role."""
 
     def make(role: str) -> Client:
-        client = Client()
-        client.force_login(
-            UserFactory.create(username=f"the-{role}", role=role), "django.contrib.auth.backends.ModelBackend"
-        )
+        client = client_as(username=f"the-{role}", role=role)
         client.get("/jobs/count/")  # the first request notes where the session is from; those that count come later
         return client
 

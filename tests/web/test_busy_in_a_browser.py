@@ -3,7 +3,7 @@
 import pytest
 from django.urls import reverse
 from django.utils import timezone
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from images.models import Image
 from images.rewrite import record
@@ -22,17 +22,29 @@ from tests.factories import (
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
+def at_work(image: Image, kind: str = "reclaim") -> Job:
+    """A job that has the image."""
+    job = JobFactory.create(kind=kind, target=image, state="running", progress=42.0)
+    ResourceLockFactory.create(job=job, key=f"image:{image.pk}")
+    return job
+
+
+def chip_of(page: Page, job: Job) -> Locator:
+    """Where the page says that a job is at work."""
+    chip = page.locator(f"main .chip[href='/jobs/{job.pk}/']")
+    expect(chip.first).to_contain_text("42 %")
+    return chip
+
+
 @pytest.mark.parametrize("place", ["/images/", "/images/{}/", "/"])
 def test_an_action_comes_back_when_the_job_ends(page: Page, place: str) -> None:
     image = ImageFactory.create(
         name="busy.qcow2", allocated_size=9 * GIB, reclaimable_bytes=3 * GIB, reclaimable_method="compress"
     )
-    job = JobFactory.create(kind="reclaim", target=image, state="running", progress=42.0)
-    ResourceLockFactory.create(job=job, key=f"image:{image.pk}", exclusive=True)
+    job = at_work(image)
     page.goto(place.format(image.pk))
     action = page.locator(f"main a.btn[href='/images/{image.pk}/reclaim/']")
-    busy = page.locator(f"main .chip[href='/jobs/{job.pk}/']")
-    expect(busy.first).to_contain_text("42 %")
+    busy = chip_of(page, job)
     expect(action).to_have_count(0)
     Job.objects.filter(pk=job.pk).update(state="succeeded")
     expect(action).to_have_count(1, timeout=60_000)
@@ -42,19 +54,16 @@ def test_an_action_comes_back_when_the_job_ends(page: Page, place: str) -> None:
 @pytest.mark.parametrize("place", ["/guests/", "/guests/{}/"])
 def test_a_guests_pages_refresh_themselves_when_a_job_ends(page: Page, place: str) -> None:
     use = ImageUseFactory.create()
-    job = JobFactory.create(kind="reclaim", target=use.image, state="running", progress=42.0)
-    ResourceLockFactory.create(job=job, key=f"image:{use.image.pk}", exclusive=True)
+    job = at_work(use.image)
     page.goto(place.format(use.disk.guest_id))
-    busy = page.locator(f"main .chip[href='/jobs/{job.pk}/']")
-    expect(busy.first).to_contain_text("42 %")
+    busy = chip_of(page, job)
     Job.objects.filter(pk=job.pk).update(state="succeeded")
     expect(busy).to_have_count(0, timeout=60_000)
 
 
 def test_the_last_orphan_goes_from_the_page_with_its_job(page: Page) -> None:
     image = ImageFactory.create(name="nobodys.qcow2", orphan=True)
-    job = JobFactory.create(kind="set_aside", target=image, state="running")
-    ResourceLockFactory.create(job=job, key=f"image:{image.pk}", exclusive=True)
+    job = at_work(image, "set_aside")
     page.goto("/orphans/?everywhere=true")
     row = page.locator(f"main a.name[href='/images/{image.pk}/']")
     expect(row).to_have_count(1)
@@ -70,11 +79,9 @@ PLANS = {"/images/{}/reclaim/": "Keep the undo copy (hours)", "/images/{}/set-as
 @pytest.mark.parametrize("place", PLANS)
 def test_a_plan_page_shows_that_the_job_has_ended_and_keeps_what_was_typed(page: Page, place: str) -> None:
     image = ImageFactory.create(name="busy.qcow2", orphan=True, state="modifying", allocated_size=9 * GIB)
-    job = JobFactory.create(kind="reclaim", target=image, state="running", progress=42.0)
-    ResourceLockFactory.create(job=job, key=f"image:{image.pk}", exclusive=True)
+    job = at_work(image)
     page.goto(place.format(image.pk))
-    busy, plan = page.locator(f"main .chip[href='/jobs/{job.pk}/']"), page.locator("#plan")
-    expect(busy.first).to_contain_text("42 %")
+    busy, plan = chip_of(page, job), page.locator("#plan")
     expect(plan).to_contain_text("busy")
     field = page.get_by_label(PLANS[place])
     field.fill("17")
@@ -111,14 +118,13 @@ def test_many_plans_follow_a_job_and_keep_ticks_and_what_was_typed(page: Page) -
     first = ImageFactory.create(name="first.qcow2")
     left = ImageFactory.create(name="left.qcow2", pool=first.pool)
     image = ImageFactory.create(name="busy.qcow2", pool=first.pool, state="modifying")
-    job = JobFactory.create(kind="reclaim", target=image, state="running", progress=42.0)
-    ResourceLockFactory.create(job=job, key=f"image:{image.pk}", exclusive=True)
+    job = at_work(image)
     page.goto("/images/")
     page.get_by_label("Select all images on this page").check()
     page.get_by_role("button", name="Reclaim selected…").click()
     page.wait_for_url("**/images/reclaim/")
-    busy, hours = page.locator(f"main .chip[href='/jobs/{job.pk}/']"), page.locator("#undo_hours")
-    expect(busy).to_contain_text("42 %")
+    busy, hours = chip_of(page, job), page.locator("#undo_hours")
+    expect(busy).to_have_count(1)
     page.locator(f"#take-{left.pk}").uncheck()
     hours.fill("17")
     Image.objects.filter(pk=image.pk).update(state="ok")
@@ -134,15 +140,13 @@ def test_many_plans_follow_a_job_and_keep_ticks_and_what_was_typed(page: Page) -
 def test_what_is_listed_of_an_image_follows_its_job(page: Page, place: str) -> None:
     image = ImageFactory.create(name="busy.qcow2", reclaimable_bytes=GIB, allocated_size=2 * GIB)
     record.write_line(JobFactory.create(kind="reclaim", target=image, state="succeeded"), image.pool, 3 * GIB, 2 * GIB)
-    job = JobFactory.create(kind="flatten", target=image, state="running", progress=42.0)
-    ResourceLockFactory.create(job=job, key=f"image:{image.pk}", exclusive=True)
+    job = at_work(image, "flatten")
     policy = PolicyFactory.create()
     run = PolicyRunFactory.create(policy=policy, state="finished", chosen_at=timezone.now(), finished=timezone.now())
     PolicyPickFactory.create(run=run, image=image, state="skipped", code="busy")
     arguments = {"policy_preview": [policy.pk], "policy_run": [policy.pk, run.pk]}.get(place, [])
     page.goto(reverse(place, args=arguments))
-    busy = page.locator(f"main .chip[href='/jobs/{job.pk}/']")
-    expect(busy.first).to_contain_text("42 %")
+    busy = chip_of(page, job)
     if place == "policy_add":
         page.get_by_label("Name", exact=True).fill("nightly")
     Job.objects.filter(pk=job.pk).update(state="succeeded")

@@ -32,7 +32,6 @@ from tests.factories import (
     PoolSampleFactory,
     StoragePoolFactory,
     TokenFactory,
-    UserFactory,
 )
 from tests.working import client_as
 
@@ -189,9 +188,8 @@ def worlds(db: None) -> tuple[Ids, Ids]:
 
 
 def limited(role: str) -> Client:
-    client = Client(REMOTE_ADDR="192.0.2.7")
-    user = UserFactory.create(username="limited", role=role, hosts=["alpha"])
-    client.force_login(user, "django.contrib.auth.backends.ModelBackend")
+    client = client_as(username="limited", role=role, hosts=["alpha"])
+    client.defaults["REMOTE_ADDR"] = "192.0.2.7"
     return client
 
 
