@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from storage_admin.api import health
 from tests.factories import GIB, ImageFactory, JobFactory, StoragePoolFactory, WorkerFactory, an_hour_ago
+from tests.harness.patching import raising
 from tests.harness.services import RedisServer
 from tests.working import client_as
 
@@ -69,10 +70,7 @@ def test_a_broker_that_hangs_is_named_within_seconds(silent_broker: None) -> Non
 
 @pytest.mark.django_db
 def test_a_database_that_is_away_is_named(no_broker: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(*_about: object) -> None:
-        raise OperationalError("connection refused")
-
-    monkeypatch.setattr(connection, "cursor", away)
+    monkeypatch.setattr(connection, "cursor", raising(OperationalError("connection refused")))
     assert ask() == (503, ["database", "broker", "worker"])
 
 

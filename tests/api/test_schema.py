@@ -50,6 +50,7 @@ from tests.factories import (
     TokenFactory,
     UserFactory,
 )
+from tests.harness.patching import raising
 
 SEED = 20_261_120
 #: How many inputs of each sort are tried.
@@ -80,12 +81,8 @@ def one_connection(db: None) -> Iterator[None]:
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host with a generated address is not connected to."""
-
-    def nobody(*_: Any) -> Any:
-        raise HostError("nobody is there")
-
-    monkeypatch.setattr(ssh, "scan_keys", nobody)
-    monkeypatch.setattr(asking, "ask", nobody)
+    for module, name in ((ssh, "scan_keys"), (asking, "ask")):
+        monkeypatch.setattr(module, name, raising(HostError("nobody is there")))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from tests.factories import HostFactory, ImageFactory, TokenFactory, UserFactory
+from tests.harness.patching import raising
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 REASONS = ["database is locked", "database or disk is full", "server closed the connection unexpectedly"]
@@ -98,9 +99,6 @@ def test_what_a_form_sends_is_answered_by_a_plain_page(browser: Client) -> None:
 
 
 def test_a_defect_is_no_page_over_rest(program: APIClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("storage_admin.hosts.api.HostEndpoints.list", broken)
+    monkeypatch.setattr("storage_admin.hosts.api.HostEndpoints.list", raising(ZeroDivisionError()))
     response = program.get("/api/v1/hosts/")
     assert (response.status_code, response.json()["code"]) == (500, "bug")

@@ -18,6 +18,7 @@ from storage_admin.jobs.plan_and_progress import Recorder
 from tests.harness import guests
 from tests.harness.filesystems import new_folder
 from tests.harness.guests import Disk, LibvirtGuest
+from tests.harness.patching import do_before
 from tests.working import ADMIN, ON_LIBVIRT, OPERATOR, create, image_at, reread, run, scanned_machine, succeeded
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT, pytest.mark.usefixtures("no_reserve")]
@@ -102,15 +103,14 @@ def test_cancelled_in_the_middle_nothing_of_the_guests_is_left(
 ) -> None:
     before = state_of(folder)
     benchmark, job = submitted(here, storm(shared_folder, folder, pattern="never"))
-    tick, seen = Recorder.tick, []
+    seen = []
 
-    def and_cancel(self: Recorder) -> None:
+    def cancel(_: Recorder) -> None:
         if len(ours(libvirtd)) == 2:
-            seen.append(self._job.pk)
-            Job.objects.filter(pk=self._job.pk).update(cancel_requested=True)
-        tick(self)
+            seen.append(job.pk)
+            Job.objects.filter(pk=job.pk).update(cancel_requested=True)
 
-    monkeypatch.setattr(Recorder, "tick", and_cancel)
+    do_before(monkeypatch, Recorder, "tick", cancel)
     job = run(job)
     assert (job.state, job.error_code) == ("cancelled", "")
     assert seen

@@ -1,7 +1,6 @@
 """An overlay of a guest that is off is merged into its base, which its definition names then: with a real libvirt."""
 
 from pathlib import Path
-from typing import Any
 
 import libvirt
 import pytest
@@ -15,6 +14,7 @@ from tests.agent.harness import leftovers, qemu_img, qemu_io
 from tests.guests.test_repointing import definition, disks_of
 from tests.harness.filesystems import new_folder
 from tests.harness.guests import Disk, Domains, Starts
+from tests.harness.patching import do_before, raising
 from tests.working import OPERATOR, codes, create, image_at, run, scan, scanned_machine, succeeded, work
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet", "libvirtd", "no_reserve")]
@@ -66,11 +66,7 @@ def test_what_libvirt_refuses_leaves_definition_and_overlay_in_use(
     domain = domains.define([Disk(path)])
     before = definition(domain)
     scanned_machine(path.parent)
-
-    def refuses(*_: Any) -> None:
-        raise HostError("libvirt says no")
-
-    monkeypatch.setattr(repointing, "lead_to_the_base", refuses)
+    monkeypatch.setattr(repointing, "lead_to_the_base", raising(HostError("libvirt says no")))
     job = work("commit", image_at(path).pk, OPERATOR)
     assert (job.state, job.error_detail) == (Job.State.FAILED, "libvirt says no")
     assert definition(domain) == before
@@ -97,16 +93,15 @@ def test_a_guest_that_starts_meanwhile_waits_or_wins_and_nothing_is_lost(
     base, path = pair
     domain = domains.define([Disk(path)])
     scanned_machine(path.parent)
-    lead, started = repointing.lead_to_the_base, list[str]()
+    started = list[str]()
 
-    def and_somebody_starts_it(job: Job, image: Image, move: repointing.Move) -> None:
+    def somebody_starts_it(*_: object) -> None:
         try:
             domain.create()
         except libvirt.libvirtError as error:
             started.append(str(error))
-        lead(job, image, move)
 
-    monkeypatch.setattr(repointing, "lead_to_the_base", and_somebody_starts_it)
+    do_before(monkeypatch, repointing, "lead_to_the_base", somebody_starts_it)
     job = work("commit", image_at(path).pk, OPERATOR)
     assert len(started) == 1, "the guest could be started while the overlay was held"
     succeeded(job)

@@ -16,10 +16,11 @@ from storage_admin.agent.protocol import HostError
 from storage_admin.guests.models import Guest, GuestDisk
 from storage_admin.hosts.libvirt import domains as libvirt_domains
 from storage_admin.hosts.libvirt import reader
-from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
 from tests.factories import HostFactory
 from tests.harness.guests import Disk, Domains, Starts
+from tests.harness.patching import raising
 from tests.working import ON_LIBVIRT, OPERATOR, create, image_at, refused_as, reread, run, scan, scanned_machine, work
 
 pytestmark = [pytest.mark.guest, pytest.mark.django_db, *ON_LIBVIRT]
@@ -171,11 +172,6 @@ def test_a_domain_that_is_undefined_is_gone_with_its_disks(domains: Domains, cha
     assert image_at(top).orphan is True
 
 
-def no_answer(_host: Host) -> reader.LibvirtFacts:
-    """As when libvirtd has stopped while domains are defined: its socket is there, and nobody answers."""
-    raise HostError("libvirt does not answer: connection refused")
-
-
 def test_where_libvirt_has_guests_and_does_not_answer_nobody_knows_who_uses_an_image(
     domains: Domains, chain: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +179,8 @@ def test_where_libvirt_has_guests_and_does_not_answer_nobody_knows_who_uses_an_i
     domain = domains.define([Disk(top)])
     host = scanned_machine(top.parent)
     job = services.submit(OPERATOR, "reclaim", image_at(base).pk, {})
-    monkeypatch.setattr(reader, "read", no_answer)
+    # As when libvirtd has stopped while domains are defined: its socket is there, and nobody answers.
+    monkeypatch.setattr(reader, "read", raising(HostError("libvirt does not answer: connection refused")))
     run(job)
     assert (job.state, job.error_code) == ("failed", "guests_unknown")
     scan(host)

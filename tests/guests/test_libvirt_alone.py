@@ -22,10 +22,11 @@ from storage_admin.guests.models import Guest
 from storage_admin.hosts import secrets, transport
 from storage_admin.hosts.libvirt import reader
 from storage_admin.hosts.models import Host, StoragePool
-from storage_admin.jobs import services
+from storage_admin.jobs import runner, services
 from storage_admin.jobs.models import Job
 from tests.factories import HostFactory
 from tests.harness.guests import Disk, Domains, write_pattern
+from tests.harness.patching import do_before, raising
 from tests.harness.sshd import sshd
 from tests.harness.tls_libvirtd import TlsLibvirtd, authority, tls_libvirtd
 from tests.working import ADMIN, OPERATOR, client_as, create, digests, fails_as, reread, said, scan, work
@@ -48,11 +49,8 @@ def host(server: TlsLibvirtd, tmp_path: Path, settings: Any, monkeypatch: pytest
     settings.DATA_DIR = tmp_path / "data"
     server.install_client(tmp_path / "data/pki/far")
 
-    def never(host: Host) -> Any:
-        raise AssertionError(f"an agent was to be started on {host}")
-
-    monkeypatch.setattr(transport, "agent_command", never)
-    monkeypatch.setattr("storage_admin.jobs.runner.agent_command", never)
+    for module in (transport, runner):
+        monkeypatch.setattr(module, "agent_command", raising(AssertionError("an agent was to be started")))
     return HostFactory.create(
         slug="far", name="far", kind="libvirt", transport="tls", address="127.0.0.1", port=server.port,
         capabilities={}, last_seen=None,
@@ -357,13 +355,8 @@ def test_a_scan_that_is_cancelled_leaves_the_one_before(
     listed: Host, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "disk.img").unlink()
-    real = from_libvirt.without_an_agent
-
-    def cancelled(host: Host, *args: Any) -> Iterator[dict[str, Any]]:
-        Job.objects.filter(state="running").update(cancel_requested=True)
-        return real(host, *args)
-
-    monkeypatch.setattr(from_libvirt, "without_an_agent", cancelled)
+    running = Job.objects.filter(state="running")
+    do_before(monkeypatch, from_libvirt, "without_an_agent", lambda *_: running.update(cancel_requested=True))
     monkeypatch.setattr("storage_admin.jobs.plan_and_progress.INTERVAL", 0.0)
     job = work("scan", listed.pk)
     assert job.state == "cancelled", said(job)

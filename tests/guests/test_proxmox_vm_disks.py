@@ -28,6 +28,7 @@ from tests.guests.vms import (
     submit,
     web,
 )
+from tests.harness.patching import do_before
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import AUDITOR
@@ -61,13 +62,7 @@ def test_the_progress_of_a_move_is_what_its_task_tells(
     server: ProxmoxServer, web: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[float] = []
-    progress = Recorder.progress
-
-    def note(recorder: Recorder, event: dict[str, Any]) -> None:
-        told.append(event["percent"])
-        progress(recorder, event)
-
-    monkeypatch.setattr(Recorder, "progress", note)
+    do_before(monkeypatch, Recorder, "progress", lambda _, event: told.append(event["percent"]))
     good(run(submit("move_disk", web, disk="scsi0", storage="s2", format="raw", delete_source=True)))
     assert told == [0, 0, 25, 50, 75, 100]
     assert conf(server)["scsi0"].startswith("s2:120/vm-120-disk-0.raw,")
@@ -260,13 +255,11 @@ def test_a_configuration_that_changes_under_a_task_ends_it(
     server: ProxmoxServer, web: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submit("resize", web, disk="scsi0", size_bytes=9 << 30)
-    begin = server.world.begin
 
-    def interfere(*given: Any) -> str:
+    def interfere(*_: object) -> None:
         server.world.guests["vm", 120].text += "onboot: 1\n"
-        return begin(*given)
 
-    monkeypatch.setattr(server.world, "begin", interfere)
+    do_before(monkeypatch, server.world, "begin", interfere)
     ended = run(job)
     assert (ended.state, ended.error_code) == ("failed", "stale_plan")
     assert "size=8G" in conf(server)["scsi0"]

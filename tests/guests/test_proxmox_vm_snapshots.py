@@ -1,7 +1,6 @@
 """Snapshots of VMs of Proxmox VE as jobs, by a server held to the official schema."""
 
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +18,7 @@ from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Plan
 from tests.factories import PolicyFactory
 from tests.guests.vms import cancelled_meanwhile, conf, good, host, reached, server, stopped_meanwhile, submit, web
+from tests.harness.patching import do_before
 from tests.harness.proxmox import confs, world
 from tests.harness.proxmox.server import ProxmoxServer
 from tests.harness.proxmox.world import ALL
@@ -93,14 +93,12 @@ def test_one_that_is_made_anew_while_older_ones_are_deleted_stays(
 ) -> None:
     keep(server, "old", 60)
     keep(server, "monthly", 50)
-    delete: Callable[..., str] = snapshots.delete
 
-    def and_the_other_is_made_anew(client: Any, ref: Any, name: str) -> str:
+    def the_other_is_made_anew(_client: object, _ref: object, name: str) -> None:
         if name == "old":
             keep(server, "monthly", 0)
-        return delete(client, ref, name)
 
-    monkeypatch.setattr(snapshots, "delete", and_the_other_is_made_anew)
+    do_before(monkeypatch, snapshots, "delete", the_other_is_made_anew)
     job = run(submit("delete_old_snapshots", vm, older_than_days=30))
     assert (good(job)["names"], names(server)) == (["old"], ["monthly"])
     assert [line for line in said(job) if "monthly" in line and "left alone" in line]

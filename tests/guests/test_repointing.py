@@ -8,7 +8,6 @@ from xml.etree import ElementTree as ET
 import libvirt
 import pytest
 
-from images.models import Image
 from images.rewrite import repointing
 from storage_admin.agent.protocol import HostError
 from storage_admin.hosts.libvirt import control
@@ -19,6 +18,7 @@ from storage_admin.jobs.models import Job
 from tests.agent.harness import qemu_img, reads_as
 from tests.harness.filesystems import new_folder
 from tests.harness.guests import Disk, Domains, Starts
+from tests.harness.patching import do_after
 from tests.images.away import goes_away
 from tests.working import OPERATOR, create, image_at, reread, run, said, scanned_machine, succeeded
 
@@ -101,14 +101,12 @@ def test_a_swap_that_does_not_come_about_leaves_the_definition_as_it_was(
     domain: Any, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = definition(domain)
-    lead = repointing.lead_to_the_new_one
 
-    def and_then_somebody_takes_the_name(job: Job, image: Image, move: repointing.Move) -> None:
-        lead(job, image, move)
+    def somebody_takes_the_name(*_: object) -> None:
         assert disks_of(domain) == [("raw", str(disk.with_suffix(".raw")))]
         disk.with_suffix(".raw").write_text("mine")
 
-    monkeypatch.setattr(repointing, "lead_to_the_new_one", and_then_somebody_takes_the_name)
+    do_after(monkeypatch, repointing, "lead_to_the_new_one", somebody_takes_the_name)
     job = replace(disk)
     assert (job.state, job.error_code) == ("failed", "target_exists")
     assert definition(domain) == before

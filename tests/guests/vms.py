@@ -15,6 +15,7 @@ from storage_admin.hosts.proxmox import registration, tasks
 from storage_admin.jobs import runner, services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Recorder
+from tests.harness.patching import do_before
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
 from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
@@ -89,14 +90,12 @@ def submit(kind: str, row: Guest, **options: Any) -> Job:
 
 def cancelled_meanwhile(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
     """The job as it ended after somebody had cancelled it at work."""
-    tick = Recorder.tick
 
-    def and_somebody_cancels(recorder: Recorder) -> None:
+    def somebody_cancels(recorder: Recorder) -> None:
         Job.objects.filter(pk=job.pk).update(cancel_requested=True)
         recorder._written = 0.0
-        tick(recorder)
 
-    monkeypatch.setattr(Recorder, "tick", and_somebody_cancels)
+    do_before(monkeypatch, Recorder, "tick", somebody_cancels)
     ended = run(job)
     assert ended.state == "cancelled", (ended.error_detail, said(ended))
     return ended
@@ -104,13 +103,7 @@ def cancelled_meanwhile(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 def stopped_meanwhile(job: Job, server: ProxmoxServer, monkeypatch: pytest.MonkeyPatch) -> Job:
     """The job as it ended after its worker was told to end as its task began."""
-    begin = server.world.begin
-
-    def and_stop(*given: Any) -> str:
-        runner.stopping.set()
-        return begin(*given)
-
-    monkeypatch.setattr(server.world, "begin", and_stop)
+    do_before(monkeypatch, server.world, "begin", lambda *_: runner.stopping.set())
     return run(job)
 
 

@@ -25,6 +25,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.kinds import BEGUN, in_doubt
 from storage_admin.jobs.models import Job
 from tests.factories import GuestFactory, HostFactory, JobFactory, StoragePoolFactory
+from tests.harness.patching import raising
 from tests.working import OPERATOR, code_of, refused_as
 
 COPY = Wanted("uid", "vda", "copy", ["/a/disk", "/a/base"], 0, None, 0, {"path": "/a/copy", "format": "raw"})
@@ -235,11 +236,7 @@ def test_a_host_that_is_away_for_a_while_is_asked_again_as_a_libvirt_is(monkeypa
     host = HostFactory.create(kind=Host.Kind.SSH)
     monkeypatch.setattr(transport, "by_ssh", lambda _: True)
     monkeypatch.setattr(relay, "why_read_only", lambda _: "")
-
-    def away(*_: object) -> None:
-        raise HostError("No route to host.", "host_unreachable")
-
-    monkeypatch.setattr(uri, "_checked", away)
+    monkeypatch.setattr(uri, "_checked", raising(HostError("No route to host.", "host_unreachable")))
     for ask in (lambda: running.look(host, "uid"), lambda: snapshots.of(host, "uid")):
         assert code_of(GoneError, ask) == "host_unreachable"
     with pytest.raises(LostError), Program(host) as program:

@@ -29,6 +29,7 @@ from storage_admin.jobs.routing import heart
 from tests.chance import night
 from tests.harness import libvirtd as daemons
 from tests.harness.guests import Disk, Domains, LibvirtGuest
+from tests.harness.patching import do_after
 from tests.harness.processes import wait_until
 from tests.live.chains import PATTERNS, at_stage, chain_of, definition_of, patterns, pid_of, submit, whole
 from tests.live.conftest import OnChain, scanned
@@ -214,14 +215,13 @@ def test_a_libvirtd_that_dies_while_it_is_asked_to_begin_is_asked_again(
         os.kill(qemu, signal.SIGCONT)
         daemons.restart()
 
-    dying, keep = threading.Thread(target=dies), follow.keep
+    dying = threading.Thread(target=dies)
 
-    def kept(*how: Any) -> None:
-        keep(*how)
+    def held(*_: object) -> None:
         os.kill(qemu, signal.SIGSTOP)
         dying.start()
 
-    monkeypatch.setattr(kinds, "keep", kept)
+    do_after(monkeypatch, kinds, "keep", held)
     run(job)
     dying.join()
     succeeded(job)

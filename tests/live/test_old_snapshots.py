@@ -20,6 +20,7 @@ from storage_admin.jobs.models import Job
 from tests.factories import PolicyFactory
 from tests.harness import libvirtd as daemons
 from tests.harness.guests import Disk, Domains, Starts, write_pattern
+from tests.harness.patching import do_after
 from tests.live.chains import chain_of, done
 from tests.live.conftest import seen
 from tests.live.test_faults import KilledError, dies_in
@@ -126,16 +127,15 @@ def test_a_libvirtd_that_ends_between_two_is_waited_for(
     domains: Domains, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = with_snapshots(domains, shared_folder, a=40, b=35)
-    job, deletes, later = submit(row, 30), snapshots.delete, threading.Timer(3, daemons.restart)
+    job, later, ended = submit(row, 30), threading.Timer(3, daemons.restart), list[int]()
 
-    def and_libvirtd_ends(*given: object) -> object:
-        told = deletes(*given)  # type: ignore[arg-type]
-        daemons.kill()
-        later.start()
-        monkeypatch.setattr(snapshots, "delete", deletes)
-        return told
+    def libvirtd_ends(*_: object) -> None:
+        if not ended:
+            ended.append(1)
+            daemons.kill()
+            later.start()
 
-    monkeypatch.setattr(snapshots, "delete", and_libvirtd_ends)
+    do_after(monkeypatch, snapshots, "delete", libvirtd_ends)
     run(job)
     later.join()
     domains.reconnect()
@@ -147,14 +147,9 @@ def test_a_cancel_between_two_leaves_the_others(
     domains: Domains, shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = with_snapshots(domains, shared_folder, a=40, b=35, c=33)
-    job, deletes = submit(row, 30), snapshots.delete
-
-    def and_somebody_cancels(*given: object) -> object:
-        told = deletes(*given)  # type: ignore[arg-type]
-        Job.objects.filter(pk=job.pk).update(cancel_requested=True)
-        return told
-
-    monkeypatch.setattr(snapshots, "delete", and_somebody_cancels)
+    job = submit(row, 30)
+    at_work = Job.objects.filter(pk=job.pk)
+    do_after(monkeypatch, snapshots, "delete", lambda *_: at_work.update(cancel_requested=True))
     run(job)
     assert job.state == "cancelled", said(job)
     assert names(row) == ["c", "b"]

@@ -10,10 +10,11 @@ from images.scan import stopped_guests
 from storage_admin.agent.protocol import HostError
 from storage_admin.events.models import Alert
 from storage_admin.hosts.libvirt import control
-from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.hosts.models import StoragePool
 from tests.harness.filesystems import MIB, loop_filesystem, new_file
 from tests.harness.guests import Disk, Domains
 from tests.harness.libvirtd import sees
+from tests.harness.patching import raising
 from tests.live.conftest import scanned
 from tests.working import create
 
@@ -43,12 +44,8 @@ def test_a_guest_that_is_paused_since_its_pool_is_full_is_named_until_it_goes_on
         assert (alert.key, alert.target_id) == (f"guest_io_error:{host.pk}:{row.uid}", row.pk)
         pool = StoragePool.objects.get()
         assert all(word in alert.detail for word in ("vda", "no space left", image.name, pool.name))
-
-        def away(_host: Host) -> None:
-            raise HostError("It does not answer.")
-
         with monkeypatch.context() as patched:
-            patched.setattr(control, "stopped", away)
+            patched.setattr(control, "stopped", raising(HostError("It does not answer.")))
             stopped_guests.look()
             assert Alert.objects.filter(closed=None).exists()
         filler.unlink()

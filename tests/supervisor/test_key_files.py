@@ -11,6 +11,7 @@ import pytest
 
 from storage_admin import sealing
 from storage_admin.key_files import key_in
+from tests.harness.patching import raising
 
 
 def test_those_that_start_at_once_have_one_key(tmp_path: Path) -> None:
@@ -38,10 +39,7 @@ def test_a_key_is_on_the_disk_before_anybody_has_it(tmp_path: Path, monkeypatch:
 
 
 def test_a_key_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: int) -> None:
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", raising(OSError(errno.ENOSPC, "full")))
     with pytest.raises(OSError, match="full"):
         key_in(tmp_path / "key", lambda: "key")
     assert list(tmp_path.iterdir()) == []
