@@ -14,11 +14,11 @@ from pytest_django import Settings
 
 from storage_admin.accounts import tries
 from storage_admin.accounts.models import AuditEntry, User
+from tests.accounts.signing_in import PASSWORD
 from tests.factories import TokenFactory, UserFactory
 
 pytestmark = pytest.mark.sql
 
-PASSWORD = "correct horse battery staple"
 HASHER = "storage_admin.accounts.tries.Hasher"
 
 

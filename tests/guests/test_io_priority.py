@@ -145,19 +145,23 @@ def test_containers_are_listed_by_a_scan_with_their_priorities(vz: OpenVZHost, h
     assert (reread(host).status, host.owners_unknown) == ("ok", "")
 
 
+def registered_anew(host: Host) -> Host:
+    """The host, forgotten and added again by the same key."""
+    key = secrets.unlock(host.private_key_locked)
+    host.delete()
+    where = {"address": "127.0.0.1", "port": host.port, "host_key": host.host_key}
+    return registration.add_ssh_host(ADMIN, registration.Wanted(name="old", private_key=key, **where))  # type: ignore[arg-type]
+
+
 def test_a_host_without_python_is_registered_for_its_containers(
     vz: OpenVZHost, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vz.add("101", state="running")
     (vz.bin / "sh").symlink_to("/bin/sh")
-    key, address = secrets.unlock(host.private_key_locked), {"address": "127.0.0.1", "port": host.port}
-    host.delete()
     monkeypatch.setattr(transport, "_installed", set())
     monkeypatch.setattr(transport, "FOLDER", "/nonexistent")
     monkeypatch.setattr(transport, "PYTHON", "python3-that-is-not-there")
-    wanted = registration.Wanted(name="old", private_key=key, host_key=host.host_key, **address)  # type: ignore[arg-type]
-    added = registration.add_ssh_host(ADMIN, wanted)
-    assert added.transport == "plain"
+    assert registered_anew(host).transport == "plain"
 
 
 def test_one_whose_python_is_gone_since_is_registered_at_the_first_try(
@@ -168,10 +172,7 @@ def test_one_whose_python_is_gone_since_is_registered_at_the_first_try(
     where = transport.endpoint(host)
     transport.ensure_installed(where)
     monkeypatch.setattr(transport, "PYTHON", "python3-that-is-not-there")
-    key, address = secrets.unlock(host.private_key_locked), {"address": "127.0.0.1", "port": host.port}
-    host.delete()
-    wanted = registration.Wanted(name="old", private_key=key, host_key=host.host_key, **address)  # type: ignore[arg-type]
-    assert registration.add_ssh_host(ADMIN, wanted).transport == "plain"
+    assert registered_anew(host).transport == "plain"
 
 
 def test_a_host_that_was_never_scanned_is_asked_for_containers_at_once(vz: OpenVZHost, host: Host) -> None:

@@ -18,15 +18,10 @@ from storage_admin.jobs.plan_and_progress import Recorder
 from tests.harness.patching import do_before
 from tests.harness.proxmox import world
 from tests.harness.proxmox.server import ProxmoxServer, proxmox
-from tests.harness.proxmox.world import SECRET, TOKEN_ID, lab
+from tests.harness.proxmox.world import FREE_VM, SECRET, TOKEN_ID, lab
 from tests.working import ADMIN, OPERATOR, run, said, succeeded
 
-WEB = (
-    "agent: 1\nide2: none,media=cdrom\nname: web\nscsi0: store:120/vm-120-disk-0.qcow2,discard=on,size=8G\n"
-    "scsi1: local-lvm:vm-120-disk-1,size=1G\nunused0: store:120/vm-120-disk-7.qcow2\n"
-)
-
-
+WEB = FREE_VM.replace("scsi0:", "name: web\nscsi0:")
 OLD = "store:120/vm-120-disk-0.qcow2"
 
 

@@ -69,7 +69,10 @@ def pool(tmp_path: Path) -> Path:
 
 def scanned(server: Sshd, folder: Path, **changes: object) -> Host:
     """The server as a host with this folder alone, scanned."""
-    host = add(server, **changes)  # type: ignore[arg-type]
+    return scan_folder(add(server, **changes), folder)  # type: ignore[arg-type]
+
+
+def scan_folder(host: Host, folder: Path) -> Host:
     with_folder(host, folder)
     scan(host)
     return host

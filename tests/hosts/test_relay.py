@@ -27,8 +27,8 @@ from storage_admin.jobs import services
 from tests.harness.guests import Disk, Domains, write_pattern
 from tests.harness.processes import wait_until
 from tests.harness.sshd import Sshd, keypair, sshd
-from tests.hosts.remote import add, agent_folder, with_folder
-from tests.working import OPERATOR, create, digests, image_at, run, scan, succeeded
+from tests.hosts.remote import add, agent_folder, scan_folder
+from tests.working import OPERATOR, create, digests, image_at, run, succeeded
 
 __all__ = ["agent_folder"]
 
@@ -87,8 +87,7 @@ def relays() -> list[psutil.Process]:
 
 
 def test_guests_of_libvirt_are_known_and_images_are_reclaimed(host: Host, domain: Any, shared_folder: Path) -> None:
-    with_folder(host, shared_folder)
-    scan(host)
+    scan_folder(host, shared_folder)
     guest = Guest.objects.get(host=host, uid=domain.UUIDString())
     image = image_at(shared_folder / "disk.qcow2")
     assert [use.disk.guest for use in image.uses.all()] == [guest]
@@ -99,8 +98,7 @@ def test_guests_of_libvirt_are_known_and_images_are_reclaimed(host: Host, domain
 
 
 def test_a_guest_that_runs_keeps_its_image_from_being_touched(host: Host, domain: Any, shared_folder: Path) -> None:
-    with_folder(host, shared_folder)
-    scan(host)
+    scan_folder(host, shared_folder)
     domain.create()  # since the scan: only libvirt can tell
     before = digests(shared_folder)["disk.qcow2"]
     job = run(services.submit(OPERATOR, "reclaim", image_at(shared_folder / "disk.qcow2").pk, {"method": "compress"}))
@@ -172,8 +170,7 @@ def test_libvirt_itself_refuses_every_change_through_it(host: Host, domain: Any)
 
 
 def test_what_needs_writing_is_refused_with_why_and_what_to_do(host: Host, domain: Any, shared_folder: Path) -> None:
-    with_folder(host, shared_folder)
-    scan(host)
+    scan_folder(host, shared_folder)
     uid, image = domain.UUIDString(), image_at(shared_folder / "disk.qcow2")
     words = "only run the agent.*virsh, or register the host with an unrestricted key"
     with pytest.raises(HostError, match=words):

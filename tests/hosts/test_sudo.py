@@ -17,8 +17,8 @@ from storage_admin.jobs import services
 from tests.agent.harness import leftovers, make_image
 from tests.harness.filesystems import new_folder, new_program
 from tests.harness.sshd import Sshd, sshd
-from tests.hosts.remote import add, with_folder
-from tests.working import OPERATOR, fails_as, image_at, run, scan, succeeded
+from tests.hosts.remote import add, scanned
+from tests.working import OPERATOR, fails_as, image_at, run, succeeded
 
 pytestmark = [
     pytest.mark.services, pytest.mark.qemu, pytest.mark.django_db,
@@ -65,9 +65,7 @@ def test_without_a_rule_the_host_is_not_added_and_the_rule_is_named(server: Sshd
 def test_with_the_rule_images_are_listed_and_reclaimed_as_root(server: Sshd, tmp_path: Path) -> None:
     pool = new_folder(tmp_path / "pool", mode=0o700)
     make_image(pool / "disk.qcow2")
-    host = add(server, user=USER)
-    with_folder(host, pool)
-    scan(host)
+    scanned(server, pool, user=USER)
     job = succeeded(run(services.submit(OPERATOR, "reclaim", image_at(pool / "disk.qcow2").pk, {"method": "compress"})))
     assert run(services.undo(OPERATOR, job)).state == "succeeded"
     assert leftovers(pool) == set()

@@ -17,6 +17,11 @@ ALL = (
 )  # fmt: skip
 #: What Proxmox VE's own PVEAuditor has of these.
 AUDITOR = ("Sys.Audit", "Datastore.Audit", "VM.Audit", "VM.GuestAgent.Audit")
+#: A VM with two disks and an optical drive that nothing is at work on.
+FREE_VM = (
+    "agent: 1\nide2: none,media=cdrom\nscsi0: store:120/vm-120-disk-0.qcow2,discard=on,size=8G\n"
+    "scsi1: local-lvm:vm-120-disk-1,size=1G\nunused0: store:120/vm-120-disk-7.qcow2\n"
+)
 TOPS = ("/", "/access", "/access/groups", "/nodes", "/pool", "/sdn", "/storage", "/vms")
 
 

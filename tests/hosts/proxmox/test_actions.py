@@ -9,7 +9,7 @@ from storage_admin.hosts.proxmox.client import Client
 from storage_admin.hosts.proxmox.config import GuestRef, read_config, set_config
 from storage_admin.hosts.proxmox.errors import DeniedError
 from tests.harness.proxmox.server import ProxmoxServer
-from tests.harness.proxmox.world import AUDITOR, Guest
+from tests.harness.proxmox.world import AUDITOR, FREE_VM, Guest
 from tests.working import fails_as, refused_as
 
 TEMPLATE, LOCKED, CONTAINER = GuestRef("pve1", 101), GuestRef("pve1", 102), GuestRef("pve1", 300, "container")
@@ -18,11 +18,7 @@ TEMPLATE, LOCKED, CONTAINER = GuestRef("pve1", 101), GuestRef("pve1", 102), Gues
 @pytest.fixture
 def free(server: ProxmoxServer) -> GuestRef:
     """A VM with two disks and an optical drive that nothing is at work on."""
-    text = (
-        "agent: 1\nide2: none,media=cdrom\nscsi0: store:120/vm-120-disk-0.qcow2,discard=on,size=8G\n"
-        "scsi1: local-lvm:vm-120-disk-1,size=1G\nunused0: store:120/vm-120-disk-7.qcow2\n"
-    )
-    server.world.guests["vm", 120] = Guest("vm", 120, text)
+    server.world.guests["vm", 120] = Guest("vm", 120, FREE_VM)
     return GuestRef("pve1", 120)
 
 

@@ -12,7 +12,7 @@ from storage_admin.hosts.proxmox.config import GuestRef, read_config, read_snaps
 from storage_admin.hosts.proxmox.permissions import FEATURES
 from tests.harness.proxmox import schema
 from tests.harness.proxmox.recordings import Recorder, Request
-from tests.harness.proxmox.world import TOPS, Guest, lab
+from tests.harness.proxmox.world import FREE_VM, TOPS, Guest, lab
 
 FREE, CLONE, CONTAINER = GuestRef("pve1", 120), GuestRef("pve1", 121), GuestRef("pve1", 300, "container")
 RUNS, ON_BTRFS = GuestRef("pve1", 122), GuestRef("pve1", 124, "container")
@@ -91,11 +91,7 @@ DONE: dict[str, tuple[tuple[str, ...], Callable[[Client], Any]]] = {
 def _node(*features: str) -> Recorder:
     """The node, with a token that may do what these features say they need."""
     world = lab()
-    text = (
-        "agent: 1\nide2: none,media=cdrom\nscsi0: store:120/vm-120-disk-0.qcow2,discard=on,size=8G\n"
-        "scsi1: local-lvm:vm-120-disk-1,size=1G\nunused0: store:120/vm-120-disk-7.qcow2\n"
-    )
-    world.guests["vm", 120] = Guest("vm", 120, text)
+    world.guests["vm", 120] = Guest("vm", 120, FREE_VM)
     world.guests["vm", 122] = Guest("vm", 122, "agent: 1\n", running=True, trims=[{"path": "/", "trimmed": 1}])
     world.guests["vm", 121] = Guest("vm", 121, f"scsi0: {LINKED},size=10G\nunused0: {LINKED}\n")
     world.guests["vm", 123] = Guest("vm", 123, "parent: before\n\n[before]\nsnaptime: 1760600000\n")
