@@ -9,7 +9,6 @@ import libvirt
 import pytest
 
 from storage_admin.agent.protocol import HostError, RefusedError
-from storage_admin.errors import InvalidError
 from storage_admin.guests.models import Guest
 from storage_admin.hosts.libvirt import control, tune
 from storage_admin.hosts.libvirt import domains as libvirt_domains
@@ -20,7 +19,7 @@ from storage_admin.hosts.libvirt.process import ask
 from storage_admin.hosts.models import Host
 from tests.factories import HostFactory
 from tests.harness.guests import Disk, Domains
-from tests.working import create, scan, this_machine
+from tests.working import create, invalid_fields, scan, this_machine
 
 pytestmark = [pytest.mark.guest, pytest.mark.services]
 
@@ -253,9 +252,7 @@ def test_what_is_out_of_range_starts_nothing(
     here: Host, wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "ask", None)
-    with pytest.raises(InvalidError) as refused:
-        control.set_io(here, "x", **wrong)
-    assert refused.value.fields
+    assert invalid_fields(control.set_io, here, "x", **wrong)
 
 
 @pytest.mark.parametrize("weight", [1, 99, 100, 1000])
