@@ -215,9 +215,9 @@ def test_snapshots_with_files_of_their_own_are_gone_back_to_from_libvirt_9_9_on_
     known = snapshots.of(row.host, row.uid)
     for version, refused in ((9_008_000, True), (9_009_000, False)):
         told = dataclasses.replace(known, version=version)
-        monkeypatch.setattr(snapshots, "of", lambda *_, told=told: told)
-        assert ("tool_missing" in against("revert_snapshot", row, name="before")) is refused
-    monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(snapshots, "of", lambda *_, told=told: told)
+            assert ("tool_missing" in against("revert_snapshot", row, name="before")) is refused
     job = done(submit("delete_snapshot", row, name="before"))
     assert not (shared_folder / "disk.before").exists()
     assert job.freed_bytes is not None
