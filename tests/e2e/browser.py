@@ -109,7 +109,7 @@ class Tab:
 
     def assert_accessible(self) -> None:
         """Axe finds nothing in the light, nor, at night, in the dark; the page is no wider than a phone."""
-        assert self.faults_of_accessibility() == []
+        assert not (found := self.faults_of_accessibility()), found
         for width in (420, 1440):
             self.page.set_viewport_size({"width": width, "height": 1000})
             # A chart follows its window a moment later.
@@ -118,7 +118,7 @@ class Tab:
             return
         self.page.emulate_media(color_scheme="dark")
         expect(self.page.locator("html")).to_have_attribute("data-bs-theme", "dark")
-        assert self.faults_of_accessibility("color-contrast") == []
+        assert not (found := self.faults_of_accessibility("color-contrast")), found
         self.page.emulate_media(color_scheme="light")
         expect(self.page.locator("html")).to_have_attribute("data-bs-theme", "light")
 

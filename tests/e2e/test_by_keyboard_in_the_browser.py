@@ -17,9 +17,10 @@ pytestmark = pytest.mark.browser
 DOCS = Path(__file__).resolve().parents[2] / "docs/lists.md"
 #: What the focus is on, as a reader of the screen is told.
 NAME = """() => {
-  const held = document.activeElement;
+  const held = document.activeElement, own = held.cloneNode(true);
+  own.querySelectorAll(".counted").forEach(count => count.remove());
   const label = held.getAttribute("aria-label") || (held.labels && held.labels[0] && held.labels[0].textContent);
-  return (label || held.textContent || "").replace(/\\s+/g, " ").trim();
+  return (label || own.textContent || "").replace(/\\s+/g, " ").trim();
 }"""
 #: No page here has more places that Tab stops at.
 MOST_STOPS = 400

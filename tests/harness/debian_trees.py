@@ -52,7 +52,9 @@ class Tree:
 
     def __init__(self, folder: Path, suite: str, packages: Sequence[str]) -> None:
         if shutil.which("mmdebstrap") is None:
-            subprocess.run(["apt-get", "install", "-y", "-q", "mmdebstrap"], check=True)
+            # Another process of the tests may be at it.
+            wait = ("-o", "DPkg::Lock::Timeout=600")
+            subprocess.run(["apt-get", *wait, "install", "-y", "-q", "mmdebstrap"], check=True)
         self.folder = folder
         options = ["--quiet", "--variant=minbase", f"--include={','.join(packages)}"]
         options += ["--aptopt=Apt::Install-Recommends false", "--dpkgopt=path-exclude=/usr/share/man/*"]
