@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from storage_admin.agent import protocol
-from storage_admin.agent.protocol import HostError, RefusedError, b64
+from storage_admin.agent.protocol import RefusedError, b64
 from storage_admin.agent.swap.journal import Stamp
 from tests.harness.processes import wait_until
 
@@ -307,12 +307,12 @@ def recovered(pool: Path, **more: Any) -> list[str]:
     return [row["outcome"] for row in ask("recover", recover_args(pool) | more, job="r1")["recovered"]]
 
 
-def refusal_of(act: Callable[..., object], *given: Any) -> str:
-    """The code with which that is refused, or fails; empty where it is done."""
+def refusal_of(act: Callable[..., object], *given: Any, error: Any = RefusedError) -> str:
+    """The code with which that is refused, or fails with such an error; empty where it is done."""
     try:
         act(*given)
-    except (HostError, RefusedError) as error:
-        return error.code
+    except error as failed:
+        return str(failed.code)
     return ""
 
 

@@ -57,7 +57,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         ({"initrd": "../initrd"}, "not an absolute path"),
         ({"image": IMAGE | {"format": "vmdk"}}, "qcow2 or a raw"),
         ({"image": {"path_b64": "!"}}, "not described completely"),
-        ({"pattern": " "}, "empty"),
+        ({"pattern": " "}, "must not be empty"),
         ({"pattern": "a\nb"}, "one line"),
         ({"append": "a\0b"}, "one line"),
         ({"append": "a" * 3000}, "one line"),

@@ -150,7 +150,7 @@ def really(path: Path) -> dict[str, int]:
 
 def dug(path: Path) -> int:
     """What the file itself takes once holes are dug in it."""
-    with digging(path) as (digger, fd):
+    with digging(path, at_once=1) as (digger, fd):
         while not digger.done:
             digger.step(fd)
     return allocated(path)

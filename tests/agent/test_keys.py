@@ -118,6 +118,7 @@ def test_an_encrypted_image_opens_with_its_passphrase_alone(pool: Path, form: st
     with Watcher(FIRST) as watcher:
         result, events = heard("create", encrypted_args(pool / "vm.qcow2", form))
     (name,) = pool.iterdir()
+    assert name.name == ("vm.raw" if form == "luks" else "vm.qcow2")
     assert (result.get("format"), result.get("virtual_size")) == (form, 8 * MIB), result
     assert image_info(name, form)["encrypted"] is True
     assert (opens(name, form, FIRST), opens(name, form, SECOND)) == (True, False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from storage_admin.agent.protocol import b64
+from storage_admin.agent.protocol import HostError, RefusedError, b64
 from storage_admin.agent.verbs import rbd_image
 from tests.agent.harness import refusal_of
 from tests.agent.recording import GoIO, request
@@ -31,7 +31,7 @@ def work(etc: Path, verb: str, name: str = IMAGE, **more: Any) -> dict[str, Any]
 
 
 def code(etc: Path, verb: str, name: str = IMAGE, **more: Any) -> str:
-    return refusal_of(partial(work, etc, verb, name, **more))
+    return refusal_of(partial(work, etc, verb, name, **more), error=(HostError, RefusedError))
 
 
 def changed(tmp_path: Path) -> list[str]:

@@ -33,9 +33,9 @@ def test_a_chain_is_flattened_down_to_a_base_then_put_back_then_made_to_stand_al
     plan = page.locator("#plan")
 
     seen.plan_of(leaf, "Flatten…")
-    expect(plan).to_contain_text("from 4 to 1")
+    expect(plan).to_contain_text("The chain depth changes from 4 to 1")
     page.get_by_label("Flatten down to").select_option(label=f"keep {base.name} as backing file")
-    expect(plan).to_contain_text("from 4 to 2")
+    expect(plan).to_contain_text("The chain depth changes from 4 to 2")
     page.get_by_text("Commands", exact=True).click()
     expect(plan).to_contain_text(f"-b {base} -F qcow2")
     seen.confirm(f"Flatten {leaf.name}", "Undo: restore the original")

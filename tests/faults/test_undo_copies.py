@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.harness import ask, leftovers, undo_args
-from tests.faults.scene import Scene
+from tests.faults.scene import Scene, Work
 from tests.faults.test_kills import run_to_death
 from tests.faults.trials import WHEN, steps
 
@@ -17,7 +17,7 @@ COPY, JOURNAL = ".sa-j1.orig", ".sa-j1.journal"
 def reclaimed(folder: Path, template: Path) -> Scene:
     """The dashboard has the job on record, with an undo copy."""
     scene = Scene(folder, template)
-    scene.begin(scene.work("discard of an undo copy"))
+    scene.begin(Work("discard", "discard_undo", first="reclaim by compress"))
     return scene
 
 

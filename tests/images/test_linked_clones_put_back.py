@@ -31,7 +31,7 @@ from tests.images.linked import (
     store,
 )
 from tests.images.node import scanned
-from tests.working import OPERATOR, codes, image_at, reread, run, said, succeeded
+from tests.working import OPERATOR, against, image_at, reread, run, said, succeeded
 
 pytestmark = [pytest.mark.django_db, pytest.mark.qemu, pytest.mark.usefixtures("quiet", "no_reserve")]
 
@@ -93,7 +93,7 @@ def test_what_has_no_way_to_the_configuration_is_refused(host: Host, clone: Path
     Host.objects.filter(pk=host.pk).update(token_id="", kind="ssh", transport="forced", slug="other", address="h")
     (refusal,) = services.plan(OPERATOR, "flatten", image_at(clone).pk, {}).refusals
     assert (refusal.code, "API token" in refusal.detail) == ("guest_records_chain", True)
-    assert "guest_records_chain" in codes("convert", image_at(clone), format="qcow2", replace=True)
+    assert "guest_records_chain" in against("convert", image_at(clone), format="qcow2", replace=True)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_what_the_configuration_would_not_take_is_refused_in_the_plan(
 ) -> None:
     server.world.guests["vm", 101].text = text
     scanned(host)
-    assert codes("flatten", image_at(clone)) == ({code} if code else set())
+    assert against("flatten", image_at(clone)) == ([code] if code else [])
 
 
 # Longer than a heart's beat: that would wait for this test's own transaction.

@@ -21,7 +21,7 @@ from tests.harness.patching import do_before
 from tests.working import (
     ADMIN,
     OPERATOR,
-    codes,
+    against,
     create,
     digests,
     image_at,
@@ -190,7 +190,7 @@ def test_auto_takes_what_fits_into_a_full_pool(pool: Path, monkeypatch: pytest.M
     assert method == "in_place"
     assert "does not fit" in why
     assert services.plan(OPERATOR, "reclaim", image.pk, {}).refusals == ()
-    assert codes("reclaim", image, method="copy") == {"not_enough_space"}
+    assert against("reclaim", image, method="copy") == ["not_enough_space"]
 
 
 def test_a_scan_that_began_before_a_rewrite_does_not_bring_the_old_numbers_back(

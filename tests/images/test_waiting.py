@@ -19,7 +19,7 @@ from tests.factories import GuestDiskFactory, GuestFactory, HostFactory, ImageFa
 from tests.harness.patching import raising
 from tests.images.parking import image, parked, rung, shut_down, submit, used_by
 from tests.patient import patient
-from tests.working import OPERATOR, codes, invalid_fields, refused_as, reread, said
+from tests.working import OPERATOR, against, invalid_fields, refused_as, reread, said
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet", "patient", "no_hypervisor")]
 
@@ -38,7 +38,7 @@ def test_a_base_waits_for_the_guests_of_its_overlays(image: Image) -> None:
     overlay = ImageFactory.create(backing=image)
     used_by(overlay, "clone")
     Image.every.filter(pk=image.pk).update(in_use=True, in_use_detail="guest clone is running")
-    assert codes("reclaim", image) == {"image_in_use"}
+    assert against("reclaim", image) == ["image_in_use"]
     assert "guest clone to be shut down" in parked(image).waiting_for
 
 
@@ -50,7 +50,7 @@ def test_what_no_guest_holds_is_not_waited_for(image: Image) -> None:
 def test_other_refusals_stand(image: Image) -> None:
     used_by(image)
     Image.every.filter(pk=image.pk).update(encrypted=True)
-    assert codes("reclaim", image, when_running="wait") == {"encrypted"}
+    assert against("reclaim", image, when_running="wait") == ["encrypted"]
 
 
 @pytest.mark.parametrize(

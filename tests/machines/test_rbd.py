@@ -129,7 +129,8 @@ def test_each_figure_is_what_ceph_says_and_a_scan_changes_nothing(cluster: Boote
         assert images[name].exclusive_bytes == (own if name == "vm-102-disk-0" else None), name
     assert (images["slow"].allocated_size, images["slow"].virtual_size) == (None, 32 * MIB)
     assert images["vm-102-disk-0"].backing == images["base-101-disk-0"]
-    assert (pools()["vms"].used_bytes, pools()["vms"].available_bytes) == settled(cluster, row)
+    taken = settled(cluster, row)
+    assert (pools()["vms"].used_bytes, pools()["vms"].available_bytes) == taken
     assert {name: pool.state for name, pool in pools().items()} == {"vms": "ok", "vms/tenant": "ok"}
     assert [use.disk.guest.name for use in images["vm-100-disk-0"].uses.all()] == ["web"]
     assert scan(row)["read"] == 0

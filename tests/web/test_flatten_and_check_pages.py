@@ -41,8 +41,8 @@ def test_the_page_of_an_overlay_offers_to_flatten_it_and_that_of_a_base_does_not
 def test_a_plan_to_flatten_says_what_moves_and_who_needs_it(operator: Client, chain: list[int]) -> None:
     page = operator.get(f"/images/{chain[2]}/flatten/").content.decode()
     text = text_of(page)
-    assert "no backing file" in text
-    assert "from 3 to 1" in text
+    assert "A new copy of highest.qcow2 takes in the data of 2 images further down the chain." in text
+    assert "It will have no backing file. The chain depth changes from 3 to 1." in text
     assert "mid.qcow2 its data is copied" in text
     assert "qemu-img rebase" in text
     assert chosen(page, "down_to") == ["", str(chain[0])]
@@ -57,7 +57,7 @@ def test_an_id_that_is_no_whole_number_is_refused_at_its_field(operator: Client,
 def test_flattening_down_to_an_image_is_confirmed_and_queued(operator: Client, chain: list[int]) -> None:
     address = f"/images/{chain[2]}/flatten/"
     fragment = operator.get(address, {"down_to": str(chain[0])}, headers=HTMX).content.decode()
-    assert "backing file will be lowest.qcow2" in text_of(fragment)
+    assert "Its backing file will be lowest.qcow2. The chain depth changes from 3 to 2." in text_of(fragment)
     operator.post(address, {"down_to": str(chain[0])} | planned(fragment))
     job = Job.objects.get(kind="flatten", target_id=chain[2])
     assert job.options["down_to"] == chain[0]

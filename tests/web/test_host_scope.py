@@ -142,7 +142,7 @@ def routes(patterns: list[Any] | None = None, prefix: str = "") -> Iterator[tupl
         route = prefix + str(pattern.pattern)
         if isinstance(pattern, URLResolver):
             yield from routes(pattern.url_patterns, route)
-        elif isinstance(pattern, URLPattern) and "^" not in route:
+        elif isinstance(pattern, URLPattern) and not route.startswith("api/v1/^"):
             yield str(pattern.name), route
 
 
