@@ -155,7 +155,7 @@ TIERS = {
             (
                 _tests("every test", ALONE, BY_DAY, workers=WORKERS, beside=GUESTS),
                 *_guests("not machines", prefix="all "),
-                _tests("all on postgresql", "database", ALONE, "not faults", **ON_POSTGRESQL),
+                _tests("all on postgresql", "database", ALONE, "not (faults or machines)", **ON_POSTGRESQL),
                 *_clicked(BY_DAY, prefix="all "),
                 _tests("figures", "(faults or fuzz)", "not (machines or guest)", workers=WAITING, dist="load"),
                 _tests("two machines", "machines", at=("tests/machines",)),
