@@ -25,8 +25,8 @@ class Command(BaseCommand):
         served = routing.is_served(host)
         if not served and not routing.serves(host):
             raise CommandError(
-                f"No running worker can scan {host.name}. Start one: manage.py worker, or on the host itself "
-                f"manage.py worker --host {host.slug}."
+                f"No running worker can scan {host.name}. Start one on the host itself: manage.py worker "
+                f"--host {host.slug}."
             )
         job = services.submit(SYSTEM, "scan", host.pk, {})
         while job.active:

@@ -165,7 +165,7 @@ class DeviceWrite:
         """
         parts = [(f"/dev/{name}", start, size) for name, start, size in self.device.partitions()]
         for shown, start, size in [(display(self.device.path), 0, self.device.size), *parts]:
-            done, told = self._probe("-O", str(start), "-S", str(size), "-n", ",".join(_MEMBERS))
+            done, told = self._probe(start, size, "-n", ",".join(_MEMBERS))
             if done.exit_code and not _knows_nothing(done):
                 words = f"nobody can tell what {shown} is a part of (blkid: {done.words()})"
                 raise RefusedError("device_in_use", words)
@@ -178,7 +178,7 @@ class DeviceWrite:
 
     def _held(self) -> str:
         """What is on the device, in a few words, as ``blkid`` knows it; empty where it knows nothing of that."""
-        done, told = self._probe()
+        done, told = self._probe(0, self.device.size)
         if _knows_nothing(done):
             return ""
         label = f" ({told['LABEL']})" if "LABEL" in told else ""
@@ -190,9 +190,11 @@ class DeviceWrite:
             return f"something that cannot be told apart (blkid: {done.words()})"
         return "something that blkid knows"
 
-    def _probe(self, *options: str) -> tuple[tools.Finished, dict[str, str]]:
-        for at in (0, max(self.device.size - _ENDS, 0)):
-            os.pread(self.device.fd, _ENDS, at)  # of what it cannot read, it says nothing
+    def _probe(self, start: int, size: int, *options: str) -> tuple[tools.Finished, dict[str, str]]:
+        """How ``blkid`` ended, and what it says of a part of the device."""
+        for at in (0, max(size - _ENDS, 0)):
+            os.pread(self.device.fd, min(_ENDS, size), start + at)  # of what it cannot read, it says nothing
+        options = ("-O", str(start), "-S", str(size), *options)
         node = DeviceNode(self.device.fd, "raw", self.device.path)
         done = tools.run(
             ["blkid", "-p", *options, "-o", "export", node.path_by_descriptor()], self.io,

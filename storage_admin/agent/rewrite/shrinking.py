@@ -60,11 +60,10 @@ class Shrink(FileCopy):
         self._need, self._table = self._proof(work)
         self.virtual_size = self.asked if self.asked is not None else -(-self._need // STEP) * STEP
         if self.virtual_size >= facts.virtual_size:
-            raise RefusedError(
-                INVALID,
-                f"{image.shown} cannot be made smaller than its {facts.virtual_size} bytes to {self.virtual_size}: its "
-                f"partitions and filesystems reach up to byte {self._need}. Shrink those in the guest first",
-            )
+            why = "size has to be less than that"
+            if self.asked is None:
+                why = f"its partitions and filesystems reach up to byte {self._need}; shrink those in the guest first"
+            raise RefusedError(INVALID, f"{image.shown} has {facts.virtual_size} bytes, and {why}")
         if self._table.gpt is not None and self.virtual_size % self._table.gpt.sector:
             raise RefusedError(INVALID, f"size is a multiple of the disk's sectors, {self._table.gpt.sector} bytes")
         if self.virtual_size < self._need:
