@@ -3,16 +3,18 @@
 import contextlib
 import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 from unittest import mock
 
-import libvirt_qemu
 import pytest
 
 from images.live import follow
@@ -42,6 +44,13 @@ QUERY = {"execute": "query-block-jobs"}
 #: MiB that each overlay holds, and bytes a second by which they are merged: libvirt itself takes no limit. QEMU merges
 #: the first 32 MiB of what a guest writes to at once, whatever the limit.
 HELD, SPEED = 88, 20 << 20
+#: A second line to QEMU, of an abstract name: an argument with a path in it would be taken for a file in use.
+LINE = (
+    "<qemu:commandline>"
+    "<qemu:arg value='-chardev'/><qemu:arg value='socket,id=line,path={},abstract=on,server=on,wait=off'/>"
+    "<qemu:arg value='-mon'/><qemu:arg value='chardev=line,mode=control'/>"
+    "</qemu:commandline>"
+)
 #: What the guest's disk stands on after each of them was deleted.
 AFTER = {"one": ["disk.two", "disk.qcow2"], "two": ["disk.one", "disk.qcow2"]}
 
@@ -51,9 +60,20 @@ one_by_day = pytest.mark.parametrize("name", [pytest.param("one", marks=pytest.m
 times = pytest.mark.parametrize("time_of", range(TIMES))
 
 
-def of_qemu(guest: LibvirtGuest, command: str, **arguments: object) -> Any:
-    told = json.dumps({"execute": command, "arguments": arguments})
-    return json.loads(libvirt_qemu.qemuMonitorCommand(guest.domain, told, 0))["return"]
+@contextlib.contextmanager
+def _line_to(guest: LibvirtGuest) -> Iterator[TextIO]:
+    """The line over which a guest's QEMU says what its jobs do, and obeys, whatever libvirt waits for."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(60)
+        line.connect(f"\0{guest.name}")
+        with line.makefile("rw") as file:
+            _tell(file, "qmp_capabilities")
+            yield file
+
+
+def _tell(line: TextIO, command: str, **arguments: object) -> None:
+    line.write(json.dumps({"execute": command, "arguments": arguments}) + "\n")
+    line.flush()
 
 
 def _slowly(qemu: int, begun: threading.Event) -> None:
@@ -68,36 +88,32 @@ def _slowly(qemu: int, begun: threading.Event) -> None:
 @contextlib.contextmanager
 def while_it_merges(guest: LibvirtGuest, happens: Callable[[], object], speed: int = SPEED) -> Iterator[None]:
     """Within it, something happens once QEMU has begun to merge an overlay of the guest, which it does slowly then."""
-    happened: list[str] = []
     caught = threading.Event()
-    slowed = threading.Thread(target=_slowly, args=(pid_of(guest), caught))
 
     def watch() -> None:
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            if jobs := of_qemu(guest, "query-block-jobs"):
-                of_qemu(guest, "block-job-set-speed", device=jobs[0]["device"], speed=speed)
-                caught.set()
-                slowed.join()
-                time.sleep(0.5)
-                try:
-                    happens()
-                    happened.append(jobs[0]["device"])
-                finally:
-                    if not happened:
-                        daemons.restart()  # a job waits for libvirt as long as it takes
-                return
-
-    watching = threading.Thread(target=watch)
-    slowed.start()
-    watching.start()
-    try:
-        yield
-    finally:
+        with _line_to(guest) as line:
+            said = map(json.loads, line)
+            changes = (one["data"]["id"] for one in said if one.get("event") == "JOB_STATUS_CHANGE")
+            _tell(line, "block-job-set-speed", device=next(changes), speed=speed)
+            answer = next(one for one in said if "event" not in one)
+        assert "return" in answer, f"nothing is merged any more: {answer}"
         caught.set()
-        watching.join()
-        slowed.join()
-    assert happened, "nothing was merged, or what was to happen did not"
+        slowed.result()
+        time.sleep(0.5)
+        try:
+            happens()
+        except BaseException:
+            daemons.restart()  # a job waits for libvirt as long as it takes
+            raise
+
+    with ThreadPoolExecutor() as threads:
+        slowed = threads.submit(_slowly, pid_of(guest), caught)
+        watched = threads.submit(watch)
+        try:
+            yield
+        finally:
+            caught.set()
+            watched.result()
 
 
 @pytest.fixture
@@ -105,7 +121,8 @@ def begun(domains: Domains, shared_folder: Path) -> Begun:
     """``begun(name)``: a guest with the snapshots one and two, and a job that deletes one of them."""
 
     def made(name: str) -> tuple[LibvirtGuest, Job]:
-        guest = domains.run([Disk(create(shared_folder / "disk.qcow2", "160M"))])
+        own = f"sa-test-{secrets.token_hex(4)}"
+        guest = domains.run([Disk(create(shared_folder / "disk.qcow2", "160M"))], own, override=LINE.format(own))
         host, row = scanned(shared_folder, guest)
         for one in AFTER:
             done(services.submit(OPERATOR, "snapshot", row.pk, {"name": one, "quiesce": False}))
