@@ -6,10 +6,14 @@ import hashlib
 import os
 import socket
 import stat
+import subprocess
+import tarfile
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from storage_admin.agent import protocol
 from tests.agent.every_verb import ALL, CLEAN, PLANTED, POOLS, UNDOES, Answer, Crew, plant_undo, pool_request, request
@@ -20,6 +24,12 @@ from tests.harness.filesystems import new_folder
 
 #: What stands in every file outside of the pool.
 CANARY = b"CANARY-6f1d0c2b"
+#: What may stand beside an image where that succeeds.
+MAKES = {
+    "convert": {b"converted.raw", b"converted.qcow2"},
+    "create": {b"converted.qcow2"},
+    "export": {b"converted.ova"},
+}
 #: What stands in a folder of the pool and is no file: opening it does something already.
 NO_FILES = frozenset({b"fifo", b"device", b"socket"})
 #: What changes the image where it succeeds; all else leaves its bytes alone, whatever comes of it.
@@ -90,23 +100,26 @@ class Scene:
     def one(self, crew: Crew, how: str, path: bytes, form: str) -> Answer:
         """Ask one verb for an image, and check what it leaves; afterwards the image is as it was."""
         image, folder = Path(os.fsdecode(path)), Path(os.fsdecode(os.path.dirname(path)))
-        content, before = image.read_bytes(), fingerprints(folder)
+        before = fingerprints(folder)
         if how in UNDOES:
-            plant_undo(path, content)
+            plant_undo(path, image.read_bytes())
         verb, args = request(how, path, self.pool, form)
+        written = _bases(args, folder) if how == "commit" else {image} if how in CHANGES else set()
+        kept = {one: one.read_bytes() for one in {image, *written}}
         answer = crew.ask(verb, args)
         self.asked += 1
         counts = self.outcomes.setdefault(how, {})
         counts[answer.code or "done"] = counts.get(answer.code or "done", 0) + 1
-        self._judge(how, answer, image, before)
+        self._judge(how, answer, image, before, {os.fsencode(one.name) for one in written})
         for left in [*folder.glob(f".sa-{PLANTED}.*"), *folder.glob(f".sa-{crew.last_job}.*")]:
             left.unlink()
         for made in folder.glob("converted.*"):
             made.unlink()
-        image.write_bytes(content)
+        for one, content in kept.items():
+            one.write_bytes(content)
         return answer
 
-    def _judge(self, how: str, answer: Answer, image: Path, before: dict[bytes, str]) -> None:
+    def _judge(self, how: str, answer: Answer, image: Path, before: dict[bytes, str], written: set[bytes]) -> None:
         assert answer.code in CLEAN | {""}, f"{how} of {image}: {answer.detail}"
         assert CANARY.decode() not in answer.text(), how
         own = {f".sa-{job}.{kind}".encode() for job in (PLANTED, answer_job(answer)) for kind in ("journal", "orig")}
@@ -119,10 +132,8 @@ class Scene:
                 f"{how} said {answer.code} and left {new}"
             )
             return
-        assert new <= own | (
-            {b"converted.raw", b"converted.qcow2"} if how.startswith(("convert", "create")) else set()
-        ), f"{how} left {new}"
-        assert changed <= ({os.fsencode(image.name)} if how in CHANGES else set()), f"{how} changed {changed}"
+        assert new <= own | MAKES.get(how.partition(" ")[0], set()), f"{how} left {new}"
+        assert changed <= written, f"{how} changed {changed}"
         for name in new:
             assert not holds_canary(image.parent / os.fsdecode(name)), f"{how} put the canary into {name!r}"
         assert not image.exists() or not holds_canary(image), how
@@ -187,8 +198,22 @@ def data_of(path: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
+def _bases(args: dict[str, Any], folder: Path) -> set[Path]:
+    """The files of a folder that a request says an image stands on."""
+    named = {folder / os.fsdecode(os.path.basename(protocol.unb64(one["path_b64"]))) for one in args["chain"]}
+    return {one for one in named if one.is_file() and not one.is_symlink()}
+
+
 def holds_canary(path: Path) -> bool:
-    """Whether a file has bytes of what is outside of the pool."""
+    """Whether a file, or what is packed in an appliance, has bytes of what is outside of the pool."""
+    if path.suffix == ".ova":
+        with tempfile.TemporaryDirectory() as name, tarfile.open(path) as packed:
+            packed.extractall(name)
+            disks = list(Path(name).glob("*.vmdk"))
+            assert disks
+            for disk in disks:  # compressed
+                subprocess.run(["qemu-img", "convert", "-f", "vmdk", disk, disk.with_suffix(".raw")], check=True)
+            return any(map(holds_canary, Path(name).iterdir()))
     return any(CANARY in part for _, part in data_of(bytes(path)))
 
 

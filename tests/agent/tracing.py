@@ -25,6 +25,8 @@ _UNFINISHED, _RESUMED = "<unfinished ...>", re.compile(r"\s*<\.\.\. \w+ resumed>
 #: Where anybody has mounted what may not answer, another process of ours looks at the pool first, with no words of its
 #: own: see ``agent/host/special_mounts.py``. Mounts of tests that run beside this one count.
 _LOOKS = f'execve("{sys.executable}", ["{sys.executable}", "-I", "-S", "-c", '
+#: A recovery asks LVM for its groups, in words of its own; LVM reads its settings and every disk of the machine.
+_ASKS_LVM = 'execve("/usr/sbin/vgs", ["/usr/sbin/vgs", "--reportformat", "json", "--units", "b", "--nosuffix", "-o", '
 #: A scan asks whether a libvirtd answers on this host.
 _TO_LIBVIRT = re.compile(r'sa_family=AF_UNIX, sun_path="(?:/var)?/run/libvirt/')
 #: What any process may open: the system's libraries and tables, and this program.
@@ -78,14 +80,17 @@ class Trace:
         lines = path.read_text(errors="surrogateescape").splitlines()
         # What a Python opens to get going is over when the first request comes in.
         begins = next(number for number, line in enumerate(lines) if "/proc/self/clear_refs" in line)
+        lvm: set[str] = set()  # by their numbers
         for line in _whole(lines[begins:]):
+            pid = line.partition(" ")[0]
             if "connect(" in line:
                 if not _TO_LIBVIRT.search(line) and not (appliance and _TO_APPLIANCE.search(line)):
                     connected.append(line)
             elif execed := _EXEC.search(line):
-                if _LOOKS not in line:
+                (lvm.add if _ASKS_LVM in line else lvm.discard)(pid)
+                if _LOOKS not in line and pid not in lvm:
                     started.add(Path(execed[1]).name)
-            else:
+            elif pid not in lvm:
                 opened.update(_opened(line))
         started -= _TOOLS_OF_APPLIANCE if appliance else set()
         return cls(frozenset(opened), tuple(connected), frozenset(started), appliance)
