@@ -57,8 +57,10 @@ READS: dict[str, dict[str, Any]] = {
 UNDOES = {"undo": "undo", "discard_undo": "discard_undo", "discard by force": "discard_undo"}
 #: Of these, what starts libguestfs' appliance.
 APPLIANCE = frozenset({"look at files", "read a file", "trim"})
-#: What is never done: the journal that :func:`plant_undo` makes up says not what its job made; without an appliance.
-NEVER_DONE = frozenset({"discard_undo"}) | APPLIANCE
+#: What is never done: the journal that :func:`plant_undo` makes up says not what its job made; without an appliance;
+#: and with no volume or device to write to, LUKS header, lost base, bitmap, or end that nothing in a guest reaches.
+_WANTS_MORE = ("to_device", "file_to_volume", "add a passphrase", "empty a key slot", "relink", "bitmaps", "shrink")
+NEVER_DONE = frozenset({"discard_undo", *_WANTS_MORE}) | APPLIANCE
 #: Verbs that look at a whole pool, or at many images.
 POOLS = frozenset({"scan", "look", "sample", "recover", "folder"})
 #: Verbs that read nothing of an image, or only what they made, or start a machine, or need a module of the kernel.
