@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -348,7 +347,5 @@ def test_thousands_of_folders_are_looked_through_without_running_out_of_descript
     for number in range(3000):
         (tmp_path / f"vm-{number}").mkdir()
     (tmp_path / "vm-2999" / ".sa-lost.new").write_bytes(b"x")
-    began = time.monotonic()
     rows = ask("recover", recover_args(tmp_path))["recovered"]
     assert [row["job"] for row in rows] == ["lost"]
-    assert time.monotonic() - began < 20
