@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from images.kinds.convert import Convert, target_of, wrong_target
 from images.live.block_jobs import DISK, Choice, LiveKind
-from images.live.disks import Layers, drop, files, files_told, in_the_clear, refuse_needed_by_others
+from images.live.disks import Layers, drop, files, files_told, in_the_clear, not_known, refuse_needed_by_others
 from images.live.follow import kept
 from images.live.kind import OFF, LiveGuestKind
 from images.live.merging import needed_by_others
@@ -80,8 +80,7 @@ class LiveCopy(LiveKind):
         own = layers.rows.get(0)
         try:
             if own is None or len(layers.rows) != len(layers.chain):
-                sentence = gettext("Not all images of {disk} are known: scan the host, or register their folders.")
-                raise NotFoundError(sentence.format(disk=layers.disk))
+                raise NotFoundError(not_known(layers.disk))
             pool, raw = _target(own, options, layers.format)
         except NotFoundError as error:
             nothing = gettext("{title}: {guest}.").format(title=self.title, guest=guest.name)
@@ -137,10 +136,12 @@ class LiveCopy(LiveKind):
 
     def came_to_nothing(self, job: Job, guest: Guest, wanted: Wanted, recorder: Recorder) -> None:
         """Deletes the unfinished copy, which libvirt leaves where it is."""
-        if wanted.target is None or job.kept[BEGUN]["stage"] == "planned" or refusals.without_agent(guest.host):
+        if wanted.target is None or job.kept[BEGUN]["stage"] == "planned":
             return
         path, pool = wanted.target["path"], self.pool_of_grown(job, wanted)
         try:
+            if against := refusals.without_agent(guest.host):
+                raise RefusedError(against[0].code, against[0].detail)
             drop(guest, path, pool, int(job.created.timestamp()))
             recorder.log(f"removed the unfinished copy {path}")
         except (RefusedError, HostError) as error:

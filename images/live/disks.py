@@ -217,6 +217,14 @@ def pool_of(guest: Guest) -> StoragePool | None:
     return next((one for one in shared_storages.siblings(found) if one.host_id == guest.host_id), None)
 
 
+def not_known(disk: str) -> str:
+    """Why nothing is changed where the rows of some images of a disk are missing."""
+    return gettext(
+        "Not all images of {disk} are known: scan the host, or register their folders. On a host without an agent, run "
+        "virsh pool-refresh first."
+    ).format(disk=disk)
+
+
 def in_the_clear(images: Iterable[Image], into: str) -> list[Refusal]:
     """Whether data of encrypted images would be written to a file that is not encrypted."""
     sentence = gettext(

@@ -11,7 +11,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from images.live.block_jobs import DISK, PATH, Choice, LiveKind
-from images.live.disks import Layers, as_scanned, drop, files, in_the_clear, refuse_needed
+from images.live.disks import Layers, as_scanned, drop, files, in_the_clear, not_known, refuse_needed
 from images.live.follow import kept
 from images.models import Image
 from images.rewrite import neighbours, record, refusals
@@ -192,8 +192,7 @@ def needed_by_others(layers: Layers, top: int, base: int) -> list[Refusal]:
     """Who else needs what a merge changes or leaves behind: the images between, and the one that is written to."""
     found: list[Refusal] = []
     if len(layers.images_at(range(top, base + 1))) != base - top + 1:
-        told = gettext("Not all images of {disk} are known: scan the host, or register their folders.")
-        found.append(Refusal("outside_pool", told.format(disk=layers.disk)))
+        found.append(Refusal("outside_pool", not_known(layers.disk)))
     for place, image in layers.found(range(top, base + 1)):
         near = neighbours.of(image)
         # One overlay is the layer above, one guest's disk the disk itself.

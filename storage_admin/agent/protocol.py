@@ -104,6 +104,9 @@ class _CodedError(Exception):
         self.code = code
         self.detail = detail
 
+    def __str__(self) -> str:
+        return f"{self.code}: {self.detail}"
+
 
 class RefusedError(_CodedError):
     """Work that is not done because of something an admin can act on.

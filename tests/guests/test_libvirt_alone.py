@@ -1,4 +1,4 @@
-"""A host that is reached by libvirt alone, over TLS or ssh: what it has is shown, and nothing there is changed."""
+"""A host that is reached by libvirt alone, over TLS or ssh: what it has is shown, and libvirt does what it can."""
 
 import os
 import shutil
@@ -29,7 +29,21 @@ from tests.harness.guests import Disk, Domains, write_pattern
 from tests.harness.patching import do_before, raising
 from tests.harness.sshd import sshd
 from tests.harness.tls_libvirtd import TlsLibvirtd, authority, tls_libvirtd
-from tests.working import ADMIN, OPERATOR, client_as, create, digests, fails_as, reread, said, scan, work
+from tests.live.chains import at_stage, chain_of
+from tests.working import (
+    ADMIN,
+    OPERATOR,
+    client_as,
+    create,
+    digests,
+    fails_as,
+    reread,
+    run,
+    said,
+    scan,
+    succeeded,
+    work,
+)
 
 pytestmark = [pytest.mark.services, pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -156,6 +170,38 @@ def test_every_job_on_an_image_there_is_refused_with_what_to_do(listed: Host, ki
     options = {"format": "raw"} if kind == "convert" else {}
     with fails_as(RefusedError, "tool_missing", "without an agent"):
         services.submit(OPERATOR, kind, rows()["top.qcow2"].pk, options)
+
+
+def test_libvirt_itself_does_the_jobs_on_a_running_guest_there(
+    host: Host, server: TlsLibvirtd, connection: "libvirt.virConnect", shared_folder: Path
+) -> None:
+    disk = create(shared_folder / "disk.qcow2", "64M")
+    pool = pool_on(connection, shared_folder)
+    with Domains(server.uri(server.folder / "probe"), shared_folder) as domains:
+        guest = domains.run([Disk(disk)])
+        guest.write(1, 24, 0x5A)
+        before = guest.digest(0, 64)
+        scan(host)
+        row = Guest.objects.get(host=host)
+        given_up = services.submit(OPERATOR, "live_copy", row.pk, {"disk": "vda", "bandwidth_bytes_sec": 1 << 20})
+        with at_stage("mirroring", lambda: services.cancel(OPERATOR, given_up)):
+            run(given_up)
+        assert (given_up.state, chain_of(guest)) == ("cancelled", ["disk.qcow2"])
+        left = shared_folder / "disk-copy.qcow2"
+        assert left.exists()
+        told = f"the unfinished copy {left} is left, delete it: "
+        assert [line for line in said(given_up) if line.startswith(told)], said(given_up)
+        succeeded(work("live_copy", row.pk, OPERATOR, disk="vda", target_name="there.qcow2"))
+        assert chain_of(guest) == ["there.qcow2"]
+        pool.refresh()
+        scan(host)
+        succeeded(work("snapshot", row.pk, OPERATOR, name="one", quiesce=False))
+        assert chain_of(guest) == ["there.one", "there.qcow2"]
+        pool.refresh()
+        scan(host)
+        with fails_as(RefusedError, "guests_unknown", "No agent runs on far"):
+            services.submit(OPERATOR, "delete_snapshot", row.pk, {"name": "one"})
+        assert guest.digest(0, 64) == before
 
 
 @pytest.mark.parametrize("kind", ["recover", "sample"])
