@@ -45,7 +45,8 @@ def ldap_settings(env: Any, url: str, attributes: list[str]) -> dict[str, Any]:
     kind = env.str("LDAP_GROUP_TYPE", default="") or "groupOfNames"
     if kind not in GROUP_TYPES:
         raise ImproperlyConfigured(f"LDAP_GROUP_TYPE is none of {', '.join(GROUP_TYPES)}.")
-    start_tls = env.bool("LDAP_START_TLS", default=url.startswith("ldap://"))
+    asked_for = env.str("LDAP_START_TLS", default="")  # empty in a stack where nobody says anything of it
+    start_tls = env.bool("LDAP_START_TLS") if asked_for else url.startswith("ldap://")
     if not start_tls:
         require_tls("LDAP_URL", url)
     options = {
