@@ -106,6 +106,8 @@ def test_ldap_without_tls_is_refused_and_starts_it_unless_told_otherwise(monkeyp
     monkeypatch.setenv("LDAP_GROUP_BASE", "dc=x")
     assert ldap_settings(env, "ldap://dc.example.org", [])["AUTH_LDAP_START_TLS"] is True
     assert ldap_settings(env, "ldaps://dc.example.org", [])["AUTH_LDAP_START_TLS"] is False
+    monkeypatch.setenv("LDAP_START_TLS", "")  # as a stack has it where nobody says anything of it
+    assert ldap_settings(env, "ldap://dc.example.org", [])["AUTH_LDAP_START_TLS"] is True
     monkeypatch.setenv("LDAP_START_TLS", "0")
     with pytest.raises(ImproperlyConfigured, match="ldaps://"):
         ldap_settings(env, "ldap://dc.example.org", [])

@@ -15,10 +15,10 @@ from storage_admin.agent import protocol
 from storage_admin.agent.protocol import b64
 from storage_admin.agent.qemu import img
 from storage_admin.agent.qemu.node import DeviceNode, Node
-from tests.agent.harness import Writer, ask, at_ready, leftovers, make_image, qemu_img, rewrite_args, write
+from tests.agent.harness import AGENT, Writer, ask, at_ready, leftovers, make_image, qemu_img, rewrite_args, write
 from tests.agent.recording import RecordingIO
 from tests.agent.test_from_device import MIB, behind, device
-from tests.harness.filesystems import swap_area
+from tests.harness.filesystems import loop_device, swap_area
 from tests.working import create
 
 __all__ = ["behind", "device"]
@@ -112,6 +112,7 @@ MARKS = {
     "Ceph": (0, b"bluestore block device\n60a1b2c3-0000-4000-8000-000000000000\n"),
     "DRBD": (-4096, struct.pack(">Q52xI", 81920, 0x8374026B)),
     "VMware": (1 << 20, b"\x0d\xd0\x01\xc0"),
+    "firmware": (-1024, b"Intel Raid ISM Cfg Sig. 1.3.00"),
 }
 
 
@@ -127,7 +128,7 @@ def make_member(device: Path, what: str, locks: Path) -> None:
             file.write(words)
 
 
-@pytest.mark.parametrize("what", ["LVM", "LVM beside ext4", "Ceph", "Ceph behind a partition table", "DRBD", "VMware"])
+@pytest.mark.parametrize("what", ["LVM", "LVM beside ext4", "Ceph behind a partition table", *MARKS])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_part_of_a_group_or_a_cluster_is_not_overwritten_though_nothing_on_it_is_active(
     image: Path, behind: Path, device: Path, what: str, overwrite: bool
@@ -207,6 +208,29 @@ def test_who_has_a_part_of_it_open_has_all_of_it(image: Path, behind: Path, devi
         assert ask("to_device", args_for(small, partition, overwrite=True))["code"] == "device_in_use"
     assert behind.read_bytes() == before
     assert ask("to_device", args_for(small, partition, overwrite=True), job="j2").get("virtual_size") == MIB
+
+
+def test_who_has_a_part_of_it_behind_a_loop_device_has_all_of_it(
+    image: Path, behind: Path, device: Path, partition: Path
+) -> None:
+    small, before = create(image.with_name("small.qcow2"), "1M"), behind.read_bytes()
+    with loop_device(partition):
+        assert ask("to_device", args_for(image, device, overwrite=True))["code"] == "device_in_use"
+        assert ask("to_device", args_for(small, partition, overwrite=True))["code"] == "device_in_use"
+    with loop_device(device):
+        assert ask("to_device", args_for(small, partition, overwrite=True))["code"] == "device_in_use"
+    assert behind.read_bytes() == before
+
+
+def test_a_device_is_left_alone_where_nobody_may_see_who_has_it_open(image: Path, behind: Path, device: Path) -> None:
+    before, blind = behind.read_bytes(), ["setpriv", "--bounding-set=-sys_ptrace", *AGENT]
+    somebody = ["setpriv", "--reuid=65534", "--clear-groups", "sleep", "60"]
+    with device.open("rb") as file, subprocess.Popen(somebody, stdin=file) as other:
+        file.close()
+        assert ask("to_device", args_for(image, device, overwrite=True))["code"] == "device_in_use"
+        assert ask("to_device", args_for(image, device, overwrite=True), command=blind)["code"] == "guests_unknown"
+        other.kill()
+    assert behind.read_bytes() == before
 
 
 @pytest.mark.parametrize("what", ["LVM", "Ceph"])

@@ -7,17 +7,18 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from storage_admin.agent.host.in_use import loop_devices, process_name
-from storage_admin.agent.host.locking import file_id
 from storage_admin.agent.host.mounts import mounted
 from storage_admin.agent.protocol import INVALID, RefusedError, display
 
 #: Seconds that what only looks at all devices, as LVM's tools, blkid and udev do, has one open at most.
 _PASSING = 2.0
+#: CAP_SYS_PTRACE (linux/capability.h), by which one sees what processes of others have open.
+_LOOKS = 19
 #: Of sysfs, whatever the device's own sectors are.
 _SECTOR = 512
 
@@ -93,17 +94,19 @@ class Device:
     def _opener(self) -> str:
         if held := _holders(self.number):
             return held
-        own = file_id(self.fd)
-        if above := next((name for name, file in loop_devices() if file == own), ""):
-            return above
         numbers = _related(self.number)
+        # It takes no part of the disk for itself alone, and no process has what is behind it open.
+        if above := next((loop.name for loop in loop_devices() if loop.number in numbers), ""):
+            return above
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
                 if int(pid) in {os.getpid(), self.server} or _parent(pid) == os.getpid():
                     continue  # a tool of ours
                 if any(_opened(pid, one) in numbers for one in os.listdir(f"/proc/{pid}/fd")):
                     return f"{process_name(pid)} ({pid})"
-            except OSError:
+            except OSError as error:
+                if _may_not_look(error):
+                    raise RefusedError("guests_unknown", _unseen(pid)) from error
                 continue  # it has ended
         return ""
 
@@ -144,24 +147,41 @@ def node(path: str) -> tuple[int | None, int | None, int | None]:
     return (status.st_dev, status.st_ino, status.st_rdev) if stat.S_ISBLK(status.st_mode) else (None, None, None)
 
 
-def users(nodes: Mapping[int, tuple[int, int]]) -> dict[int, str]:
-    """Why each of some block devices is in use, or a part of it; those that nobody uses are left out.
-
-    Args:
-        nodes: by the device's number, device and inode of its own file.
+def users(numbers: Collection[int]) -> dict[int, str]:
+    """Why each of some block devices, by their numbers, is in use, or a part of it; those that nobody uses are left
+    out.
     """
-    whole = {part: number for number in nodes for part in _related(number)}
-    files = {file: number for number, file in nodes.items()}
+    whole = {part: number for number in numbers for part in _related(number)}
     found: dict[int, str] = {}
-    for part, why in (*_attached(whole), *((files.get(file), f"behind {name}") for name, file in loop_devices())):
-        if part is not None:
-            found.setdefault(whole[part], f"The volume is {why}.")
+    behind = ((loop.number, f"behind {loop.name}") for loop in loop_devices() if loop.number in whole)
+    for part, why in (*_attached(whole), *behind):
+        found.setdefault(whole[part], f"The volume is {why}.")
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has ended
+        try:
             for descriptor in os.listdir(f"/proc/{pid}/fd"):
                 if (number := whole.get(_opened(pid, descriptor) or 0)) is not None:
                     found.setdefault(number, f"The volume is open in {process_name(pid)} ({pid}).")
+        except OSError as error:
+            if _may_not_look(error):
+                return dict.fromkeys(numbers, _unseen(pid)) | found
+            continue  # it has ended
     return found
+
+
+def _may_not_look(error: OSError) -> bool:
+    """Whether this process lacks the right to look; a few processes the kernel keeps even from who has it."""
+    if not isinstance(error, PermissionError):
+        return False
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        rights = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
+    return not rights >> _LOOKS & 1
+
+
+def _unseen(pid: str) -> str:
+    return (
+        f"The agent may not see what process {pid} ({process_name(pid)}) has open, so nobody knows whether that is the "
+        "device. Run the agent as root, with the capability CAP_SYS_PTRACE."
+    )
 
 
 def _attached(numbers: Collection[int]) -> Iterator[tuple[int, str]]:
@@ -178,10 +198,15 @@ def _opened(pid: str, descriptor: str) -> int | None:
     """The number of the block device that a process has open there.
 
     Only what lies below /dev is asked further: a file of a silent server would make one wait.
+
+    Raises:
+        PermissionError: this process may not look there.
     """
     link = f"/proc/{pid}/fd/{descriptor}"
     try:
         return _number(os.stat(link)) if os.readlink(link).startswith("/dev/") else None
+    except PermissionError:
+        raise
     except OSError:
         return None  # it was closed
 

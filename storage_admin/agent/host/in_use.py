@@ -24,9 +24,9 @@ from typing import NamedTuple
 from storage_admin.agent.host.mounts import unescape
 from storage_admin.agent.host.special_mounts import Descriptors
 
-# struct loop_info64 of linux/loop.h begins with lo_device and lo_inode; the whole is 232 bytes.
+# struct loop_info64 of linux/loop.h begins with lo_device, lo_inode and lo_rdevice; the whole is 232 bytes.
 _LOOP_GET_STATUS64, _LOOP_INFO_BYTES = 0x4C05, 232
-_LOOP_HEAD = struct.Struct("=QQ")
+_LOOP_HEAD = struct.Struct("=QQQ")
 _SWAPS = "/proc/swaps"
 #: What a descriptor of a process answers that is closed by now, or lies on a dead network mount.
 _NOT_ASKED = frozenset(
@@ -73,16 +73,24 @@ def process_name(pid: str) -> str:
         return "ended"
 
 
-def loop_devices() -> Iterator[tuple[str, FileId]]:
-    """The loop devices that have a file, by name."""
+class Loop(NamedTuple):
+    """A loop device: its name, the file behind it, and the number of that where it is a device itself, else 0."""
+
+    name: str
+    file: FileId
+    number: int
+
+
+def loop_devices() -> Iterator[Loop]:
+    """The loop devices that have a file."""
     for name in os.listdir("/sys/block") if os.path.isdir("/sys/block") else ():
         if name.startswith("loop") and os.path.exists(f"/sys/block/{name}/loop/backing_file"):
-            file = _behind_loop(name)
-            if file is not None:
-                yield name, file
+            loop = _loop(name)
+            if loop is not None:
+                yield loop
 
 
-def _behind_loop(name: str) -> FileId | None:
+def _loop(name: str) -> Loop | None:
     """As the kernel has it (loop(4)): the path may lie in another namespace."""
     try:
         fd = os.open(f"/dev/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -90,16 +98,18 @@ def _behind_loop(name: str) -> FileId | None:
             answer = fcntl.ioctl(fd, _LOOP_GET_STATUS64, bytes(_LOOP_INFO_BYTES))
         finally:
             os.close(fd)
-        return FileId(*_LOOP_HEAD.unpack_from(answer))
+        device, inode, number = _LOOP_HEAD.unpack_from(answer)
+        return Loop(name, FileId(device, inode), number)
     except OSError as error:
         if error.errno == errno.ENXIO:
             return None  # detached meanwhile
     # No device node to ask (a stripped /dev): the path is second best, it may have been renamed since.
     try:
         with open(f"/sys/block/{name}/loop/backing_file", "rb") as file:
-            return _of_path(file.read().rstrip(b"\n"))
+            status = os.stat(file.read().rstrip(b"\n"))
     except OSError:
         return None
+    return Loop(name, FileId(status.st_dev, status.st_ino), status.st_rdev)
 
 
 def swap_files(table: str = _SWAPS) -> Iterator[FileId]:
@@ -184,8 +194,8 @@ def holds(
             note(aliases[device], inode, why)
     for device, inode, pid in strangers:
         note(device, inode, f"open in process {pid} ({process_name(str(pid))})")
-    for name, file in loop_devices():
-        note(*file, f"behind the loop device {name}")
+    for loop in loop_devices():
+        note(*loop.file, f"behind the loop device {loop.name}")
     for file in swap_files():
         note(*file, "used as swap")
     flat = tuple(Hold(device, inode, why) for (device, inode), reasons in found.items() for why in reasons)

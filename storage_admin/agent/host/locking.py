@@ -293,7 +293,7 @@ def _stranger(files: frozenset[FileId], unseen: list[str]) -> str | None:
 
 
 def _loop_device(files: frozenset[FileId]) -> str | None:
-    return next((f"loop device /dev/{name}" for name, file in loop_devices() if file in files), None)
+    return next((f"loop device /dev/{loop.name}" for loop in loop_devices() if loop.file in files), None)
 
 
 def _swap(files: frozenset[FileId]) -> str | None:

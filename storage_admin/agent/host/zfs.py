@@ -65,7 +65,7 @@ def read(io: AgentIO, _etc_pve: str) -> dict[str, Any]:
         one["raidz"] = raidz(lines, one["name"], one.pop("ashift"))
         one["not_alone"] = not_alone(one, _disks(lines, one["name"]))
     volumes = [one["volume"] for one in told["datasets"] if one["volume"] and one["volume"]["block"]]
-    numbers = {one["number"]: (one["dev"], one["inode"]) for one in volumes if one["number"] is not None}
+    numbers = {one["number"] for one in volumes if one["number"] is not None}
     users = devices.users(numbers) if numbers else {}
     for one in volumes:
         one["open"] = users.get(one["number"], "")

@@ -181,12 +181,14 @@ class Files:
     """What a tool is given: descriptors that it may open anew as ``/proc/self/fd/N``, to read, or to write as well.
 
     Args:
+        looked: absolute paths of folders in which it may read all.
         connected: paths of a block device that it connects to itself, and of the folder for its socket. That takes
             sockets and the right to connect devices, so that it keeps both, and is kept from files alone.
     """
 
     read: Sequence[int] = ()
     written: Sequence[int] = ()
+    looked: Sequence[str] = ()
     connected: tuple[str, str] | None = None
 
     @property
@@ -228,7 +230,7 @@ class Confinement:
             self._enclosure = Enclosure(
                 read=files.read,
                 written=files.written,
-                seen=[*libraries, *programs, *_LINKER],
+                seen=[*libraries, *programs, *_LINKER, *files.looked],
                 used=[_NOTHING, *(files.connected or ())],
             ).enter
         self._network, self._filter = _empty_network(), None if files.connected else _program()
@@ -290,6 +292,8 @@ def _ruleset(files: Files, programs: Sequence[str], libraries: Sequence[str]) ->
             _allow_path(ruleset, path, _READ | _EXECUTE)
         for path in _LINKER:
             _allow_path(ruleset, path, _READ)
+        for path in files.looked:
+            _allow_path(ruleset, path, _READ | _LIST)
         _allow_path(ruleset, _NOTHING, _READ | _WRITE)
         if files.connected is not None:
             device, sockets = files.connected

@@ -98,7 +98,7 @@ class Node:
         """
         read = [fd for node in (self, *beside) for fd in node._fds()]
         below = [self.backing.fd] if written_below and self.backing is not None else []
-        return Files(read, [*([self.fd] if written else []), *below], connected)
+        return Files(read, [*([self.fd] if written else []), *below], connected=connected)
 
     def _fds(self) -> list[int]:
         return [self.fd, *(self.backing._fds() if self.backing is not None else [])]

@@ -24,12 +24,24 @@ from storage_admin.agent.rewrite.copying import refuse_two_sizes
 _ENDS = 1 << 20
 #: As blkid calls them, and whose they are: the kernel holds none of them unless something on it is active.
 _MEMBERS = {
-    "LVM2_member": "a volume group of LVM", "linux_raid_member": "an array (md)", "zfs_member": "a pool of ZFS",
-    "ceph_bluestore": "a cluster of Ceph", "drbd": "a resource of DRBD", "bcache": "a cache (bcache)",
-    "isw_raid_member": "an array of the firmware", "ddf_raid_member": "an array of the firmware",
-    "VMFS_volume_member": "a datastore of VMware", "oracleasm": "a disk group of Oracle",
-    "gfs2": "a filesystem of a cluster", "ocfs2": "a filesystem of a cluster",
+    "LVM2_member": "a volume group of LVM", "LVM1_member": "a volume group of LVM",
+    "DM_snapshot_cow": "a snapshot of the device mapper", "DM_verity_hash": "a device that dm-verity checks",
+    "DM_integrity": "a device that dm-integrity checks", "linux_raid_member": "an array (md)",
+    "zfs_member": "a pool of ZFS", "stratis": "a pool of Stratis", "vdo": "a volume of VDO", "mpool": "a pool (mpool)",
+    "ceph_bluestore": "a cluster of Ceph", "bcache": "a cache (bcache)", "drbd": "a resource of DRBD",
+    "drbdmanage_control_volume": "a cluster of DRBD", "drbdproxy_datalog": "a resource of DRBD",
+    "VMFS": "a datastore of VMware", "VMFS_volume_member": "a datastore of VMware",
+    "oracleasm": "a disk group of Oracle", "xfs_external_log": "a filesystem elsewhere (its log)",
+    "jbd": "a filesystem elsewhere (its journal)",
+    **dict.fromkeys(("gfs", "gfs2", "ocfs", "ocfs2"), "a filesystem of a cluster"),
+    **{
+        f"{maker}_raid_member": "an array of the firmware"
+        for maker in ("adaptec", "ddf", "hpt37x", "hpt45x", "isw", "jmicron", "lsi_mega", "nvidia", "promise_fasttrack",
+                      "silicon_medley", "via")
+    },
 }  # fmt: skip
+#: Where blkid looks whether a device is a whole disk: firmware marks no others.
+_ABOUT_DISKS = ("/sys/dev/block", "/sys/devices")
 #: What a copy on a device does not carry stays in the image.
 _CARRIED = frozenset({"has_internal_snapshots", "hard_linked", "immutable"})
 
@@ -198,7 +210,8 @@ class DeviceWrite:
         node = DeviceNode(self.device.fd, "raw", self.device.path)
         done = tools.run(
             ["blkid", "-p", *options, "-o", "export", node.path_by_descriptor()], self.io,
-            files=Files(written=[self.device.fd]), shown=["blkid", "-p", *options, display(self.device.path)],
+            files=Files(written=[self.device.fd], looked=_ABOUT_DISKS),
+            shown=["blkid", "-p", *options, display(self.device.path)],
         )  # fmt: skip
         return done, dict(line.split("=", 1) for line in map(display, done.stdout.splitlines()) if "=" in line)
 

@@ -138,10 +138,8 @@ def refuse_used(one: Dataset, io: AgentIO) -> None:
 
 def _users(one: Dataset) -> str:
     """Who has its device open, in a sentence."""
-    dev, inode, number = devices.node(zfs.device(one.path)) if one.is_block else (None, None, None)
-    if dev is None or inode is None or number is None:
-        return ""
-    return devices.users({number: (dev, inode)}).get(number, "")
+    number = devices.node(zfs.device(one.path))[2] if one.is_block else None
+    return "" if number is None else devices.users([number]).get(number, "")
 
 
 def _names(path: str, io: AgentIO) -> list[str]:
