@@ -26,7 +26,8 @@ __all__ = ["disk", "power"]
 
 MIB = 1 << 20
 SIZE = 72 * MIB + 12_345
-ROUNDS = 200 if night() else 6
+#: Of agents: an upload that none of them dies in counts for nothing, as there are many on a quick machine.
+DEATHS = 100 if night() else 3
 
 pytestmark = pytest.mark.faults
 
@@ -68,7 +69,7 @@ def test_every_byte_is_there_whenever_an_agent_dies(tmp_path: Path) -> None:
     pool = new_folder(tmp_path / "pool")
     chance = random.Random(seed())
     deaths = 0
-    for _ in range(ROUNDS):
+    while deaths < DEATHS:
         data, offset, began = content(chance), 0, time.monotonic()
         while offset < len(data):
             with Agent() as agent:
@@ -85,7 +86,6 @@ def test_every_byte_is_there_whenever_an_agent_dies(tmp_path: Path) -> None:
         made = pool / "new.raw"
         assert (made.read_bytes() == data, made.stat().st_nlink, leftovers(pool)) == (True, 1, set())
         made.unlink()
-    assert deaths >= ROUNDS // 2
 
 
 @pytest.mark.parametrize("when", WHEN)
