@@ -4,18 +4,21 @@ import os
 import re
 from typing import Any
 
+from django.db.models import Q
+from django.utils import timezone
 from django.utils.translation import gettext, gettext_noop
 from django.utils.translation import gettext_lazy as _
 
 from images import backups
-from images.models import Image
-from images.rewrite import forecasts, readers, refusals
+from images.models import Image, ImageUse
+from images.rewrite import forecasts, readers, refusals, volumes
 from images.rewrite.kind import REWRITE_OPTIONS, Choice, Rewriting
 from images.rewrite.neighbours import find, locks_on_chain
 from images.rewrite.space import WRITTEN
 from storage_admin.accounts.models import Role
 from storage_admin.agent.protocol import INVALID, b64
 from storage_admin.guests.models import GuestDisk
+from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.names import path_key
 from storage_admin.jobs.kinds import Lock, Target, Unsuccessful
 from storage_admin.jobs.models import Job
@@ -83,10 +86,12 @@ class ToDevice(Rewriting):
         # It is only read, and what a copy does not carry stays in it.
         kept = {"has_internal_snapshots", "hard_linked", "immutable"}
         found = [one for one in refusals.for_rewrite(image) if one.code not in kept]
-        for path, whose in _owners(image.host_id) if options["device"] else ():
+        for path, whose in _owners(image.host) if options["device"] else ():
             if path == os.fsencode(options["device"]):
                 told = gettext("{device} belongs to {whose}. Choose another device.")
                 found.append(Refusal("device_in_use", told.format(device=options["device"], whose=whose)))
+        if there := _listed(image.host, options["device"]):
+            found += [*volumes.elsewhere(there.pool, there.name), *_against_filling(there, image.virtual_size or 0)]
         return found
 
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
@@ -116,15 +121,15 @@ class ToDevice(Rewriting):
 
     def last_backups(self, target: Target, plan: Plan) -> tuple[LastBackup, ...]:
         # Of what is overwritten, if that is an image; the one that is read is not at stake.
-        key = path_key(os.fsencode(plan.options["device"]))
-        there = Image.objects.select_related("host").filter(host=target.host, path_key=key).first()
+        there = _listed(target.host, plan.options["device"])
         return backups.of_image(there) if there is not None else ()
 
     def asked(self, image: Image, below: list[Image], job: Job) -> dict[str, Any]:  # noqa: ARG002 (the same for all)
         return {
             "device_b64": b64(os.fsencode(job.options["device"])),
             "overwrite": job.options["overwrite"],
-            "owners": [[b64(path), whose] for path, whose in _owners(image.host_id)],
+            "owners": [[b64(path), whose] for path, whose in _owners(image.host)],
+            "age": max((timezone.now() - job.created).total_seconds(), 0.0),
         }
 
     def before_swap(self, job: Job) -> None:
@@ -138,15 +143,39 @@ class ToDevice(Rewriting):
         return told | {"method": "to_device", "device": job.options["device"], "swapped": False}
 
 
-def _owners(host_id: int) -> list[tuple[bytes, str]]:
-    """Block devices of a host that are known to be a guest's disk, or what an image stands on; and whose.
+def _listed(host: Host, device: str) -> Image | None:
+    """The volume of a host that has that path, as the last scan listed it."""
+    return (
+        Image.objects.select_related("host", "pool").filter(host=host, path_key=path_key(os.fsencode(device))).first()
+    )
 
-    A snapshot of LVM keeps what was on its origin, whatever is written there.
+
+def _against_filling(there: Image, size: int) -> list[Refusal]:
+    """Whether its thin pool has room for what is written: all guests of a full one stop."""
+    free, needed = there.pool.available_bytes, size - (there.allocated_size or 0)
+    if there.pool.kind != StoragePool.Kind.LVMTHIN or free is None or needed <= free:
+        return []
+    told = gettext("{pool} has {free:,} bytes free, and up to {needed:,} would be written. Extend the pool first.")
+    return [Refusal("not_enough_space", told.format(pool=there.pool.name, free=free, needed=needed))]
+
+
+def _owners(host: Host) -> list[tuple[bytes, str]]:
+    """Block devices of a host that are known to be a guest's disk, on any node of its cluster, or what an image stands
+    on; and whose.
+
+    A thin snapshot keeps what was on its origin, whatever is written there; a thick one only until it is full.
     """
-    disks = GuestDisk.objects.filter(guest__host=host_id, path__startswith="/dev/").select_related("guest")
+    mine = Q(guest__host=host) | (Q(guest__host__cluster=host.cluster) if host.cluster else Q())
+    disks = GuestDisk.objects.filter(mine, path__startswith="/dev/").select_related("guest")
     found = [(bytes(disk.path_bytes), gettext("guest {name}").format(name=disk.guest.name)) for disk in disks]
-    below = Image.objects.filter(host=host_id, backing_path__startswith="/dev/")
-    below = below.exclude(path__startswith="/dev/", format="raw")
+    uses = ImageUse.objects.filter(image__host=host, image__path__startswith="/dev/").exclude(disk__guest__host=host)
+    found += [
+        (bytes(use.image.path_bytes), gettext("guest {name}").format(name=use.disk.guest.name))
+        for use in uses.select_related("image", "disk__guest")
+    ]
+    thin = (StoragePool.Kind.LVMTHIN, StoragePool.Kind.ZFS, StoragePool.Kind.RBD)
+    below = Image.objects.filter(host=host, backing_path__startswith="/dev/")
+    below = below.exclude(path__startswith="/dev/", format="raw", pool__kind__in=thin)
     for path, name in below.values_list("backing_path_bytes", "name"):
         found += [(bytes(path), gettext("image {name}").format(name=name))]
     return found

@@ -1,6 +1,8 @@
 """A guest follows its image to another name and format: with a real libvirt, and back again."""
 
+import math
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -10,8 +12,8 @@ import pytest
 
 from images.rewrite import repointing
 from storage_admin.agent.protocol import HostError
-from storage_admin.hosts.libvirt import control
-from storage_admin.hosts.libvirt.disks import Edit
+from storage_admin.hosts.libvirt import control, repoint
+from storage_admin.hosts.libvirt.disks import ContradictedError, Edit
 from storage_admin.hosts.models import Host
 from storage_admin.jobs import claims, services
 from storage_admin.jobs.models import Job
@@ -178,3 +180,25 @@ def test_every_guest_that_names_the_image_follows(domains: Domains, disk: Path) 
     expected = [("vmdk", str(disk.with_suffix(".vmdk")))]
     assert disks_of(first) == disks_of(second) == expected
     assert subprocess.run(["qemu-img", "check", "-f", "vmdk", disk.with_suffix(".vmdk")], check=False).returncode == 0
+
+
+def test_a_guest_that_begins_to_start_while_its_definition_is_changed_keeps_the_old_one(
+    domain: Any, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it writes goes to the old file then, so the job must not say that it uses the new one."""
+    connection = domain.connect()
+    define = connection.defineXML
+
+    def somebody_starts_it(xml: str) -> Any:
+        if not domain.isActive():
+            domain.create()
+        return define(xml)
+
+    monkeypatch.setattr(connection, "defineXML", somebody_starts_it)
+    edit = asdict(Edit("vda", str(disk), str(create(disk.with_name("new.raw"), "64M", form="raw")), "raw"))
+    request = {"uid": domain.UUIDString(), "edits": [edit], "until": math.inf, "write": True, "forward": True}
+    with pytest.raises(ContradictedError):
+        repoint._repoint(connection, request)
+    source = ET.fromstring(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)).find("devices/disk/source")
+    assert source is not None
+    assert source.get("file") == str(disk)

@@ -1,18 +1,22 @@
 """A job writes an image onto a device, for admins who type its path."""
 
 import subprocess
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from django.utils import timezone
 
-from images.models import Image
+from images.models import Image, ImageUse
 from storage_admin.accounts.models import ForbiddenError
 from storage_admin.hosts.models import StoragePool
+from storage_admin.hosts.names import path_key
 from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from tests.agent.test_from_device import behind, device
 from tests.agent.test_unpack import image
-from tests.factories import GuestDiskFactory, GuestFactory, ImageFactory
+from tests.factories import GuestDiskFactory, GuestFactory, HostFactory, ImageFactory, StoragePoolFactory
 from tests.images.scanned import folder, pool
 from tests.working import ADMIN, OPERATOR, client_as, codes, image_at, run, scan, succeeded
 
@@ -66,9 +70,59 @@ def test_a_device_that_is_a_guests_or_an_images_is_refused_by_the_plan(disk: Ima
     guest = GuestFactory.create(host=disk.host, state="shut off")
     GuestDiskFactory.create(guest=guest, path="/dev/vg/db1", path_bytes=b"/dev/vg/db1")
     ImageFactory.create(pool=disk.pool, backing_path="/dev/vg/base", backing_path_bytes=b"/dev/vg/base")
-    # A volume that is only listed, and one with a snapshot.
-    ImageFactory.create(pool=disk.pool, path="/dev/vg/free", path_bytes=b"/dev/vg/free", format="raw")
-    origin = {"backing_path": "/dev/vg/free", "backing_path_bytes": b"/dev/vg/free"}
-    ImageFactory.create(pool=disk.pool, path="/dev/vg/snap", path_bytes=b"/dev/vg/snap", format="raw", **origin)
-    for name, told in (("db1", {"device_in_use"}), ("base", {"device_in_use"}), ("free", set())):
-        assert codes("to_device", disk, ADMIN, device=f"/dev/vg/{name}") == told, name
+    for name in ("db1", "base"):
+        assert codes("to_device", disk, ADMIN, device=f"/dev/vg/{name}") == {"device_in_use"}, name
+
+
+def volume(pool: StoragePool, name: str, **more: Any) -> Image:
+    """One that a scan has listed, of no guest."""
+    path = f"/dev/vg/{name}"
+    told = {"path": path, "path_bytes": path.encode(), "path_key": path_key(path.encode()), "format": "raw"}
+    return ImageFactory.create(pool=pool, host=pool.host, **told | more)
+
+
+@pytest.mark.parametrize("kind", ["lvm", "lvmthin"])
+def test_a_snapshot_keeps_what_was_on_its_origin_only_where_it_is_thin(disk: Image, kind: str) -> None:
+    pool = StoragePoolFactory.create(host=disk.host, kind=kind)
+    volume(pool, "free")
+    assert codes("to_device", disk, ADMIN, device="/dev/vg/free") == set()
+    volume(pool, "snap", backing_path="/dev/vg/free", backing_path_bytes=b"/dev/vg/free")
+    refused = {"device_in_use"} if kind == "lvm" else set()
+    assert codes("to_device", disk, ADMIN, device="/dev/vg/free") == refused
+
+
+def test_a_thin_pool_has_to_have_room_for_all_that_is_written(disk: Image) -> None:
+    size = disk.virtual_size or 0
+    pool = StoragePoolFactory.create(host=disk.host, kind="lvmthin", available_bytes=size - 1)
+    there = volume(pool, "thin", allocated_size=0)
+    assert codes("to_device", disk, ADMIN, device="/dev/vg/thin") == {"not_enough_space"}
+    Image.objects.filter(pk=there.pk).update(allocated_size=1)
+    assert codes("to_device", disk, ADMIN, device="/dev/vg/thin") == set()
+
+
+def test_a_device_that_others_of_the_cluster_or_of_the_storage_use_is_refused(disk: Image) -> None:
+    other = HostFactory.create(kind="proxmox", cluster="c", node="b")
+    type(disk.host).objects.filter(pk=disk.host.pk).update(cluster="c")
+    GuestDiskFactory.create(guest=GuestFactory.create(host=other), path="/dev/vg/a", path_bytes=b"/dev/vg/a")
+    assert codes("to_device", image_at(Path(disk.path)), ADMIN, device="/dev/vg/a") == {"device_in_use"}
+    pool = StoragePoolFactory.create(host=disk.host, kind="lvm", shared_key="lvm GROUP")
+    far = GuestDiskFactory.create(guest=GuestFactory.create(host=HostFactory.create()), path="/dev/mapper/vg-b")
+    ImageUse.objects.create(image=volume(pool, "b"), disk=far)
+    assert codes("to_device", disk, ADMIN, device="/dev/vg/b") == {"device_in_use"}
+    volume(pool, "c")
+    assert codes("to_device", disk, ADMIN, device="/dev/vg/c") == set()
+    StoragePoolFactory.create(host=HostFactory.create(), kind="lvm", shared_key="lvm GROUP")
+    assert codes("to_device", disk, ADMIN, device="/dev/vg/c") == {"shared_pool"}
+
+
+def test_a_device_that_may_be_another_one_than_when_the_job_was_submitted_is_left_alone(
+    disk: Image, behind: Path, device: Path
+) -> None:
+    before = behind.read_bytes()
+    for age in (timedelta(seconds=60), timedelta(days=10_000)):  # that one before the host's start
+        job = services.submit(ADMIN, "to_device", disk.pk, {"device": str(device)})
+        Job.objects.filter(pk=job.pk).update(created=timezone.now() - age)
+        device.chmod(0o660)  # as where somebody else gets it
+        run(job)
+        assert (job.state, job.error_code) == ("failed", "stale_plan"), job.error_detail
+    assert behind.read_bytes() == before

@@ -91,6 +91,20 @@ class Device:
             first = "shut the guest down" if self.server is None else "stop that program"
             raise RefusedError("device_in_use", f"{display(self.path)} is open in {who}; {first} first")
 
+    def refuse_newer(self, seconds: float) -> None:
+        """Refuse one whose path may have led to another device so many seconds ago, or that was written to since.
+
+        The kernel gives names again: after a restart, or where a disk was exchanged or a volume activated anew.
+        """
+        with open("/proc/uptime", encoding="ascii") as file:
+            running = float(file.read().split()[0])
+        if min(running, time.time() - os.stat(self.path).st_ctime) < seconds:
+            raise RefusedError(
+                "stale_plan",
+                f"{display(self.path)} appeared, changed hands or was written to after the job was submitted: it may "
+                "be another device. Look at it, and submit the job again",
+            )
+
     def _opener(self) -> str:
         if held := _holders(self.number):
             return held

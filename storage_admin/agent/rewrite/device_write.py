@@ -137,6 +137,7 @@ class DeviceWrite:
         device: what is written to.
         overwrite: whether it may hold something by now.
         owners: as of :meth:`Device.refuse_owned`.
+        age: seconds since somebody named the device.
     """
 
     request: Request
@@ -146,11 +147,13 @@ class DeviceWrite:
     device: Device
     overwrite: bool
     owners: Sequence[tuple[bytes, str]]
+    age: float
 
     def run(self) -> dict[str, Any]:
         """All steps; returns and raises as the verb."""
         started, source = time.monotonic(), Source.of_image(self.chain, self.wish)
         self.io.progress("checking", 0, None, "checking the image and the device")
+        self.device.refuse_newer(self.age)
         self.device.refuse_owned(self.owners)
         if self.device.size < source.size:
             shown = f"{self.chain.image.shown} has {source.size} bytes"

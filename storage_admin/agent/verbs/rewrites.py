@@ -298,7 +298,7 @@ def to_device(request: Request, io: AgentIO) -> dict[str, Any]:
     Args:
         request: its ``args`` are :data:`base.COMMON`; ``device_b64`` (a path below ``/dev``); ``overwrite``: also where
             the device holds something; ``owners``: pairs of a path (base64) and whose it is: devices that are not
-            written to.
+            written to; ``age``: seconds since somebody named the device.
         io: the controller. Once it has said ``go``, what was on the device is lost.
 
     Returns:
@@ -308,14 +308,14 @@ def to_device(request: Request, io: AgentIO) -> dict[str, Any]:
         RefusedError: ``device_in_use``, ``target_exists``, ``not_enough_space``, ``immutable``; as any rewrite.
         HostError, StoppedError: the image is as it was; after ``go`` the device may hold a part of it.
     """
-    args = Arguments(request.args, COMMON | {"device_b64", "overwrite", "owners"})
+    args = Arguments(request.args, COMMON | {"device_b64", "overwrite", "owners", "age"})
     wish, overwrite = Wish.parse(request.args, args), args.get("overwrite", bool, False)
     try:
         owners = [(unb64(path), str(whose)) for path, whose in args.get("owners", list, [])]
     except (TypeError, ValueError, AttributeError) as error:
         raise RefusedError(INVALID, "owners are pairs of a path and whose it is") from error
     with opened(wish) as chain, contextlib.closing(Device.open(args.path("device_b64"), to_write=True)) as device:
-        return DeviceWrite(request, io, wish, chain, device, overwrite, owners).run()
+        return DeviceWrite(request, io, wish, chain, device, overwrite, owners, args.get("age", float, 0.0)).run()
 
 
 def commit(request: Request, io: AgentIO) -> dict[str, Any]:

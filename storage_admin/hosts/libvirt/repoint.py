@@ -29,6 +29,9 @@ def _repoint(connection: Any, request: dict[str, Any]) -> dict[str, Any]:
     if changed and request["write"]:
         helper.refuse_late(request)
         connection.defineXML(new)
+        if request["forward"] and domain.isActive():
+            connection.defineXML(xml)  # it began to start before, with the old definition
+            raise ContradictedError(f"{name} runs")
     return {"name": name, "disks": [asdict(disk) for disk in changed]}
 
 
