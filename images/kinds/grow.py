@@ -69,7 +69,8 @@ class Grow(Rewriting):
             told = gettext("{image} is lengthened from {now:,} to {size:,} bytes where it is. The end reads as zeros.")
         if options["size_bytes"] is None:
             told = str(self.description)
-        more = 0 if raw else tables(image.cluster_size, size)
+        # Of a raw one the last block is allocated; btrfs and ZFS have larger ones than others.
+        more = 128 << 10 if raw else tables(image.cluster_size, size)
         warnings = [gettext("Only the disk is enlarged. Enlarge its partitions and filesystems in the guest.")]
         available = image.pool.available_bytes
         if available is not None and size - now > available:

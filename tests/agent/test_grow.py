@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from storage_admin.agent.rewrite.chain import Chain
+from storage_admin.agent.verbs import rewrites
 from tests.agent.harness import (
     ask,
     image_info,
@@ -18,7 +20,9 @@ from tests.agent.harness import (
     undo_args,
     write,
 )
+from tests.agent.recording import RecordingIO, request
 from tests.harness.filesystems import new_file
+from tests.harness.patching import do_after
 from tests.working import create
 
 pytestmark = pytest.mark.qemu
@@ -80,6 +84,20 @@ def test_a_raw_image_is_lengthened_where_it_stands(pool: Path) -> None:
     assert (path.stat().st_size, path.stat().st_ino) == (20 * MIB, inode)
     assert path.read_bytes() == before + bytes(17 * MIB)
     assert leftovers(pool) == set()
+
+
+def test_what_somebody_appends_in_the_last_moment_is_not_cut_off(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = new_file(pool / "vm.raw", os.urandom(3 * MIB))
+    more = os.urandom(20 * MIB)
+
+    def append(_: object) -> None:
+        with path.open("ab") as file:
+            file.write(more)
+
+    do_after(monkeypatch, Chain, "refuse_stale", append)
+    before = path.read_bytes()
+    rewrites.grow(request("grow", **grow_args(path, form="raw")), RecordingIO())
+    assert path.read_bytes() == before + more
 
 
 @pytest.mark.parametrize(("form", "size"), [("qcow2", 8 * MIB), ("qcow2", MIB), ("qcow2", 20 * MIB + 1), ("raw", MIB)])

@@ -255,7 +255,9 @@ def _lengthen(io: AgentIO, wish: Wish, chain: Chain, size: int) -> dict[str, Any
     chain.refuse_in_use()
     chain.refuse_stale()
     with open(f"/proc/self/fd/{image.fd}", "r+b", buffering=0) as file:
-        os.ftruncate(file.fileno(), size)
+        # By its last byte, which is kept if there is one by now: to set its length would cut off what somebody has just
+        # appended.
+        os.posix_fallocate(file.fileno(), size - 1, 1)
         os.fsync(file.fileno())
     after = space.allocated(image.fd)
     return {
