@@ -29,13 +29,15 @@ def totals_of(actor: Actor, hosts: list[Host], pools: list[StoragePool]) -> Tota
     capacity = _sum([*(pool.capacity_bytes for pool in filesystems), *inside, *again])
     used = _sum([*(pool.used_bytes for pool in filesystems), *inside])
     available = _sum([*(pool.available_bytes for pool in filesystems), *again])
-    sums = _image_sums(_each_file_once(images_for(actor), pools))
+    rows = _each_file_once(images_for(actor), pools)
+    sums = _image_sums(rows)
     scanned = any(pool.last_scanned is not None for pool in pools)
     virtual = sums["virtual_size"] if scanned else None
     usable = _sum([*(pool.usable_bytes for pool in filesystems), *inside, *again])
-    # Images on storages of unknown size are promised to nobody's account.
-    unsized = {pool.shared_key or str(pool.pk): pool.virtual_bytes or 0 for pool in pools if pool not in known}
-    promised = None if virtual is None else max(virtual - sum(unsized.values()), 0)
+    # Images on storages of unknown size are promised to nobody's account. Who lists them may not have them mounted now.
+    counted = {pool.shared_key or pool.pk for pool in sized}
+    unsized = [pool.pk for pool in pools if (pool.shared_key or pool.pk) not in counted]
+    promised = _image_sums(rows.exclude(pool__in=unsized))["virtual_size"] or 0 if scanned and unsized else virtual
     return Totals(
         hosts_count=len(hosts),
         pools_count=len(pools),

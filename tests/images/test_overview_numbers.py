@@ -198,6 +198,28 @@ def test_overcommit_is_of_what_can_be_used_and_of_pools_whose_size_is_known() ->
     assert overview(SYSTEM).totals.overcommit_ratio == 2.0
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_overcommit_of_a_shared_storage_stays_where_one_of_its_hosts_loses_the_mount(lost: int) -> None:
+    for number in range(2):
+        size = None if number == lost else 1000 * GIB
+        pool = StoragePoolFactory.create(
+            shared_key="nfs:server:/export", fs_key="nfs:server:/export", virtual_bytes=800 * GIB,
+            capacity_bytes=size, available_bytes=size, last_scanned=timezone.now(),
+        )  # fmt: skip
+        ImageFactory.create(pool=pool, virtual_size=800 * GIB)
+    assert overview(SYSTEM).totals.overcommit_ratio == 0.8
+
+
+def test_overcommit_takes_nothing_away_for_a_storage_that_may_be_one_which_is_counted() -> None:
+    sized = StoragePoolFactory.create(capacity_bytes=1000 * GIB, last_scanned=timezone.now())
+    ImageFactory.create(pool=sized, virtual_size=800 * GIB)
+    again = StoragePoolFactory.create(
+        capacity_bytes=None, available_bytes=None, virtual_bytes=800 * GIB, may_be=[{"pool": sized.pk}]
+    )
+    ImageFactory.create(pool=again, virtual_size=800 * GIB)
+    assert overview(SYSTEM).totals.overcommit_ratio == 0.8
+
+
 def test_a_pool_that_nobody_has_listed_has_an_unknown_number_of_images() -> None:
     pool = StoragePoolFactory.create(last_scanned=None, images_count=0, allocated_bytes=0, virtual_bytes=0)
     space.write_totals([pool])
