@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from images.models import Image
 from images.orphans.host_facts import could_have_guests
-from images.selectors.lists import images_for
+from images.selectors.lists import images_for, ordered
 from images.selectors.overview_shapes import Concern, ConcernItem, PoolRow
 from storage_admin.accounts.models import Actor
 from storage_admin.hosts.models import Host, StoragePool
@@ -93,8 +93,7 @@ def _image_states(images: QuerySet[Image]) -> list[Concern]:
     found = []
     for state, count in sorted(counts, key=lambda pair: list(IMAGE_STATES).index(Image.State(pair[0]))):
         title, severity = IMAGE_STATES[Image.State(state)]
-        first = images.filter(state=state).order_by("-allocated_size", "id")
-        first = first.only("name", "state_detail")[:NAMED]
+        first = ordered(images.filter(state=state), "-allocated_size").only("name", "state_detail")[:NAMED]
         items = [ConcernItem("image", image.pk, image.name, image.state_detail) for image in first]
         found += _concern(state, str(title), severity, items, count)
     return found
@@ -104,7 +103,7 @@ def _orphans(images: QuerySet[Image], hosts: list[Host]) -> list[Concern]:
     # Where no hypervisor could have guests, that none uses an image is no news.
     having = [host.pk for host in hosts if could_have_guests(host)]
     orphans = images.filter(orphan=True, host__in=having).exclude(state__in=Image.NOT_THERE)
-    first = orphans.order_by("-allocated_size", "id").only("name", "orphan_evidence")[:NAMED]
+    first = ordered(orphans, "-allocated_size").only("name", "orphan_evidence")[:NAMED]
     items = [ConcernItem("image", image.pk, image.name, "; ".join(map(str, image.orphan_evidence))) for image in first]
     return _concern("orphan", gettext("Unused images (orphans)"), "warning", items, orphans.count() if items else 0)
 

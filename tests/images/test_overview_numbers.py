@@ -157,6 +157,15 @@ def test_what_is_wrong_is_named_and_counted() -> None:
     assert found["job_failed"].items[0].detail == "Disk full."
 
 
+@pytest.mark.parametrize("of", [{"state": "unreadable"}, {"orphan": True}])
+def test_of_what_is_wrong_the_largest_are_named_and_those_of_unknown_size_last(of: dict[str, object]) -> None:
+    pool = StoragePoolFactory.create(host__capabilities={"libvirt": "present"})
+    for name, size in (("unknown", None), ("small", GIB), ("large", 9 * GIB)):
+        ImageFactory.create(pool=pool, name=name, allocated_size=size, file_size=None, **of)
+    [found] = overview(SYSTEM).needs_a_look
+    assert [item.name for item in found.items] == ["large", "small", "unknown"]
+
+
 def test_a_failed_job_that_was_repeated_with_success_is_no_concern() -> None:
     image = ImageFactory.create()
     JobFactory.create(kind="reclaim", target=image, state="failed", finished=timezone.now())

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from django.test import Client
 
+from images.models import Image
 from storage_admin.accounts.models import Token
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
-from tests.factories import AuditEntryFactory, GuestDiskFactory, HostFactory
+from tests.factories import GIB, AuditEntryFactory, GuestDiskFactory, HostFactory, ImageFactory, StoragePoolFactory
 from tests.web.conftest import Filled
 from tests.web.html import errors_of, flat, tags_of, text_of
 from tests.working import client_as
@@ -41,6 +42,29 @@ def test_forgetting_a_pool_wants_its_name(admin: Client, filled: Filled) -> None
     assert StoragePool.objects.filter(pk=filled.pool.pk).exists()
     assert "Its files are unchanged." in admin.post(address, {"confirm": "local"}, follow=True).content.decode()
     assert not StoragePool.objects.filter(pk=filled.pool.pk).exists()
+
+
+@pytest.mark.sql
+def test_a_pools_largest_images_are_those_that_are_there_and_unknown_ones_come_last(viewer: Client) -> None:
+    pool = StoragePoolFactory.create()
+    for name, size in (("unknown", None), ("small", GIB), ("large", 9 * GIB)):
+        ImageFactory.create(pool=pool, name=name, allocated_size=size, file_size=None)
+    for state in Image.NOT_THERE:
+        ImageFactory.create(pool=pool, name=state, allocated_size=90 * GIB, state=state)
+    assert largest(viewer, pool) == ["large", "small", "unknown"]
+
+
+def test_of_a_storage_that_is_listed_at_another_node_the_largest_images_are_that_ones(viewer: Client) -> None:
+    shared = {"name": "nfs", "path": "/mnt/pve/nfs", "source": "proxmox", "network": True}
+    lister, pool = (
+        StoragePoolFactory.create(host=HostFactory.create(kind="proxmox", cluster="c"), **shared) for _ in range(2)
+    )
+    ImageFactory.create(pool=lister, name="vm-1-disk-0")
+    assert largest(viewer, pool) == ["vm-1-disk-0"]
+
+
+def largest(client: Client, pool: StoragePool) -> list[str]:
+    return [image.name for image in client.get(f"/pools/{pool.pk}/").context["largest"]]
 
 
 @pytest.mark.parametrize(("hosts", "offered"), [([], True), (["far"], False)])

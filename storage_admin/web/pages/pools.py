@@ -10,9 +10,11 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_POST, require_safe
 
 from images import selectors
+from images.models import Image
 from images.orphans.rows import bytes_aside
 from images.rewrite import mount
 from images.scan import known
+from images.scan.shared_storages import listed_in
 from images.selectors.undo_copies import undo_copies
 from storage_admin.accounts.models import Role
 from storage_admin.errors import NotFoundError
@@ -47,7 +49,8 @@ def pool(request: PageRequest, pool_id: int) -> HttpResponseBase:
 
 
 def _shown(request: PageRequest, row: StoragePool) -> HttpResponseBase:
-    largest = selectors.images_for(request.actor).filter(pool=row).order_by("-allocated_size", "-id")[:15]
+    there = selectors.images_for(request.actor).filter(pool=listed_in(row)).exclude(state__in=Image.NOT_THERE)
+    largest = selectors.ordered(there, "-allocated_size")[:15]
     context = {"section": "hosts", "pool": row, "largest": largest, "chart": _chart(row)}
     context["scale"] = bar_scale((image.virtual_size, image.allocated_size) for image in largest)
     context["copies"] = undo_copies(row)
