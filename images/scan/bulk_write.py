@@ -209,18 +209,19 @@ def set_held(images: QuerySet[Image], busy: Iterable[tuple[str, str, str]]) -> b
     return changed > 0
 
 
-def sample_pools(pools: Iterable[StoragePool], at: datetime) -> None:
-    """How full the pools are now, for the day on which each will be full."""
+def sample_pools(pools: Iterable[StoragePool], since: datetime) -> None:
+    """How full the pools are, for the day on which each will be full; of those whose space was seen since then."""
     PoolSample.objects.bulk_create(
         PoolSample(
             pool=pool,
-            at=at,
+            at=pool.space_seen,
             capacity_bytes=pool.capacity_bytes,
             available_bytes=pool.available_bytes,
             reserved_bytes=pool.reserved_bytes,
         )
         for pool in pools
         if pool.capacity_bytes is not None and pool.available_bytes is not None
+        if pool.space_seen is not None and pool.space_seen >= since
     )
 
 

@@ -221,6 +221,18 @@ def test_where_lvm_does_not_answer_all_is_as_last_seen(lvm_says: Says) -> None:
     assert image("thick").exclusive_bytes == 32 * MIB
 
 
+def test_space_that_no_scan_could_see_anew_is_no_sample_of_today(lvm_says: Says) -> None:
+    host = scanned_machine()
+    lvm_says([], [])
+    scan(host)
+    group = pools()["vg0"]
+    assert (group.state, group.samples.get().at) == ("unreadable", group.space_seen)
+    # A look in the middle of a scan is newer than what that one asked for.
+    StoragePool.objects.filter(pk=group.pk).update(space_seen=timezone.now() + timedelta(minutes=1))
+    scan(host)
+    assert group.samples.latest("at").at == pools()["vg0"].space_seen
+
+
 @pytest.mark.parametrize("kind", ["reclaim", "flatten", "convert", "check", "analyze", "commit", "grow"])
 def test_no_job_on_files_works_on_a_volume(lvm_says: Says, kind: str) -> None:
     scan(this_machine())
