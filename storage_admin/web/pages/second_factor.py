@@ -3,6 +3,7 @@
 from typing import Any
 
 from allauth.account.views import ReauthenticateView
+from allauth.mfa.adapter import get_adapter
 from allauth.mfa.base.views import AuthenticateView, IndexView
 from allauth.mfa.base.views import ReauthenticateView as CodeReauthenticateView
 from allauth.mfa.models import Authenticator
@@ -12,6 +13,8 @@ from allauth.mfa.recovery_codes.views import (
     ViewRecoveryCodesView,
 )
 from allauth.mfa.totp.views import ActivateTOTPView, DeactivateTOTPView
+from allauth.mfa.webauthn.forms import LoginWebAuthnForm
+from allauth.mfa.webauthn.internal.auth import get_state
 from allauth.mfa.webauthn.views import (
     AddWebAuthnView,
     LoginWebAuthnView,
@@ -69,12 +72,35 @@ class ConfirmByCodeView(CodeReauthenticateView):  # type: ignore[misc]
         return answer
 
 
+class PasskeyAloneForm(LoginWebAuthnForm):  # type: ignore[misc]
+    """Only of a passkey that was added for that, and only by a challenge for which it had to know its owner."""
+
+    def clean_credential(self) -> Authenticator:
+        state = get_state() or {}  # one for all pages, and gone once it is answered
+        found = super().clean_credential()
+        if state.get("user_verification") != "required" or not found.wrap().is_passwordless:
+            raise get_adapter().validation_error("incorrect_code")
+        return found
+
+
 class PasskeySignInView(LoginWebAuthnView):  # type: ignore[misc]
     """Signing in with a passkey alone, which asks for a fingerprint or a PIN itself."""
+
+    form_class = PasskeyAloneForm
 
     def form_invalid(self, form: Any) -> HttpResponse:
         lockouts.passkey_wrong(self.request)
         answer: HttpResponse = super().form_invalid(form)
+        return answer
+
+
+class AddPasskeyView(AddWebAuthnView):  # type: ignore[misc]
+    """Whether it opens alone is what its owner has chosen: browsers report other things of a key, or nothing."""
+
+    def form_valid(self, form: Any) -> HttpResponse:
+        chosen = form.cleaned_data["passwordless"]
+        form.cleaned_data["credential"]["clientExtensionResults"] = {"credProps": {"rk": chosen}}
+        answer: HttpResponse = super().form_valid(form)
         return answer
 
 
@@ -110,7 +136,7 @@ urlpatterns = [
     _page(_OWN, IndexView, "mfa_list_webauthn", methods="GET HEAD"),
     _page(f"{_OWN}app/", ActivateTOTPView, "mfa_activate_totp"),
     _page(f"{_OWN}app/remove/", DeactivateTOTPView, "mfa_deactivate_totp"),
-    _page(f"{_OWN}passkeys/add/", AddWebAuthnView, "mfa_add_webauthn"),
+    _page(f"{_OWN}passkeys/add/", AddPasskeyView, "mfa_add_webauthn"),
     _page(f"{_OWN}passkeys/<int:pk>/remove/", RemovePasskeyView, "mfa_remove_webauthn"),
     _page(f"{_OWN}codes/", ViewRecoveryCodesView, "mfa_view_recovery_codes", methods="GET HEAD"),
     _page(f"{_OWN}codes/new/", GenerateRecoveryCodesView, "mfa_generate_recovery_codes"),
