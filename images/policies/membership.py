@@ -8,6 +8,7 @@ from fnmatch import translate
 from django.db.models import Exists, OuterRef
 
 from images.models import Image
+from images.policies.scope import reach
 from images.policies.shape import Rules
 from images.scan import shared_storages
 from storage_admin.hosts.models import StoragePool
@@ -44,6 +45,7 @@ class Membership:
         self._hosts, self._pools = frozenset(rules.hosts), frozenset(rules.pools)
         self._formats = frozenset(rules.formats) if rules.on_images else frozenset()
         self._places = _places(rules)
+        self._reached = reach(rules) if rules.target_kind == "guest" else None
 
     def stranger(self, host: int, pool: int, name: str, form: str = "") -> str:
         """The code of why the policy is not for what is there (see ``NOT_MEANT``); empty where it is."""
@@ -56,8 +58,8 @@ class Membership:
         return "other_format" if self._formats and form not in self._formats else ""
 
     def strange_guest(self, host: int, pools: Collection[int], name: str) -> str:
-        """The same of a guest, whose images are in these pools."""
-        if self._hosts and host not in self._hosts:
+        """The same of a guest, whose images are in these pools, which another host may list."""
+        if self._reached is not None and host not in self._reached:
             return "other_host"
         if self._pools and self._pools.isdisjoint(pools):
             return "other_pool"

@@ -103,17 +103,24 @@ def others_not_meant(rules: Rules, code: str, hosts: frozenset[int] | None = Non
     return [one for one, said in _others(rules) if said == code and (hosts is None or one.host_id in hosts)]
 
 
-def _others(rules: Rules) -> Iterator[tuple[StoragePool | Guest, str]]:
-    """All pools, or guests that a job of the kind is for, each with the code of why the policy is not for it."""
+def _others(rules: Rules, ids: Collection[int] | None = None) -> Iterator[tuple[StoragePool | Guest, str]]:
+    """All pools, or guests that a job of the kind is for, each with the code of why the policy is not for it.
+
+    Args:
+        ids: only these guests.
+    """
     members = Membership(rules)
     if rules.target_kind == "pool":
         for pool in StoragePool.objects.select_related("host").order_by("name", "pk"):
             yield pool, members.stranger(pool.host_id, pool.pk, pool.name)
         return
     pools: dict[int, set[int]] = defaultdict(set)
-    for guest_id, pool_id in ImageUse.objects.values_list("disk__guest", "image__pool").distinct():
+    uses, rows = ImageUse.objects.all(), Guest.objects.all()
+    if ids is not None:
+        uses, rows = uses.filter(disk__guest__in=ids), rows.filter(pk__in=ids)
+    for guest_id, pool_id in uses.values_list("disk__guest", "image__pool").distinct():
         pools[guest_id].add(pool_id)
-    for guest in Guest.objects.select_related("host").order_by("name", "pk"):
+    for guest in rows.select_related("host").order_by("name", "pk"):
         if guest.kind == Guest.Kind.CONTAINER and not guest.host.runs_proxmox:
             continue
         if rules.kind == "live_flatten" and guest.kind != Guest.Kind.DOMAIN:
@@ -196,8 +203,10 @@ def _rows(rules: Rules, images: QuerySet[Image]) -> Iterable[_Row]:
 def left_out_by_now(rules: Rules, ids: Collection[int], now: datetime) -> dict[int, tuple[str, str]]:
     """Of images that were chosen a while ago, those that the rules leave out by now: the code and the reason of each.
 
-    One that a job of the kind has by now is none of them: it waits.
+    One that a job of the kind has by now is none of them: it waits. Of guests, those that the policy is not for.
     """
+    if rules.target_kind == "guest":
+        return {one.pk: (code, str(NOT_MEANT[code])) for one, code in _others(rules, ids) if code}
     members, found, meant = Membership(rules), dict[int, tuple[str, str]](), list[_Row]()
     for row in _rows(rules, Image.objects.filter(pk__in=ids).exclude(state__in=Image.NOT_THERE)):
         if code := members.stranger(row.host_id, row.pool_id, row.name, row.format):

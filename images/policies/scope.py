@@ -6,7 +6,7 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from images.models import Policy
-from images.policies.shape import IMAGE_KINDS
+from images.policies.shape import TARGETS, Rules
 from images.scan import shared_storages
 from storage_admin.accounts.models import Actor, ForbiddenError, Role
 from storage_admin.errors import NotFoundError
@@ -14,7 +14,7 @@ from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.selectors import hosts_for, pools_for
 
 
-def reach(policy: Policy) -> set[int] | None:
+def reach(policy: Policy | Rules) -> set[int] | None:
     """Ids of the hosts that a policy works on; ``None`` for all, also those that are added later.
 
     What it names and is gone is none of them: nothing is left of a policy for removed hosts alone.
@@ -27,13 +27,14 @@ def reach(policy: Policy) -> set[int] | None:
 
 
 def _hosts_of_pools(pools: Iterable[int], kind: str) -> dict[int, set[int]]:
-    """The hosts on which jobs of a kind may run that work on pools, or on the images in them, by the pools' ids.
+    """The hosts on which jobs of a kind may run that work on pools, or on their images or guests, by the pools' ids.
 
-    Images of a storage that the nodes of a cluster share are listed, and worked on, by any of these.
+    Images of a storage that the nodes of a cluster share are listed, and worked on, by any of these; guests of all of
+    them have images there.
     """
     found = {}
     for pool in StoragePool.objects.filter(pk__in=pools).select_related("host"):
-        others = shared_storages.siblings(pool) if kind in IMAGE_KINDS else []
+        others = shared_storages.siblings(pool) if TARGETS.get(kind) != "pool" else []
         found[pool.pk] = {pool.host_id, *(one.host_id for one in others)}
     return found
 

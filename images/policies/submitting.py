@@ -144,7 +144,7 @@ def _still_due(run: PolicyRun, rules: Rules, picks: list[PolicyPick], now: datet
 
 def _left_out_by_now(run: PolicyRun, rules: Rules, ids: list[int], now: datetime) -> dict[int, tuple[str, str]]:
     """The code and the reason of each target that is not to be worked on any more, by its id."""
-    found = choosing.left_out_by_now(rules, ids, now) if rules.on_images else {}
+    found = {} if rules.target_kind == "pool" else choosing.left_out_by_now(rules, ids, now)
     if rules.target_kind == "guest":
         backups = Backups(rules, now, ids)
         for target in ids:

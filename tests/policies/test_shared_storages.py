@@ -1,21 +1,33 @@
 """A storage that several hosts mount is looked at once by each policy that means any of them; the reasons are true."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from images.models import Image, Policy
-from images.policies import services
+from images.policies import runs, services
 from images.policies.reasons import NOT_MEANT
-from images.policies.rules import not_meant
+from images.policies.rules import not_meant, others_not_meant
 from images.policies.scope import policies_for, reach
 from images.policies.shape import Rules
 from storage_admin.accounts.models import Actor, ForbiddenError, Role
+from storage_admin.guests.models import Guest
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
-from tests.factories import GIB, HostFactory, ImageFactory, PolicyFactory, StoragePoolFactory
+from tests.factories import (
+    GIB,
+    GuestFactory,
+    HostFactory,
+    ImageFactory,
+    ImageUseFactory,
+    PolicyFactory,
+    PolicyPickFactory,
+    PolicyRunFactory,
+    StoragePoolFactory,
+)
 from tests.policies.test_rules import look
-from tests.policies.test_runs import begun, picks
+from tests.policies.test_runs import NOW, begun, picks
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 NAMES = ["a", "b"]
@@ -141,6 +153,49 @@ def test_who_is_limited_to_one_node_makes_no_policy_that_works_on_another(
     assert set(policies_for(limited)) == {measured, here}
     with pytest.raises(ForbiddenError):
         services.create(limited, {"name": "new", "pools": [other.pk], "cron": "0 22 * * *", "kind": "check"})
+
+
+OLD = [{"name": "old", "created": 1600000000, "external": False}]
+
+
+def guest(host: Host, pool: StoragePool, name: str) -> Guest:
+    """One that runs, with an old snapshot; its image is listed in that pool, whichever host it is on."""
+    found = GuestFactory.create(host=host, name=name, state="running", kind="vm", snapshots=OLD)
+    ImageUseFactory.create(image=image(name, pool), disk__guest=found)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["trim", "delete_old_snapshots"])
+def test_a_policy_for_guests_reaches_all_nodes_whose_guests_have_images_in_its_pools(
+    lister_alone: tuple[StoragePool, StoragePool], kind: str
+) -> None:
+    lister, other = lister_alone
+    ours, theirs = guest(lister.host, lister, "ours"), guest(other.host, lister, "theirs")
+    outside = guest(HostFactory.create(), lister, "outside")
+    columns: dict[str, Any] = {"kind": kind, "options": {"older_than_days": 1} if kind != "trim" else {}}
+    policy = PolicyFactory.create(pools=[lister.pk], **columns)
+    assert {one.id for one in look(policy).chosen} == {ours.pk, theirs.pk}
+    assert others_not_meant(Rules.of(policy), "other_host") == [outside]
+    limited = Actor(name="lea", role=Role.ADMIN, hosts=frozenset({lister.host.slug}))
+    assert (reach(policy), set(policies_for(limited))) == ({lister.host_id, other.host_id}, set())
+    new = {"name": "new", "pools": [lister.pk], "cron": "0 22 * * *", **columns}
+    with pytest.raises(ForbiddenError):
+        services.create(limited, new)
+    made = services.create(limited, new | {"hosts": [lister.host_id]})
+    assert {one.id for one in look(made).chosen} == {ours.pk}
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_guest_that_has_left_the_policys_hosts_since_it_was_chosen_is_left_alone(
+    lister_alone: tuple[StoragePool, StoragePool],
+) -> None:
+    lister, other = lister_alone
+    columns = {"kind": "trim", "options": {}, "hosts": [lister.host_id], "pools": [lister.pk]}
+    run = PolicyRunFactory.create(policy=PolicyFactory.create(**columns), ends=NOW + timedelta(hours=6), chosen_at=NOW)
+    moved = guest(other.host, lister, "moved")
+    PolicyPickFactory.create(run=run, image=None, pool=None, host=lister.host, guest=moved, label="moved")
+    runs.work(NOW)
+    assert picks(run) == [("moved", "skipped", "other_host")]
 
 
 @pytest.mark.usefixtures("quiet")
