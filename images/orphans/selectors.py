@@ -11,8 +11,9 @@ from images.models import Image
 from images.orphans.host_facts import could_have_guests
 from images.orphans.refusals import changed_at
 from images.selectors.lists import images_for
+from images.selectors.totals import each_file_once, image_sums
 from storage_admin.accounts.models import Actor
-from storage_admin.hosts.models import Host
+from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.hosts.selectors import hosts_for
 
 #: Reasons that are named; the rest are counted together.
@@ -59,9 +60,9 @@ def hosts_with_guests(actor: Actor) -> list[int]:
 
 
 def summed(rows: QuerySet[Image]) -> Amount:
-    """How many, and what they occupy together."""
-    found = rows.order_by().aggregate(count=Count("id"), known=Count("allocated_size"), size=Sum("allocated_size"))
-    return Amount(found["count"], found["size"] or 0 if found["count"] == found["known"] else None)
+    """How many that are there, and what they occupy together: each file once, whichever hosts show it."""
+    sums = image_sums(each_file_once(rows, list(StoragePool.objects.filter(pk__in=rows.order_by().values("pool")))))
+    return Amount(sums["count"] or 0, sums["allocated_size"] or 0 if sums["count"] == sums["measured"] else None)
 
 
 def aside_for(actor: Actor) -> QuerySet[Image]:

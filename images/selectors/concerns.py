@@ -12,6 +12,7 @@ from images.models import Image
 from images.orphans.host_facts import could_have_guests
 from images.selectors.lists import images_for, ordered
 from images.selectors.overview_shapes import Concern, ConcernItem, PoolRow
+from images.selectors.totals import each_file_once
 from storage_admin.accounts.models import Actor
 from storage_admin.hosts.models import Host, StoragePool
 from storage_admin.jobs.models import Job
@@ -44,7 +45,7 @@ def concerns(actor: Actor, hosts: list[Host], pools: list[StoragePool], rows: It
         *_pools(pools, rows),
         *_image_states(images),
         *_jobs(jobs_for(actor)),
-        *_orphans(images, hosts),
+        *_orphans(images, hosts, pools),
     ]
     return tuple(sorted(found, key=lambda concern: concern.severity != "danger"))
 
@@ -99,10 +100,11 @@ def _image_states(images: QuerySet[Image]) -> list[Concern]:
     return found
 
 
-def _orphans(images: QuerySet[Image], hosts: list[Host]) -> list[Concern]:
+def _orphans(images: QuerySet[Image], hosts: list[Host], pools: list[StoragePool]) -> list[Concern]:
     # Where no hypervisor could have guests, that none uses an image is no news.
-    having = [host.pk for host in hosts if could_have_guests(host)]
-    orphans = images.filter(orphan=True, host__in=having).exclude(state__in=Image.NOT_THERE)
+    having = {host.pk for host in hosts if could_have_guests(host)}
+    rows = images.filter(orphan=True, host__in=having)
+    orphans = each_file_once(rows, [pool for pool in pools if pool.host_id in having])
     first = ordered(orphans, "-allocated_size").only("name", "orphan_evidence")[:NAMED]
     items = [ConcernItem("image", image.pk, image.name, "; ".join(map(str, image.orphan_evidence))) for image in first]
     return _concern("orphan", gettext("Unused images (orphans)"), "warning", items, orphans.count() if items else 0)

@@ -1,8 +1,6 @@
 """The numbers of the first page, from the database alone."""
 
-from collections.abc import Collection
-
-from django.db.models import F
+from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from images.ledger.selectors import freed_of, rows_for
@@ -13,8 +11,9 @@ from images.selectors.concerns import concerns
 from images.selectors.lists import images_for
 from images.selectors.overview_shapes import Candidate, Overview, Won
 from images.selectors.pools import pool_rows
-from images.selectors.totals import totals_of
+from images.selectors.totals import shown_again, totals_of
 from storage_admin.accounts.models import Actor
+from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.selectors import hosts_for, pools_for
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.selectors import jobs_for
@@ -31,7 +30,7 @@ def overview(actor: Actor) -> Overview:
         at=timezone.now(),
         totals=totals_of(actor, hosts, pools),
         pools=rows,
-        win_back_now=candidates(actor),
+        win_back_now=candidates(images_for(actor), pools),
         needs_a_look=concerns(actor, hosts, pools, rows),
         at_work=tuple(jobs.filter(state=Job.State.RUNNING).order_by("id")),
         queued_count=jobs.filter(state=Job.State.QUEUED).count(),
@@ -40,15 +39,16 @@ def overview(actor: Actor) -> Overview:
 
 
 def candidates(
-    actor: Actor, limit: int = CANDIDATES, pools: Collection[int] | None = None
+    rows: QuerySet[Image], pools: list[StoragePool], limit: int = CANDIDATES
 ) -> tuple[Candidate, ...]:  # fmt: skip
-    """The images with the most to win back by a method that there is, largest first; each inode once.
+    """The images with the most to win back by a method that there is, largest first; each file once, as in the totals.
 
     Args:
-        pools: ids of those that they lie in; ``None`` for all.
+        rows: as of :func:`images_for`.
+        pools: all that these may be in.
     """
-    rows = images_for(actor).filter(reclaimable_bytes__gt=0, reclaimable_method__in=space.METHODS, state=Image.State.OK)
-    rows = rows if pools is None else rows.filter(pool__in=pools)
+    rows = rows.filter(reclaimable_bytes__gt=0, reclaimable_method__in=space.METHODS, state=Image.State.OK)
+    rows = rows.exclude(pool__in=shown_again(pools))
     found: dict[tuple[int, str, str], Candidate] = {}
     for image in rows.order_by(F("reclaimable_bytes").desc(nulls_last=True), "-id")[: 2 * limit]:
         found.setdefault((image.host_id, image.dev, image.inode), _candidate(image))

@@ -29,15 +29,15 @@ def totals_of(actor: Actor, hosts: list[Host], pools: list[StoragePool]) -> Tota
     capacity = _sum([*(pool.capacity_bytes for pool in filesystems), *inside, *again])
     used = _sum([*(pool.used_bytes for pool in filesystems), *inside])
     available = _sum([*(pool.available_bytes for pool in filesystems), *again])
-    rows = _each_file_once(images_for(actor), pools)
-    sums = _image_sums(rows)
+    rows = each_file_once(images_for(actor), pools)
+    sums = image_sums(rows)
     scanned = any(pool.last_scanned is not None for pool in pools)
     virtual = sums["virtual_size"] if scanned else None
     usable = _sum([*(pool.usable_bytes for pool in filesystems), *inside, *again])
     # Images on storages of unknown size are promised to nobody's account. Who lists them may not have them mounted now.
     counted = {pool.shared_key or pool.pk for pool in sized}
     unsized = [pool.pk for pool in pools if (pool.shared_key or pool.pk) not in counted]
-    promised = _image_sums(rows.exclude(pool__in=unsized))["virtual_size"] or 0 if scanned and unsized else virtual
+    promised = image_sums(rows.exclude(pool__in=unsized))["virtual_size"] or 0 if scanned and unsized else virtual
     return Totals(
         hosts_count=len(hosts),
         pools_count=len(pools),
@@ -109,8 +109,18 @@ def _sum(values: Iterable[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-def _each_file_once(rows: QuerySet[Image], pools: list[StoragePool]) -> QuerySet[Image]:
-    """Images that are there, without those that another host shows too because it mounts the same pool, or may do."""
+def each_file_once(rows: QuerySet[Image], pools: list[StoragePool]) -> QuerySet[Image]:
+    """Images that are there, without those that another host shows too because it mounts the same pool, or may do.
+
+    Args:
+        pools: those that the rows may be in.
+    """
+    rows = rows.exclude(state__in=Image.NOT_THERE).select_related(None).prefetch_related(None).order_by()
+    return rows.exclude(pool__in=shown_again(pools))
+
+
+def shown_again(pools: list[StoragePool]) -> list[int]:
+    """Ids of the pools whose images another one of these has too, or may have."""
     seen: set[str] = set()
     again = list(shared_storages.doubtful(pools))
     for pool in _those_that_list_first(pools):
@@ -118,8 +128,7 @@ def _each_file_once(rows: QuerySet[Image], pools: list[StoragePool]) -> QuerySet
             again.append(pool.pk)
         elif pool.shared_key:
             seen.add(pool.shared_key)
-    rows = rows.exclude(state__in=Image.NOT_THERE).select_related(None).prefetch_related(None).order_by()
-    return rows.exclude(pool__in=again) if again else rows
+    return again
 
 
 def _those_that_list_first(pools: list[StoragePool]) -> list[StoragePool]:
@@ -132,7 +141,10 @@ def _those_that_list_first(pools: list[StoragePool]) -> list[StoragePool]:
     return sorted(pools, key=lambda pool: pool.pk not in listing)
 
 
-def _image_sums(rows: QuerySet[Image]) -> dict[str, int | None]:
+def image_sums(rows: QuerySet[Image]) -> dict[str, int | None]:
+    """Of rows as :func:`each_file_once` leaves them the ``count``, how many are ``measured`` and ``analyzed``, and the
+    sum of each of :data:`SUMS`, each inode once.
+    """
     sums = rows.aggregate(
         count=Count("id"),
         analyzed=Count("reclaimable_bytes"),

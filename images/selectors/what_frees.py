@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 from images.models import Image
 from images.orphans.selectors import aside_for, orphans_for
 from images.selectors.guests import guests_for
+from images.selectors.lists import images_for
 from images.selectors.overview import candidates
 from images.selectors.snapshots import snapshots_of
 from images.selectors.undo_copies import undo_copies
@@ -62,7 +63,7 @@ def what_frees(actor: Actor, pool: StoragePool, now: datetime | None = None) -> 
     ids = [one.pk for one in pools]
     found = [
         Frees("reclaim", "image", one.id, one.name, one.reclaimable_bytes, one.method == "in_place")
-        for one in candidates(actor, MOST, ids)
+        for one in candidates(images_for(actor).filter(pool__in=ids), pools, MOST)
     ]
     for one in pools:
         copies = undo_copies(one).rows[:MOST]

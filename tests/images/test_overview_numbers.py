@@ -87,6 +87,15 @@ def test_one_export_on_two_hosts_counts_once() -> None:
     assert (totals.allocated_bytes, totals.capacity_bytes, totals.images_count) == (4 * GIB, 100 * GIB, 1)
 
 
+def test_an_image_on_one_export_of_two_hosts_is_one_candidate_and_one_orphan() -> None:
+    for libvirt in ("absent", "present", "present"):
+        pool = StoragePoolFactory.create(shared_key="nfs:server:/export", host__capabilities={"libvirt": libvirt})
+        ImageFactory.create(pool=pool, inode="7", orphan=True, reclaimable_bytes=GIB, reclaimable_method="copy")
+    seen = overview(SYSTEM)
+    assert [(concern.code, concern.count, len(concern.items)) for concern in seen.needs_a_look] == [("orphan", 1, 1)]
+    assert len(seen.win_back_now) == 1
+
+
 def test_vanished_images_occupy_nothing() -> None:
     ImageFactory.create(state="missing", allocated_size=4 * GIB)
     assert overview(SYSTEM).totals.allocated_bytes == 0

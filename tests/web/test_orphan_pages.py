@@ -56,6 +56,20 @@ def test_each_orphan_stands_there_with_its_evidence_and_the_sum(viewer: Client, 
     assert "Set aside…" not in page
 
 
+def test_one_file_on_an_export_of_two_hosts_counts_once_on_each_and_on_both(viewer: Client, pool: StoragePool) -> None:
+    other = StoragePoolFactory.create(host__capabilities={"libvirt": "present"}, shared_key=pool.shared_key)
+    for one in (pool, other):
+        orphan(one, allocated_size=100 * GIB, inode="7")
+    for filters in ("", f"?host={pool.host_id}", f"?host={other.host_id}"):
+        assert "1 unused image, 100 GiB physical" in said(viewer.get(f"/orphans/{filters}"))
+
+
+def test_what_names_of_one_file_occupy_counts_once(viewer: Client, pool: StoragePool) -> None:
+    for name in ("a.raw", "b.raw", "c.raw"):
+        orphan(pool, name, allocated_size=100 * GIB, inode="7", nlink=3)
+    assert "3 unused images, 100 GiB physical" in said(viewer.get("/orphans/"))
+
+
 def test_where_nobody_could_need_any_they_are_counted_and_shown_on_request(viewer: Client, pool: StoragePool) -> None:
     bare = StoragePoolFactory.create(host=HostFactory.create(capabilities={"libvirt": "absent"}))
     orphan(bare, "demo.qcow2")
