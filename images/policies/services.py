@@ -42,9 +42,8 @@ def change(actor: Actor, policy: Policy, values: dict[str, Any]) -> Policy:
         ForbiddenError, InvalidError: as for :func:`create`.
         NotFoundError: somebody has deleted it.
     """
-    require_reach(actor, policy, Role.ADMIN)
     with transaction.atomic():
-        row = _locked(policy)
+        row = _locked(actor, policy, Role.ADMIN)
         before = Rules.of(row)
         was_enabled, shown_before = row.enabled, shown(row)
         for name, value in values.items():
@@ -63,15 +62,17 @@ def change(actor: Actor, policy: Policy, values: dict[str, Any]) -> Policy:
     return saved
 
 
-def _locked(policy: Policy) -> Policy:
-    """The policy's row as it is now; until the transaction's end nobody else changes or deletes it.
+def _locked(actor: Actor, policy: Policy, role: Role) -> Policy:
+    """The policy's row as it is now; until the transaction's end nobody else changes, widens or deletes it.
 
     Raises:
+        ForbiddenError: the actor does not have the role on all that it reaches by now.
         NotFoundError: somebody has deleted it.
     """
     row = Policy.objects.select_for_update().filter(pk=policy.pk).first()
     if row is None:
         raise NotFoundError(_("Policy {policy} no longer exists.").format(policy=policy.pk))
+    require_reach(actor, row, role)
     return row
 
 
@@ -82,10 +83,9 @@ def remove(actor: Actor, policy: Policy) -> None:
         ForbiddenError: the actor is no admin, or does not see all that it reaches.
         NotFoundError: somebody has deleted it already.
     """
-    require_reach(actor, policy, Role.ADMIN)
     with transaction.atomic():
         # Whoever submits a job of it has this row too: so no job is left of which nobody knows the run.
-        policy = _locked(policy)
+        policy = _locked(actor, policy, Role.ADMIN)
         for run in policy.runs.filter(finished=None):
             _stop(run, f"The policy was deleted by {actor.name}.")
         audit(actor, "policy deleted", policy.name, before=shown(policy))
@@ -101,14 +101,13 @@ def run_now(actor: Actor, policy: Policy, now: datetime | None = None) -> Policy
         RefusedError: ``automation_paused``; ``busy`` where a run is at work.
         NotFoundError: somebody has deleted the policy.
     """
-    require_reach(actor, policy, Role.OPERATOR)
     now = now or timezone.now()
-    switch = automation.state()
-    if switch.paused:
-        told = _("Automation was paused by {by}. Resume it first.")
-        raise RefusedError("automation_paused", told.format(by=switch.by))
     with transaction.atomic():
-        policy = _locked(policy)
+        policy = _locked(actor, policy, Role.OPERATOR)
+        switch = automation.state()
+        if switch.paused:
+            told = _("Automation was paused by {by}. Resume it first.")
+            raise RefusedError("automation_paused", told.format(by=switch.by))
         rules = Rules.of(policy)
         at_work = policy.runs.filter(state=PolicyRun.State.RUNNING).first()
         if at_work is not None:
@@ -131,9 +130,8 @@ def stop(actor: Actor, run: PolicyRun) -> PolicyRun:
         RefusedError: ``ended``: there is nothing to stop.
         NotFoundError: it was deleted with its policy.
     """
-    require_reach(actor, run.policy, Role.OPERATOR)
     with transaction.atomic():
-        _locked(run.policy)
+        _locked(actor, run.policy, Role.OPERATOR)
         if not _stop(run, f"Stopped by {actor.name}."):
             run.refresh_from_db()
             told = _("This run is already {state}. There is nothing to stop.")

@@ -9,13 +9,13 @@ import pytest
 
 from images.models import Policy, PolicyRun
 from images.policies import clock, services
-from storage_admin.accounts.models import AuditEntry
+from storage_admin.accounts.models import Actor, AuditEntry, ForbiddenError, Role
 from storage_admin.errors import NotFoundError
-from tests.factories import PolicyFactory
+from tests.factories import HostFactory, PolicyFactory, PolicyRunFactory
 from tests.harness.patching import do_before
 from tests.jobs.test_claims import at_once
 from tests.policies.test_runs import NOW, begun
-from tests.working import ADMIN, OPERATOR
+from tests.working import ADMIN, OPERATOR, reread
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -45,6 +45,28 @@ def test_a_run_that_went_with_its_policy_is_not_there_to_be_stopped() -> None:
     services.remove(ADMIN, Policy.objects.get())
     with pytest.raises(NotFoundError):
         services.stop(OPERATOR, run)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda actor, run: services.change(actor, run.policy, {"hosts": run.policy.hosts, "enabled": False}),
+        lambda actor, run: services.run_now(actor, run.policy, NOW + timedelta(minutes=1)),
+        services.stop,
+        lambda actor, run: services.remove(actor, run.policy),
+    ],
+    ids=["change", "run", "stop", "remove"],
+)
+def test_what_somebody_has_widened_is_left_alone_by_who_sees_only_a_part_of_it(
+    act: Callable[[Actor, PolicyRun], Any],
+) -> None:
+    mine = HostFactory.create()
+    run = PolicyRunFactory.create(policy=PolicyFactory.create(hosts=[mine.pk]), due=NOW)
+    services.change(ADMIN, Policy.objects.get(), {"hosts": []})
+    with pytest.raises(ForbiddenError):
+        act(Actor("lea", Role.ADMIN, hosts=frozenset({mine.slug})), run)
+    row = Policy.objects.get()
+    assert (row.hosts, row.enabled, reread(run).state) == ([], True, run.state)
 
 
 @pytest.mark.django_db(transaction=True)
