@@ -85,9 +85,10 @@ class Place:
 
     @property
     def virtual_bytes(self) -> int | None:
-        """What its images promise; ``None`` where that is known of none of its storages."""
-        known = [storage._largest("virtual_bytes") for storage in self.storages]
-        return sum(size for size in known if size is not None) if any(size is not None for size in known) else None
+        """What its images promise; ``None`` where that is not known of one of its storages."""
+        sizes = [storage._largest("virtual_bytes") for storage in self.storages]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
 
     @property
     def undo_bytes(self) -> int:

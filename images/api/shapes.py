@@ -70,6 +70,7 @@ class TotalsSerializer(serializers.Serializer[Any]):
     pools_counted = serializers.IntegerField(help_text=_("Pools whose capacity is known. Only these are counted."))
     images_count = serializers.IntegerField()
     measured_count = serializers.IntegerField(help_text=_("Images whose physical size is known."))
+    sized_count = serializers.IntegerField(help_text=_("Images whose virtual size is known."))
     capacity_bytes = serializers.IntegerField(allow_null=True)
     used_bytes = serializers.IntegerField(allow_null=True)
     available_bytes = serializers.IntegerField(allow_null=True)

@@ -372,7 +372,7 @@ def write_totals(pools: Iterable[StoragePool]) -> None:
         there = Image.objects.filter(pool=shared_storages.listed_in(pool)).exclude(state__in=Image.NOT_THERE)
         sums = there.filter(nlink=1).aggregate(
             count=Count("pk"), allocated=Sum("allocated_size"), virtual=Sum("virtual_size"),
-            reclaimable=Sum("reclaimable_bytes"), measured=Count("allocated_size"),
+            reclaimable=Sum("reclaimable_bytes"), measured=Count("allocated_size"), sized=Count("virtual_size"),
         )  # fmt: skip
         linked = {
             (dev, inode): sizes
@@ -385,12 +385,13 @@ def write_totals(pools: Iterable[StoragePool]) -> None:
         known = [value for value in (sums["reclaimable"], *reclaimable) if value is not None]
         # Without one of them, the sum would be too small.
         measured = sums["measured"] == sums["count"] and len(allocated) == len(linked)
+        sized = sums["sized"] == sums["count"] and len(virtual) == len(linked)
         count = sums["count"] + len(linked)
         # Nobody has listed it yet: that it has none is not known.
         listed = bool(count) or pool.last_scanned is not None
         StoragePool.objects.filter(pk=pool.pk).update(
             images_count=count,
             allocated_bytes=(sums["allocated"] or 0) + sum(allocated) if measured and listed else None,
-            virtual_bytes=(sums["virtual"] or 0) + sum(virtual) if listed else None,
+            virtual_bytes=(sums["virtual"] or 0) + sum(virtual) if sized and listed else None,
             reclaimable_bytes=sum(known) if known else None,
         )

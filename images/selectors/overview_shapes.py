@@ -55,7 +55,8 @@ class Totals(_Sized):
     Capacity, used and available count each filesystem once (``pools_counted`` of ``pools_count`` pools have a known
     size); allocated, virtual and reclaimable count each file once, also where hosts share a pool or hard links exist.
     ``reclaimable_*`` are sums over the ``analyzed_count`` analyzed images alone, ``allocated_bytes`` over the
-    ``measured_count`` of which somebody tells what they occupy.
+    ``measured_count`` of which somebody tells what they occupy, ``virtual_bytes`` over the ``sized_count`` of which the
+    virtual size is known; the overcommit is only known where that is all of them.
     """
 
     hosts_count: int
@@ -63,6 +64,7 @@ class Totals(_Sized):
     pools_counted: int
     images_count: int
     measured_count: int
+    sized_count: int
     capacity_bytes: int | None
     used_bytes: int | None
     available_bytes: int | None

@@ -32,24 +32,25 @@ def totals_of(actor: Actor, hosts: list[Host], pools: list[StoragePool]) -> Tota
     rows = each_file_once(images_for(actor), pools)
     sums = image_sums(rows)
     scanned = any(pool.last_scanned is not None for pool in pools)
-    virtual = sums["virtual_size"] if scanned else None
     usable = _sum([*(pool.usable_bytes for pool in filesystems), *inside, *again])
     # Images on storages of unknown size are promised to nobody's account. Who lists them may not have them mounted now.
     counted = {pool.shared_key or pool.pk for pool in sized}
     unsized = [pool.pk for pool in pools if (pool.shared_key or pool.pk) not in counted]
-    promised = image_sums(rows.exclude(pool__in=unsized))["virtual_size"] or 0 if scanned and unsized else virtual
+    promised = image_sums(rows.exclude(pool__in=unsized)) if unsized else sums
+    ratio = round((promised["virtual_size"] or 0) / usable, 2) if scanned and usable else None
     return Totals(
         hosts_count=len(hosts),
         pools_count=len(pools),
         pools_counted=len(sized),
         images_count=sums["count"] or 0,
         measured_count=sums["measured"] or 0,
+        sized_count=sums["sized"] or 0,
         capacity_bytes=capacity,
         used_bytes=used,
         available_bytes=available,
         allocated_bytes=_known(sums["allocated_size"], sums["count"]) if scanned else None,
-        virtual_bytes=(virtual or 0) if scanned else None,
-        overcommit_ratio=round(promised / usable, 2) if promised is not None and usable else None,
+        virtual_bytes=_known(sums["virtual_size"], sums["count"]) if scanned else None,
+        overcommit_ratio=ratio if promised["sized"] == promised["count"] else None,
         analyzed_count=sums["analyzed"] or 0,
         reclaimable_bytes=sums["reclaimable_bytes"],
         reclaimable_low=sums["reclaimable_low"],
@@ -149,6 +150,7 @@ def image_sums(rows: QuerySet[Image]) -> dict[str, int | None]:
         count=Count("id"),
         analyzed=Count("reclaimable_bytes"),
         measured=Count("allocated_size"),
+        sized=Count("virtual_size"),
         linked=Count("id", filter=Q(nlink__gt=1)),
         **{column: Sum(column) for column in SUMS},
     )

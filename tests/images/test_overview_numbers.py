@@ -11,6 +11,7 @@ from storage_admin.accounts.models import SYSTEM
 from storage_admin.hosts.models import StoragePool
 from tests.factories import GIB, HostFactory, ImageFactory, ImageUseFactory, JobFactory, StoragePoolFactory
 from tests.ledger.rows import freed, held
+from tests.working import client_as
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 
@@ -236,6 +237,21 @@ def test_overcommit_takes_nothing_away_for_a_storage_that_may_be_one_which_is_co
     )
     ImageFactory.create(pool=again, virtual_size=800 * GIB)
     assert overview(SYSTEM).totals.overcommit_ratio == 0.8
+
+
+def test_what_is_provisioned_is_unknown_where_an_image_cannot_be_read() -> None:
+    pool = StoragePoolFactory.create(capacity_bytes=1000 * GIB, last_scanned=timezone.now())
+    ImageFactory.create(pool=pool, state="unreadable", virtual_size=None)
+    space.write_totals([pool])
+    seen = overview(SYSTEM)
+    assert (seen.pools[0].virtual_bytes, seen.pools[0].overcommit_ratio) == (None, None)
+    assert (seen.totals.virtual_bytes, seen.totals.overcommit_ratio) == (None, None)
+    ImageFactory.create(pool=pool, virtual_size=800 * GIB)
+    space.write_totals([pool])
+    seen = overview(SYSTEM)
+    assert seen.pools[0].virtual_bytes is None
+    assert (seen.totals.virtual_bytes, seen.totals.sized_count, seen.totals.overcommit_ratio) == (800 * GIB, 1, None)
+    assert "known of 1 of 2 images" in client_as(role="viewer").get("/").content.decode()
 
 
 def test_a_pool_that_nobody_has_listed_has_an_unknown_number_of_images() -> None:

@@ -187,8 +187,18 @@ def test_overcommit_is_told_of_only_where_a_threshold_is_set_and_once_for_a_shar
     assert told() == {f"pool_overcommit:{pools[0].pk}": f"{pools[0]} has more than 2 times its capacity provisioned"}
     StoragePool.objects.update(virtual_bytes=191 * GIB)
     assert len(told()) == 1
+    StoragePool.objects.filter(pk__in=[pool.pk for pool in pools]).update(virtual_bytes=None)
+    assert len(told()) == 1, "an image of unknown size ends no alert"
     StoragePool.objects.update(virtual_bytes=189 * GIB)
     assert looked() == {}
+
+
+def test_overcommit_is_not_judged_without_one_of_the_storages_on_a_filesystem() -> None:
+    one = StoragePoolFactory.create(fs_key="one", virtual_bytes=150 * GIB, warn_overcommit=2.0)
+    other = StoragePoolFactory.create(fs_key="one", virtual_bytes=150 * GIB, host=one.host)
+    assert list(looked()) == [f"pool_overcommit:{one.pk}"]
+    StoragePool.objects.filter(pk=other.pk).update(virtual_bytes=None)
+    assert list(looked()) == [f"pool_overcommit:{one.pk}"]
 
 
 def test_undo_copies_that_hold_much_are_told_of() -> None:
