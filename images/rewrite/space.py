@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from django.db.models import Count, F, Q, QuerySet, Sum
+from django.db.models import Count, F, Max, Q, QuerySet, Sum
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -374,13 +374,13 @@ def write_totals(pools: Iterable[StoragePool]) -> None:
             count=Count("pk"), allocated=Sum("allocated_size"), virtual=Sum("virtual_size"),
             reclaimable=Sum("reclaimable_bytes"), measured=Count("allocated_size"), sized=Count("virtual_size"),
         )  # fmt: skip
-        linked = {
-            (dev, inode): sizes
-            for dev, inode, *sizes in there.filter(nlink__gt=1).values_list(
-                "dev", "inode", "allocated_size", "virtual_size", "reclaimable_bytes"
-            )
-        }
-        columns = zip(*linked.values(), strict=True) if linked else ((), (), ())
+        # Of several names of an inode, one may have been analyzed.
+        linked = (
+            there.filter(nlink__gt=1).order_by().values("dev", "inode")
+            .annotate(allocated=Max("allocated_size"), virtual=Max("virtual_size"), most=Max("reclaimable_bytes"))
+            .values_list("allocated", "virtual", "most")
+        )  # fmt: skip
+        columns = zip(*linked, strict=True) if linked else ((), (), ())
         allocated, virtual, reclaimable = ([value for value in column if value is not None] for column in columns)
         known = [value for value in (sums["reclaimable"], *reclaimable) if value is not None]
         # Without one of them, the sum would be too small.

@@ -80,6 +80,17 @@ def test_an_inode_with_three_names_counts_once() -> None:
     assert (totals.reclaimable_bytes, totals.reclaimable_low, totals.reclaimable_high) == (GIB, 5, None)
 
 
+@pytest.mark.parametrize("analyzed", [0, 1])
+def test_a_pool_counts_what_was_analyzed_by_one_of_two_names_of_an_inode(analyzed: int) -> None:
+    pool = StoragePoolFactory.create()
+    for number in range(2):
+        known = 3 * GIB if number == analyzed else None
+        ImageFactory.create(pool=pool, inode="7", nlink=2, allocated_size=4 * GIB, reclaimable_bytes=known)
+    space.write_totals([pool])
+    row = overview(SYSTEM).pools[0]
+    assert (row.images_count, row.allocated_bytes, row.reclaimable_bytes) == (1, 4 * GIB, 3 * GIB)
+
+
 def test_one_export_on_two_hosts_counts_once() -> None:
     for _ in range(2):
         pool = StoragePoolFactory.create(shared_key="nfs:server:/export", fs_key="nfs:server:/export")
