@@ -93,7 +93,9 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
     )
     filesystem = TextOrNull()
     leftovers = serializers.SerializerMethodField(help_text=_("Files of jobs that this dashboard does not know."))
-    aside_bytes = serializers.SerializerMethodField(help_text=_("Bytes that images set aside occupy in the pool."))
+    aside_bytes = serializers.SerializerMethodField(
+        help_text=_("Bytes that images set aside occupy in the pool; null if one of them is not measured.")
+    )
     days_until_full = ForecastField(
         "days",
         help_text=_(
@@ -128,9 +130,9 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
     def get_mount(self, pool: StoragePool) -> Any:
         return MountSerializer(pool.mount).data if pool.mount else None
 
-    @extend_schema_field({"type": "integer"})
-    def get_aside_bytes(self, pool: StoragePool) -> int:
-        found: dict[int, tuple[int, int]] = self.context["aside"]
+    @extend_schema_field({"type": ["integer", "null"]})
+    def get_aside_bytes(self, pool: StoragePool) -> int | None:
+        found: dict[int, tuple[int, int | None]] = self.context["aside"]
         return found.get(pool.pk, (0, 0))[1]
 
 

@@ -84,7 +84,10 @@ def taken(image: Image, told: int) -> int:
     return told or image.allocated_size or 0 if image.volume else told
 
 
-def bytes_aside(pools: list[StoragePool]) -> dict[int, tuple[int, int]]:
-    """How many images are set aside in each pool, and the bytes that they occupy; pools without any are left out."""
+def bytes_aside(pools: list[StoragePool]) -> dict[int, tuple[int, int | None]]:
+    """How many images are set aside in each pool, and the bytes that they occupy, ``None`` where of one of them nobody
+    tells; pools without any are left out.
+    """
     rows = Image.objects.filter(pool__in=pools, aside_since__isnull=False).order_by().values_list("pool_id")
-    return {pool: (count, size or 0) for pool, count, size in rows.annotate(Count("id"), Sum("allocated_size"))}
+    found = rows.annotate(Count("id"), Count("allocated_size"), Sum("allocated_size"))
+    return {pool: (count, size if measured == count else None) for pool, count, measured, size in found}

@@ -1,5 +1,7 @@
 """Reads: orphans with their evidence, what is set aside, and what cannot be known."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -10,6 +12,7 @@ from django.utils.translation import gettext as _
 from images.models import Image
 from images.orphans.host_facts import could_have_guests
 from images.orphans.refusals import changed_at
+from images.selectors.chains import whole
 from images.selectors.lists import images_for
 from images.selectors.totals import each_file_once, image_sums
 from storage_admin.accounts.models import Actor
@@ -30,11 +33,11 @@ class Amount:
 
 @dataclass(frozen=True)
 class Unknown:
-    """A reason why it is not known whether images are orphans, and how many that concerns."""
+    """A reason why it is not known whether images are orphans, how many that concerns, and what they occupy."""
 
     why: str
     count: int
-    allocated: int
+    allocated: int | None
 
 
 def orphans_for(actor: Actor, *, everywhere: bool = False) -> QuerySet[Image]:
@@ -74,21 +77,20 @@ def unknown_for(actor: Actor) -> list[Unknown]:
     """Why it is not known of some images whether anybody needs them, what concerns most of them first."""
     rows = images_for(actor).filter(orphan=None).exclude(state__in=Image.NOT_THERE)
     grouped = rows.order_by().values_list("orphan_evidence", "host__owners_unknown", "host__name")
-    found: dict[str, tuple[int, int]] = {}
-    for evidence, host, name, count, size in grouped.annotate(Count("id"), Sum("allocated_size")):
+    counted = grouped.annotate(Count("id"), Count("allocated_size"), Sum("allocated_size"))
+    found = defaultdict[str, list[Amount | Unknown]](list)
+    for evidence, host, name, count, measured, size in counted:
         why = f"{name}: {' '.join(map(str, evidence)) or host or 'It has not been scanned yet.'}"
-        known = found.get(why, (0, 0))
-        found[why] = (known[0] + count, known[1] + (size or 0))
-    reasons = sorted((Unknown(why, *numbers) for why, numbers in found.items()), key=lambda one: (-one.count, one.why))
+        found[why].append(Amount(count, size if measured == count else None))
+    reasons = sorted((_together(*one) for one in found.items()), key=lambda one: (-one.count, one.why))
     rest = reasons[REASONS:]
     if not rest:
         return reasons
-    others = Unknown(
-        _("{count} other reasons.").format(count=len(rest)),
-        sum(one.count for one in rest),
-        sum(one.allocated for one in rest),
-    )
-    return [*reasons[:REASONS], others]
+    return [*reasons[:REASONS], _together(_("{count} other reasons.").format(count=len(rest)), rest)]
+
+
+def _together(why: str, parts: Sequence[Amount | Unknown]) -> Unknown:
+    return Unknown(why, sum(part.count for part in parts), whole([part.allocated for part in parts]))
 
 
 def evidence(image: Image) -> list[str]:

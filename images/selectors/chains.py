@@ -95,13 +95,13 @@ def chain_of(image: Image, actor: Actor = SYSTEM) -> Chain:
         edges=tuple(
             Edge(overlay=member.pk, base=member.backing_id) for member in members if member.backing_id is not None
         ),
-        allocated_size=_whole(sizes.values()),
-        virtual_size=_whole(virtual.values()),
+        allocated_size=whole(sizes.values()),
+        virtual_size=whole(virtual.values()),
     )
 
 
-def _whole(sizes: Collection[int | None]) -> int | None:
-    """Their sum; ``None`` where one of them is not known."""
+def whole(sizes: Collection[int | None]) -> int | None:
+    """The sum of sizes; ``None`` where one of them is not known."""
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None
 

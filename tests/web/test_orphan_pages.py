@@ -33,11 +33,11 @@ def orphan(pool: StoragePool, name: str = "left.qcow2", **more: Any) -> Image:
     return ImageFactory.create(pool=pool, name=name, orphan=True, orphan_evidence=EVIDENCE, **more)
 
 
-def aside(pool: StoragePool, name: str = "aside.qcow2", *, due: bool = False) -> Image:
+def aside(pool: StoragePool, name: str = "aside.qcow2", *, due: bool = False, **more: Any) -> Image:
     until = timezone.now() + timedelta(days=-1 if due else 7)
     image = ImageFactory.create(
         pool=pool, name=name, orphan=None, state="set_aside", aside_since=timezone.now() - timedelta(days=9),
-        aside_until=until, aside_by="ada",
+        aside_until=until, aside_by="ada", **more,
     )  # fmt: skip
     image.aside_job = JobFactory.create(kind="set_aside", target=image, state="succeeded", finished=timezone.now())
     image.save()
@@ -141,6 +141,19 @@ def test_what_is_set_aside_says_who_when_until_and_how_much(admin: Client, viewe
     assert f"/images/{waiting.pk}/delete/" not in page
     assert "Restore" not in said(viewer.get("/orphans/")).replace("Restored", "")
     assert "Set aside 2 images, 8 GiB" in said(viewer.get(f"/pools/{pool.pk}/"))
+
+
+def test_what_images_hold_is_unknown_where_one_of_them_was_not_measured(viewer: Client, pool: StoragePool) -> None:
+    unmeasured = {"allocated_size": None, "file_size": None}
+    aside(pool)
+    aside(pool, "vm-9-disk-0", **unmeasured)
+    for name, size in (("vm-8-disk-0", unmeasured), ("vm-7-disk-0", {})):
+        ImageFactory.create(pool=pool, name=name, orphan=None, orphan_evidence=["Unread."], **size)
+    page = said(viewer.get("/orphans/"))
+    assert "2 images; how much they hold is unknown. Deleting an image frees its space." in page
+    assert "pve1: Unread. 2 unknown" in page
+    assert "Set aside 2 images, unknown" in said(viewer.get(f"/pools/{pool.pk}/"))
+    assert viewer.get(f"/api/v1/pools/{pool.pk}/").json()["aside_bytes"] is None
 
 
 def test_a_pool_or_host_with_images_set_aside_is_not_forgotten(admin: Client, pool: StoragePool) -> None:

@@ -14,6 +14,7 @@ from images.models import Image
 from images.orphans import selectors
 from images.orphans.refusals import changed_at
 from images.orphans.rows import GRACE_DAYS
+from images.selectors.chains import whole
 from storage_admin.accounts.models import Role
 from storage_admin.accounts.saved_views import list_page
 from storage_admin.csv_export import Columns, csv_answer
@@ -87,7 +88,7 @@ def orphans(request: PageRequest) -> HttpResponseBase:
         "aside": [
             {"image": image, "due": image.aside_until is not None and image.aside_until <= now} for image in aside
         ],
-        "aside_bytes": sum(image.allocated_size or 0 for image in aside),
+        "aside_bytes": whole([image.allocated_size for image in aside]),
         "unknown": unknown,
         "unknown_count": sum(one.count for one in unknown),
         "elsewhere": max(hidden - selectors.summed(selectors.orphans_for(request.actor)).count, 0),
