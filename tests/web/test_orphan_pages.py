@@ -144,11 +144,11 @@ def test_what_is_set_aside_says_who_when_until_and_how_much(admin: Client, viewe
 
 
 def test_what_images_hold_is_unknown_where_one_of_them_was_not_measured(viewer: Client, pool: StoragePool) -> None:
-    unmeasured = {"allocated_size": None, "file_size": None}
+    unmeasured: dict[str, Any] = {"allocated_size": None, "file_size": None}
     aside(pool)
     aside(pool, "vm-9-disk-0", **unmeasured)
-    for name, size in (("vm-8-disk-0", unmeasured), ("vm-7-disk-0", {})):
-        ImageFactory.create(pool=pool, name=name, orphan=None, orphan_evidence=["Unread."], **size)
+    for name, more in (("vm-8-disk-0", unmeasured), ("vm-7-disk-0", {})):
+        ImageFactory.create(pool=pool, name=name, orphan=None, orphan_evidence=["Unread."], **more)
     page = said(viewer.get("/orphans/"))
     assert "2 images; how much they hold is unknown. Deleting an image frees its space." in page
     assert "pve1: Unread. 2 unknown" in page
