@@ -18,6 +18,8 @@ from storage_admin.accounts.authentication import actor_of
 from storage_admin.accounts.directory import DeniedError
 from storage_admin.accounts.models import User, audit
 
+#: In a session: what stands for the password of a sign-in's first step.
+_PASSWORD = "password_at_first_step"  # noqa: S105 (a name)
 #: What is said when something was changed, by the name that it has there.
 SENTENCES = {
     "mfa/messages/totp_activated.txt": _("The authenticator app was set up."),
@@ -48,8 +50,19 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
     def respond_user_inactive(self, _request: HttpRequest, _user: User) -> HttpResponse:
         raise DeniedError(gettext("An admin has deactivated your account."))
 
+    def pre_login(self, request: HttpRequest, user: User, **about: Any) -> HttpResponse | None:
+        """The first step of each sign-in."""
+        request.session[_PASSWORD] = user.get_session_auth_hash()
+        answer: HttpResponse | None = super().pre_login(request, user, **about)
+        return answer
+
     def login(self, request: HttpRequest, user: User) -> None:
-        """The end of each sign-in, however it began."""
+        """The end of each sign-in, however it began. Much may have changed since its first step."""
+        if not user.is_active or request.session.pop(_PASSWORD, "") != user.get_session_auth_hash():
+            request.session.flush()
+            if not user.is_active:
+                self.respond_user_inactive(request, user)
+            raise DeniedError(gettext("Your password has changed in the meantime. Sign in again."))
         records = get_authentication_records(request, user)
         # Whatever proved them: this one looks at each request whether the account is still active.
         user.backend = "django.contrib.auth.backends.ModelBackend"

@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, transaction
 from django.utils.translation import gettext as _
 
-from storage_admin.accounts import second_factor
+from storage_admin.accounts import second_factor, sessions
 from storage_admin.accounts.models import Actor, Role, Session, User, audit
 from storage_admin.accounts.users import RESERVED, check_user
 from storage_admin.errors import InvalidError
@@ -146,5 +146,5 @@ def _update(user: User, rights: Rights, email: str) -> None:
 
 
 def _end(user: User) -> None:
-    if ended := Session.objects.filter(user=user).delete()[0]:
+    if ended := sessions.end(Session.objects.filter(user=user)):
         audit(DIRECTORY, "sessions ended", user.username, before={"sessions": ended})

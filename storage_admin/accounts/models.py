@@ -142,7 +142,9 @@ class User(AbstractUser):
 
 
 class Session(AbstractBaseSession):
-    """A browser in which somebody is signed in. Its key is as good as a password, and is never shown."""
+    """A browser in which somebody is signed in, or, with no ``since``, waits for the second step of that. Its key is as
+    good as a password, and is never shown.
+    """
 
     #: By which it is named. For a moment two rows have it, when a session gets another key.
     uid = models.UUIDField(default=uuid.uuid4, db_index=True)

@@ -13,6 +13,7 @@ from django.db import transaction
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
+from storage_admin.accounts import sessions
 from storage_admin.accounts.authentication import actor_of
 from storage_admin.accounts.models import Actor, Role, Session, SignInRules, User, audit
 from storage_admin.errors import InvalidError
@@ -102,7 +103,7 @@ def reset(actor: Actor, user: User) -> list[str]:
     with transaction.atomic():
         kinds = kinds_of(user)
         Authenticator.objects.filter(user=user).delete()
-        ended = Session.objects.filter(user=user).delete()[0]
+        ended = sessions.end(Session.objects.filter(user=user))
         audit(
             actor, "second factor reset", user.username, before={"second_factor": kinds},
             after={"sessions_ended": ended},

@@ -8,14 +8,14 @@ from storage_admin.accounts.models import AuditEntry, Session, Token, User
 
 def sessions_of(user: User) -> QuerySet[Session]:
     """Where somebody is signed in, the latest seen first."""
-    rows = Session.objects.filter(user=user, expire_date__gt=timezone.now())
+    rows = Session.objects.filter(user=user, expire_date__gt=timezone.now()).exclude(since=None)
     return rows.order_by("-seen", "session_key").defer("session_data")
 
 
 def users_listed() -> QuerySet[User]:
     """All users by name, each with the number of their ``open_sessions``."""
     now = timezone.now()
-    open_ones = Count("sessions", filter=Q(sessions__expire_date__gt=now))
+    open_ones = Count("sessions", filter=Q(sessions__expire_date__gt=now, sessions__since__isnull=False))
     return User.objects.annotate(open_sessions=open_ones).order_by("username")
 
 

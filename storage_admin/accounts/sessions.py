@@ -5,8 +5,12 @@ import uuid
 from datetime import datetime, timedelta
 from typing import Any
 
+from allauth.account.internal.stagekit import LOGIN_SESSION_KEY
+from allauth.account.utils import url_str_to_user_pk
 from django.conf import settings
+from django.contrib.auth import SESSION_KEY
 from django.contrib.sessions.backends import db
+from django.db.models import QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -37,7 +41,10 @@ class SessionStore(db.SessionStore):
 
     def create_model_instance(self, data: dict[str, Any]) -> Session:
         row: Any = super().create_model_instance(data)
-        row.user_id = int(data["_auth_user_id"]) if "_auth_user_id" in data else None
+        if SESSION_KEY in data:
+            row.user_id = int(data[SESSION_KEY])
+        elif waiting := data.get(LOGIN_SESSION_KEY):  # for its second step; it ends with the sessions of that user
+            row.user_id = url_str_to_user_pk(waiting["user_pk"])
         if kept := data.get(ABOUT):
             row.uid = uuid.UUID(kept["uid"])
             row.since, row.seen = _time(kept["since"]), _time(kept["seen"])
@@ -65,6 +72,13 @@ def ended(request: Any, now: datetime) -> str:
     if now - _time(kept["seen"]) > settings.SESSION_IDLE:
         return _("Your session expired after inactivity. Sign in again.")
     return ""
+
+
+def end(rows: QuerySet[Session]) -> int:
+    """Ends sessions, and sign-ins that wait for their second step; how many of the former."""
+    ended = rows.exclude(since=None).count()
+    rows.delete()
+    return ended
 
 
 def seen(request: Any, now: datetime) -> None:

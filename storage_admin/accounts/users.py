@@ -10,7 +10,7 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.utils.translation import gettext as _
 
-from storage_admin.accounts import scopes, second_factor
+from storage_admin.accounts import scopes, second_factor, sessions
 from storage_admin.accounts.models import Actor, Role, Session, User, audit
 from storage_admin.errors import InvalidError, of_field, require_right
 from storage_admin.moments import zone_named
@@ -109,7 +109,7 @@ def reset_password(actor: Actor, user: User) -> str:
     password = _one_time(user)
     with transaction.atomic():
         user.save(update_fields=["password", "must_change_password"])
-        ended = Session.objects.filter(user=user).delete()[0]
+        ended = sessions.end(Session.objects.filter(user=user))
         audit(actor, "password reset", user.username, after={"sessions_ended": ended})
     return password
 
@@ -156,7 +156,7 @@ def end_sessions(actor: Actor, user: User, *, stays: str = "") -> int:
     _require_own_or_admin(actor, user)
     with transaction.atomic():
         rows = Session.objects.filter(user=user)
-        ended = (rows.exclude(uid=UUID(stays)) if stays else rows).delete()[0]
+        ended = sessions.end(rows.exclude(uid=UUID(stays)) if stays else rows)
         if ended:
             audit(actor, "sessions ended", user.username, before={"sessions": ended})
     return ended

@@ -13,7 +13,7 @@ from django.http import HttpResponse
 from django.test import Client
 from pytest_django import Settings
 
-from storage_admin.accounts import second_factor, users
+from storage_admin.accounts import second_factor, selectors, users
 from storage_admin.accounts.models import Actor, AuditEntry, ForbiddenError, Role, Session, User
 from storage_admin.errors import InvalidError
 from tests.accounts.signing_in import PASSWORD, is_in, sign_in, signed_in
@@ -250,11 +250,42 @@ def test_the_last_admin_gets_in_again_by_a_command(
         call_command("reset_second_factor", "nobody-here")
 
 
-def test_who_is_deactivated_between_the_steps_is_not_let_in(protected: Protected, bob: User, clock: Clock) -> None:
+def deactivated_for_a_while(admin: Actor, user: User) -> None:
+    users.change_user(admin, user, is_active=False)
+    users.change_user(admin, user, is_active=True)
+
+
+@pytest.mark.parametrize("end", [users.end_sessions, users.reset_password, deactivated_for_a_while])
+def test_what_ends_sessions_ends_a_sign_in_that_waits_for_its_second_step(
+    protected: Protected, bob: User, admin: Actor, end: Callable[[Actor, User], object]
+) -> None:
     client = signed_in()
-    User.objects.filter(pk=bob.pk).update(is_active=False)
-    second_step(client, clock.next_code(protected[0]))
+    end(admin, bob)
+    assert second_step(client, protected[1][0])["Location"] == "/login/"
     assert not is_in(client)
+    assert not Session.objects.filter(user=bob).exists()
+
+
+def test_who_waits_for_the_second_step_is_not_told_of_as_signed_in(
+    protected: Protected, bob: User, admin: Actor
+) -> None:
+    signed_in()
+    assert selectors.sessions_of(bob).count() == 1
+    row: Any = selectors.users_listed().get(username="bob")
+    assert row.open_sessions == 1
+    assert users.end_sessions(admin, bob) == 1
+
+
+@pytest.mark.parametrize("change", [{"is_active": False}, {"password": "another"}])
+def test_who_is_deactivated_or_has_another_password_between_the_steps_is_not_let_in(
+    protected: Protected, bob: User, clock: Clock, change: dict[str, Any]
+) -> None:
+    client = signed_in()
+    User.objects.filter(pk=bob.pk).update(**change)
+    assert second_step(client, clock.next_code(protected[0])).status_code == 403
+    User.objects.filter(pk=bob.pk).update(is_active=True)
+    assert not is_in(client)
+    assert AuditEntry.objects.filter(what="signed in").count() == 1, "that of who set it up"
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,8 @@ def world(db: None, tmp_path: Path, settings: Any) -> dict[str, Any]:
 
 
 def signed_in(user: User) -> Session:
-    return Session.objects.create(session_key="k", session_data="", expire_date=timezone.now(), user=user)
+    now = timezone.now()
+    return Session.objects.create(session_key="k", session_data="", expire_date=now, since=now, user=user)
 
 
 def locked_out(username: str) -> AccessAttempt:

@@ -124,7 +124,7 @@ def things(ids: dict[str, int], settings: Settings, tmp_path: Path) -> dict[str,
     spare = HostFactory.create(slug="spare", name="spare", kind="ssh")
     others = Session.objects.create(
         session_key="k", session_data="", expire_date=timezone.now() + timedelta(days=1), user_id=ids["user_id"],
-        address="192.0.2.9", browser="Firefox on Linux",
+        address="192.0.2.9", browser="Firefox on Linux", since=timezone.now(),
     )  # fmt: skip
     pool = StoragePoolFactory.create(host=spare, name="spare-pool", source="admin")
     there = StoragePoolFactory.create(host=Host.objects.get(pk=ids["host_id"]), path=str(tmp_path / "there"))
