@@ -14,7 +14,7 @@ from functools import cached_property
 from images.alert_rules import trend
 from images.alert_rules.filling import Filling, filling, is_looked_at
 from images.rewrite.space import filesystem_of
-from images.selectors.pools import freshest, samples
+from images.selectors.pools import freshest, is_never_over, samples
 from storage_admin.events import services as events
 from storage_admin.events.services import Trouble, Unjudged
 from storage_admin.hosts.models import Host, StoragePool
@@ -22,8 +22,6 @@ from storage_admin.words import days, size, tenths
 
 #: So many points below its threshold a pool's alert closes, in percent of what can be used.
 MARGIN_PERCENT = 2.0
-#: A volume group is full as soon as it is divided up: at this threshold, that is no alert.
-NEVER_PERCENT = 100
 #: The same of other thresholds, as a part of them.
 MARGIN = 0.05
 MARGIN_DAYS = 0.25
@@ -177,7 +175,7 @@ def over_threshold(pools: list[StoragePool], is_open: Collection[str]) -> Iterat
             yield from place.as_it_is(kind)
             continue
         percent, limit = pool.used_percent or 0.0, min(one.warn_percent for one in place.pools)
-        if pool.kind == StoragePool.Kind.LVM and limit >= NEVER_PERCENT:
+        if is_never_over(pool, limit):
             continue
         # A thin pool whose metadata is full takes no more writes either.
         percent = max(percent, pool.metadata_percent or 0.0)

@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from django.db import transaction
 
-from images.alert_rules.pools import NEVER_PERCENT
 from images.models import Claim, Image
 from images.orphans.host_facts import Claimed
 from images.scan import shared_storages
 from images.scan.events import Event, as_last_seen, image_event, is_new, pool_event
 from images.scan.rows import stand_in
 from images.scan.volume_places import BACKENDS, Backend, Place, Volume
+from images.selectors.pools import NEVER_PERCENT
 from storage_admin.agent.protocol import b64
 from storage_admin.hosts import services
 from storage_admin.hosts.models import Host, StoragePool

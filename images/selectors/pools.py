@@ -12,6 +12,9 @@ from images.selectors.overview_shapes import PoolRow
 from storage_admin.hosts.models import Host, PoolMinute, PoolSample, StoragePool
 from storage_admin.words import tenths
 
+#: A volume group is full as soon as it is divided up: at this threshold, that is no trouble.
+NEVER_PERCENT = 100
+
 
 class EpochDays(Func):
     """A time as days since 1970, computed by the database."""
@@ -52,12 +55,23 @@ def _row(pool: StoragePool, forecast: trend.Forecast | None) -> PoolRow:
         reclaimable_bytes=pool.reclaimable_bytes,
         undo_bytes=pool.undo_bytes,
         warn_percent=pool.warn_percent,
-        over_threshold=None if pool.used_percent is None else pool.used_percent >= pool.warn_percent,
+        over_threshold=_is_over_threshold(pool),
         days_until_full=forecast.days if forecast else None,
         days_until_full_low=forecast.low if forecast else None,
         days_until_full_high=forecast.high if forecast else None,
         last_scanned=pool.last_scanned,
     )
+
+
+def _is_over_threshold(pool: StoragePool) -> bool | None:
+    if pool.used_percent is None:
+        return None
+    return pool.used_percent >= pool.warn_percent and not is_never_over(pool, pool.warn_percent)
+
+
+def is_never_over(pool: StoragePool, limit: float) -> bool:
+    """Whether a pool is no trouble by this threshold however full it is."""
+    return pool.kind == StoragePool.Kind.LVM and limit >= NEVER_PERCENT
 
 
 def used_percent(pool: StoragePool) -> float | None:

@@ -272,7 +272,9 @@ def test_a_group_that_is_divided_up_is_no_trouble_until_an_admin_says_so(lvm_say
     scan(host)
     look(timezone.now())
     assert not Alert.objects.filter(closed=None, target_id=pools()["vg0"].pk).exists()
+    assert "pool_over_threshold" not in {one.code for one in overview(ADMIN).needs_a_look}
     StoragePool.objects.filter(name="vg0").update(warn_percent=90)
+    assert "pool_over_threshold" in {one.code for one in overview(ADMIN).needs_a_look}
     look(timezone.now())
     assert Alert.objects.get(closed=None, target_kind="pool", target_id=pools()["vg0"].pk).severity == "danger"
 
