@@ -85,8 +85,7 @@ class Reclaim(Rewriting):
         found = refusals.for_rewrite(image) + neighbours.against_rewriting(image)
         if chosen_method(image, options)[0] != "in_place":
             return found
-        # Digging changes nothing that anybody reads: snapshots and further names of the file keep what they have.
-        return [refusal for refusal in found if refusal.code not in {"has_internal_snapshots", "hard_linked"}]
+        return [refusal for refusal in found if refusal.code not in refusals.DIGGING_KEEPS]
 
     def choose(self, image: Image, below: list[Image], options: dict[str, Any]) -> Choice:
         if image.is_volume:

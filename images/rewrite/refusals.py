@@ -88,7 +88,7 @@ def for_base(base: Image) -> list[Refusal]:
         *_unconfined(base),
         *_state(base),
         *([Refusal("guest_running", _running(running[0], base))] if running else ()),
-        *(one for one in _content(base) if one.code not in kept),
+        *(one for one in of_content(base) if one.code not in kept),
     ]
 
 
@@ -116,7 +116,7 @@ def for_host(host: Host) -> list[Refusal]:
 
 def of_itself(image: Image) -> list[Refusal]:
     """What stands against changing an image, wherever it is."""
-    return [*_state(image), *_use(image), *_content(image)]
+    return [*_state(image), *_use(image), *of_content(image)]
 
 
 def _unconfined(image: Image) -> list[Refusal]:
@@ -284,7 +284,12 @@ _CONTENT: dict[str, Translatable] = {
 }
 
 
-def _content(image: Image) -> list[Refusal]:
+#: Digging changes nothing that anybody reads: snapshots and further names of the file keep what they have.
+DIGGING_KEEPS = frozenset({"has_internal_snapshots", "hard_linked"})
+
+
+def of_content(image: Image) -> list[Refusal]:
+    """What stands against a rewrite in what an image is and holds."""
     header, other_size = image.from_header, image.from_header("other_size")
     is_template = image.pool.source == StoragePool.Source.PROXMOX and image.name.startswith(_BASE)
     stands = {

@@ -43,14 +43,16 @@ SAMPLED_FORMATS = tuple(sorted({name for formats in FORMATS.values() for name in
 
 
 def offered(image: Image) -> list[str]:
-    """The methods that there are for an image's format, and for where it lies.
+    """The methods that there are for an image's format, for what it holds, and for where it lies.
 
     Nobody on another machine can be kept from the file itself while it gets holes, and these drop file capabilities.
     """
     if image.is_volume:
         return ["in_place"] if image.pool.kind == StoragePool.Kind.LVMTHIN else []
-    digs = not image.pool.network and not image.from_header("capabilities")
-    return [name for name in METHODS if image.declared_format in FORMATS[name] and (name != "in_place" or digs)]
+    against = {refusal.code for refusal in refusals.of_content(image)}
+    digs = not image.pool.network and not image.from_header("capabilities") and not against - refusals.DIGGING_KEEPS
+    possible = {"in_place": digs, "compress": not against, "copy": not against}
+    return [name for name in METHODS if image.declared_format in FORMATS[name] and possible[name]]
 
 
 def due_for_estimates(host_id: int) -> QuerySet[Image]:

@@ -20,7 +20,7 @@ from storage_admin.jobs import services
 from storage_admin.jobs.models import Job
 from storage_admin.jobs.plan_and_progress import Recorder
 from tests.agent.harness import make_image, write
-from tests.factories import HostFactory, ImageFactory, JobFactory
+from tests.factories import HostFactory, ImageFactory, JobFactory, StoragePoolFactory
 from tests.harness.patching import do_after, do_before
 from tests.working import OPERATOR, image_at, reread, run, scan, scanned_machine, succeeded, this_machine, work
 
@@ -168,6 +168,30 @@ def test_holes_in_place_are_no_offer_on_a_network_also_where_a_row_has_offered_t
     image.pool.save()
     resolve_host(image.host)
     assert (reread(image).reclaimable_bytes, image.reclaimable_method) == (3, "copy")
+
+
+@pytest.mark.parametrize(
+    ("about", "network", "offer"),
+    [
+        ({}, False, (8, "compress")),
+        ({"nlink": 2}, False, (1, "in_place")),
+        ({"nlink": 2}, True, (None, "")),
+        ({"header": {"immutable": True}}, False, (None, "")),
+        ({"header": {"data_file": "vm.raw"}}, False, (None, "")),
+        ({"name": "base-100-disk-0.qcow2"}, False, (None, "")),
+    ],
+)
+def test_no_method_is_offered_that_the_plan_of_a_job_would_refuse(
+    about: dict[str, Any], network: bool, offer: tuple[int | None, str]
+) -> None:
+    numbers = {
+        method: dict.fromkeys(("reclaimable_bytes", "reclaimable_low", "reclaimable_high"), won)
+        for method, won in (("in_place", 1), ("compress", 8))
+    }
+    pool = StoragePoolFactory.create(network=network, source="proxmox")
+    image = ImageFactory.create(pool=pool, **about)
+    space.record_estimate(image, bytes(image.fingerprint), {"methods": numbers}, timezone.now())
+    assert (image.reclaimable_bytes, image.reclaimable_method) == offer
 
 
 def test_an_estimate_from_before_there_were_methods_says_nothing_of_them() -> None:
