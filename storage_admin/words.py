@@ -57,10 +57,11 @@ def exact(value: int | None) -> str:
 
 
 def percent(part: float | None, whole: float | None) -> str:
-    """``part`` of ``whole``, rounded down to one decimal; ``unknown`` without both."""
+    """``part`` of ``whole``, rounded down to one decimal; ``unknown`` without both. Only nothing reads as 0.0 %."""
     if part is None or not whole:
         return _(UNKNOWN)
-    return f"{tenths(100 * part / whole)} %"
+    told = tenths(100 * part / whole)
+    return _("under 0.1 %") if part > 0 and not told else f"{told} %"
 
 
 def tenths(value: float) -> float:

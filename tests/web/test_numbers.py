@@ -44,6 +44,8 @@ def test_an_unknown_word_is_escaped() -> None:
         (999, 1000, "99.9 %"),
         (9999, 10_000, "99.9 %"),
         (288, 1000, "28.8 %"),
+        (1, 10_000, "under 0.1 %"),
+        (0, 10_000, "0.0 %"),
     ],
 )
 def test_percents_do_not_claim_what_is_not_there_yet(part: int | None, whole: int | None, shown: str) -> None:
