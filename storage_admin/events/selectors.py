@@ -3,6 +3,7 @@
 from django.db.models import Case, Count, Max, Q, QuerySet, Value, When
 
 from storage_admin.accounts.models import Actor
+from storage_admin.accounts.scopes import GONE
 from storage_admin.events.models import Alert, Delivery, Webhook
 
 
@@ -13,7 +14,9 @@ def alerts_for(actor: Actor) -> QuerySet[Alert]:
     """
     if actor.hosts is None:
         return Alert.objects.filter(told_under="")
-    return Alert.objects.filter(host__in=actor.hosts).exclude(told_under__in=actor.hosts)
+    # Of removed hosts only those who see all are told: several may have had the same slug, and different people.
+    hosts = [slug for slug in actor.hosts if not slug.endswith(GONE)]
+    return Alert.objects.filter(host__in=hosts).exclude(told_under__in=hosts)
 
 
 def open_first(rows: QuerySet[Alert]) -> QuerySet[Alert]:
