@@ -127,8 +127,10 @@ def rescan(job: Job) -> None:
 
 
 def _target(actor: Actor, kind: JobKind, target_id: int, role: Role) -> Target:
-    target = kind.resolve(target_id)
-    if not actor.sees(target.host.slug):
+    target = None
+    with contextlib.suppress(NotFoundError):  # told in the same words as what exists for others alone
+        target = kind.resolve(target_id)
+    if target is None or not actor.sees(target.host.slug):
         raise NotFoundError(_("There is no {kind} with id {id}.").format(kind=kind.target, id=target_id))
     actor.require(role, target.host.slug)
     return target

@@ -195,6 +195,20 @@ def test_a_viewer_may_look_at_a_plan_and_do_nothing_else() -> None:
             act(VIEWER, reread(job))
 
 
+def test_what_is_on_other_hosts_is_refused_in_the_words_for_what_nobody_has() -> None:
+    image = ImageFactory.create()
+    targets = {"host": image.host_id, "image": image.pk, "pool": StoragePoolFactory.create().pk}
+    targets |= {"job": JobFactory.create(target=image).pk, "guest": GuestFactory.create().pk}
+    limited = Actor("token", Role.ADMIN, hosts=frozenset({"elsewhere"}))
+    for kind in kinds.every():
+        said = []
+        for target in (targets[kind.target], 4711):
+            with pytest.raises(NotFoundError) as told:
+                services.plan(limited, kind.name, target, {})
+            said.append(str(told.value).replace(str(target), "N"))
+        assert said[0] == said[1], kind.name
+
+
 def test_what_is_on_other_hosts_does_not_exist_for_a_limited_token() -> None:
     image = ImageFactory.create()
     limited = Actor("token", Role.ADMIN, hosts=frozenset({"elsewhere"}))
