@@ -67,6 +67,9 @@ class PoolSerializer(Shown, serializers.ModelSerializer[StoragePool]):
     images_count = serializers.IntegerField(
         source="known_count", read_only=True, allow_null=True, help_text=_("Null until the pool is listed.")
     )
+    undo_bytes = serializers.IntegerField(
+        source="known_undo_bytes", read_only=True, allow_null=True, help_text=_("Null until the pool is scanned.")
+    )
     used_bytes = serializers.IntegerField(
         read_only=True, allow_null=True, help_text=_("As in df: space reserved for root does not count as used.")
     )

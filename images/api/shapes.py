@@ -102,7 +102,7 @@ class PoolRowSerializer(serializers.Serializer[Any]):
     virtual_bytes = serializers.IntegerField(allow_null=True)
     overcommit_ratio = serializers.FloatField(allow_null=True)
     reclaimable_bytes = serializers.IntegerField(allow_null=True)
-    undo_bytes = serializers.IntegerField()
+    undo_bytes = serializers.IntegerField(allow_null=True)
     warn_percent = serializers.IntegerField()
     over_threshold = serializers.BooleanField(allow_null=True)
     days_until_full = serializers.FloatField(allow_null=True)

@@ -39,7 +39,7 @@ class PoolRow(_Sized):
     virtual_bytes: int | None
     overcommit_ratio: float | None
     reclaimable_bytes: int | None
-    undo_bytes: int
+    undo_bytes: int | None
     warn_percent: int
     over_threshold: bool | None
     days_until_full: float | None

@@ -53,7 +53,7 @@ def _row(pool: StoragePool, forecast: trend.Forecast | None) -> PoolRow:
         virtual_bytes=pool.virtual_bytes,
         overcommit_ratio=pool.overcommit_ratio,
         reclaimable_bytes=pool.reclaimable_bytes,
-        undo_bytes=pool.undo_bytes,
+        undo_bytes=pool.known_undo_bytes,
         warn_percent=pool.warn_percent,
         over_threshold=_is_over_threshold(pool),
         days_until_full=forecast.days if forecast else None,

@@ -94,17 +94,17 @@ POOL_GAUGES = {
     "virtual_bytes": "Virtual (provisioned) size of the pool's images",
     "reclaimable_bytes": "Reclaimable space of the pool's analyzed images",
     "undo_bytes": "Space held by undo copies",
-    "images_count": "Images in the pool",
+    "images": "Images in the pool",
     "warn_percent": "Usage above which an alert opens, in percent of the usable space",
 }
+#: What the row has as 0 where nobody has looked yet.
+POOL_COUNTED = {"undo_bytes": "known_undo_bytes", "images": "known_count"}
 
 
 def _pools() -> Iterable[Metric]:
     gauges = {
-        column: GaugeMetricFamily(
-            f"storage_admin_pool_{column.removesuffix('_count')}", text, labels=["host", "pool", "path"]
-        )
-        for column, text in POOL_GAUGES.items()
+        name: GaugeMetricFamily(f"storage_admin_pool_{name}", text, labels=["host", "pool", "path"])
+        for name, text in POOL_GAUGES.items()
     }
     scanned = GaugeMetricFamily(
         "storage_admin_pool_last_scan_timestamp_seconds",
@@ -113,8 +113,8 @@ def _pools() -> Iterable[Metric]:
     )
     for pool in StoragePool.objects.select_related("host").order_by("id"):
         labels = [pool.host.slug, pool.name, pool.path]
-        for column, gauge in gauges.items():
-            value = getattr(pool, "known_count" if column == "images_count" else column)
+        for name, gauge in gauges.items():
+            value = getattr(pool, POOL_COUNTED.get(name, name))
             if value is not None:
                 gauge.add_metric(labels, value)
         if pool.last_scanned is not None:

@@ -251,6 +251,11 @@ class StoragePool(PartialRows):
         return self.images_count if self.images_count or self.last_scanned is not None else None
 
     @property
+    def known_undo_bytes(self) -> int | None:
+        """What undo copies hold in it; ``None`` while nobody has looked yet."""
+        return self.undo_bytes if self.undo_bytes or self.last_scanned is not None else None
+
+    @property
     def metadata_bytes(self) -> int | None:
         """The size of a thin pool's metadata volume; ``None`` for what is none, or where nobody tells."""
         return (self.volume_facts or {}).get("metadata_bytes")
@@ -290,11 +295,8 @@ class StoragePool(PartialRows):
         known = [size for size in told.values() if size is not None]
         rest = facts["used_bytes"] - sum(known)
         # Ceph counts whole objects, which may be more than is stored.
-        return {
-            "used": facts["used_bytes"],
-            **told,
-            "remainder": rest if len(known) == len(told) and rest >= 0 else None,
-        }
+        remainder = rest if len(known) == len(told) and rest >= 0 else None
+        return {"used": facts["used_bytes"], **told, "remainder": remainder}
 
     @property
     def is_broken(self) -> bool:

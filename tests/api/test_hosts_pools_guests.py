@@ -60,6 +60,13 @@ def test_pools_say_what_the_contract_promises(viewer: APIClient) -> None:
     assert viewer.get(f"/api/v1/pools/{pool.pk}/").json() == row
 
 
+def test_of_a_pool_that_was_never_scanned_nobody_knows_what_undo_copies_hold(viewer: APIClient) -> None:
+    pool = StoragePoolFactory.create(last_scanned=None)
+    assert viewer.get(f"/api/v1/pools/{pool.pk}/").json()["undo_bytes"] is None
+    (row,) = viewer.get("/api/v1/overview/").json()["pools"]
+    assert row["undo_bytes"] is None
+
+
 def test_a_growing_pool_says_when_it_is_full(viewer: APIClient) -> None:
     pool = StoragePoolFactory.create(available_bytes=40 * GIB)
     for days in range(10):

@@ -2,7 +2,7 @@
 
 import re
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,15 @@ def everything(db: None) -> None:
     DeliveryFactory.create(event__at=now - timedelta(minutes=5))
     DeliveryFactory.create(state="given_up")
     DeliveryFactory.create(state="sent")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("held", "last_scanned", "shown"), [(0, None, None), (GIB, None, GIB), (0, timezone.now(), 0)])
+def test_undo_copies_in_a_pool_that_was_never_scanned_have_no_sample(
+    held: int, last_scanned: datetime | None, shown: int | None
+) -> None:
+    pool = StoragePoolFactory.create(host__slug="alpha", name="fast", undo_bytes=held, last_scanned=last_scanned)
+    assert samples().get(("pool_undo_bytes", frozenset({"alpha", "fast", pool.path}))) == shown
 
 
 @pytest.mark.usefixtures("everything")

@@ -155,7 +155,7 @@ POOL_CSV_COLUMNS: Columns = {
     "virtual_bytes": "virtual_bytes",
     "overcommit_ratio": "overcommit_ratio",
     "reclaimable_bytes": "reclaimable_bytes",
-    "undo_bytes": lambda pool: pool.undo_bytes if pool.last_scanned else None,
+    "undo_bytes": "known_undo_bytes",
     "last_scanned": "last_scanned",
 }
 
