@@ -31,8 +31,8 @@ class NodeSerializer(serializers.Serializer[Any]):
     )
     freed_if_deleted = serializers.IntegerField(
         allow_null=True,
-        help_text="Bytes that deleting the image would free: its allocated size if nothing uses it; 0 if something "
-        "uses it or it has another hard link; null if its users are not known.",
+        help_text="Bytes that deleting the image would free: its allocated size, less what other files are known to "
+        "share, if nothing uses it; 0 if something uses it or it has another hard link; null if its users are unknown.",
     )
 
 

@@ -210,7 +210,7 @@ def _reason(image: Image, why: str, after: int | None, won: int | None) -> str:
         if image.state != Image.State.OK:
             return gettext("{why}. The savings are unknown.").format(why=why)
         return gettext("{why}. The savings are unknown until the image is sampled.").format(why=why)
-    if shared := space.shared_bytes(image):
+    if shared := image.shared_bytes:
         return gettext(
             "{why}. This frees {won:,} bytes. Another {shared:,} bytes of the image are shared with other files "
             "and stay allocated."

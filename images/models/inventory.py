@@ -271,9 +271,16 @@ class Image(PartialRows):
         return self.alone_bytes if self.exclusive_bytes is None else self.exclusive_bytes
 
     @property
+    def shared_bytes(self) -> int:
+        """Bytes of it that other files have as well, as reflinked copies do: they stay taken without it."""
+        return int((self.estimate or {}).get("basis", {}).get("shared_bytes") or 0)
+
+    @property
     def own_bytes(self) -> int | None:
-        """What of its physical size goes with it: a volume may share blocks with its snapshots."""
-        return self.allocated_size if self.pool.volume_facts is None else self.deletion_frees
+        """What of its physical size goes with it: a volume may share blocks with its snapshots, a file with others."""
+        if self.pool.volume_facts is not None:
+            return self.deletion_frees
+        return None if self.allocated_size is None else max(self.allocated_size - self.shared_bytes, 0)
 
     @property
     def full_bytes(self) -> int | None:

@@ -185,11 +185,6 @@ def predicted(image: Image, method: str, compression: str = "") -> Predicted:
     return Predicted(*(numbers.get(f"predicted_{which}") for which in ("after_bytes", "low", "high")))
 
 
-def shared_bytes(image: Image) -> int:
-    """Bytes of the image that other files have as well, as reflinked copies do: they stay taken without it."""
-    return int((image.estimate or {}).get("basis", {}).get("shared_bytes") or 0)
-
-
 def analyzed_bytes(image: Image) -> int:
     """What the image took when its estimate was made."""
     return int((image.estimate or {}).get("allocated_size") or 0)
@@ -203,7 +198,7 @@ def won_bytes(image: Image, method: str, after: int | None) -> int | None:
     """
     if after is None or image.allocated_size is None:
         return None
-    told: int | None = (estimated(image).get(method) or {}).get("reclaimable_bytes") if shared_bytes(image) else None
+    told: int | None = (estimated(image).get(method) or {}).get("reclaimable_bytes") if image.shared_bytes else None
     return image.allocated_size - after if told is None else told
 
 

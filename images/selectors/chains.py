@@ -31,8 +31,9 @@ class Node:
     """One image of a tree. Sizes are in bytes, ``None`` where it is not known.
 
     Args:
-        freed_if_deleted: what deleting this file alone would free: its allocated size where nothing needs it, 0 where
-            something does or where another hard link remains, ``None`` where it is not known who needs it.
+        freed_if_deleted: what deleting this file alone would free: its allocated size, less what other files share as
+            far as that was measured, where nothing needs it; 0 where something does or where another hard link remains;
+            ``None`` where it is not known who needs it.
         needed_by: ids of the overlays that stand right on it, then names of the guests whose disk it is.
     """
 
@@ -130,7 +131,7 @@ def _rows(which: Q) -> Iterable[Image]:
         .select_related("pool", "host")
         .prefetch_related(Prefetch("uses", uses, to_attr="read_uses"))
     )
-    return rows.defer("path_bytes", "backing_path_bytes", "header", "estimate", "snapshots", "host__capabilities")
+    return rows.defer("path_bytes", "backing_path_bytes", "header", "snapshots", "host__capabilities")
 
 
 def _node(image: Image, overlays: list[int], hosts: set[int] | None) -> Node:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import F
+from django.db.models import F, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -68,17 +68,19 @@ def what_frees(actor: Actor, pool: StoragePool, now: datetime | None = None) -> 
     for one in pools:
         copies = undo_copies(one).rows[:MOST]
         found += [Frees("discard_undo", "job", row.job.pk, row.job.target_label, row.held_bytes) for row in copies]
-    found += [_of_image("set_aside", row) for row in orphans_for(actor).filter(pool__in=ids)[:MOST]]
+    found += _of_images("set_aside", orphans_for(actor).filter(pool__in=ids))
     gone = aside_for(actor).filter(pool__in=ids, aside_until__lte=now or timezone.now())
-    found += [_of_image("delete_aside", row) for row in gone.order_by(F("allocated_size").desc(nulls_last=True))[:MOST]]
+    found += _of_images("delete_aside", gone.order_by(F("allocated_size").desc(nulls_last=True)))
     found += _of_guests(actor, ids)
     return sorted((one for one in found if one.bytes != 0), key=lambda one: (one.bytes is None, -(one.bytes or 0)))[
         :MOST
     ]
 
 
-def _of_image(kind: str, image: Image) -> Frees:
-    return Frees(kind, "image", image.pk, image.name, image.own_bytes, kind == "delete_aside")
+def _of_images(kind: str, images: QuerySet[Image]) -> Iterator[Frees]:
+    """Not of what has another name: its space stays taken by that."""
+    for one in images.exclude(nlink__gt=1).defer(None)[:MOST]:
+        yield Frees(kind, "image", one.pk, one.name, one.own_bytes, kind == "delete_aside")
 
 
 def _of_guests(actor: Actor, pools: Collection[int]) -> Iterator[Frees]:

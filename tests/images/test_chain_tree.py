@@ -54,6 +54,15 @@ def test_deleting_what_nothing_needs_frees_all_of_it() -> None:
     assert node(ImageFactory.create(allocated_size=GIB)).freed_if_deleted == GIB
 
 
+def test_deleting_frees_nothing_of_what_other_files_share() -> None:
+    shared = {"basis": {"shared_bytes": 3 * GIB}}
+    image = ImageFactory.create(allocated_size=4 * GIB, estimate=shared)
+    with at_most_queries(6):
+        assert node(image).freed_if_deleted == GIB
+    shrunk = ImageFactory.create(allocated_size=2 * GIB, estimate=shared)
+    assert node(shrunk).freed_if_deleted == 0
+
+
 def test_deleting_a_base_frees_nothing_as_its_overlay_needs_it() -> None:
     base = ImageFactory.create()
     overlay = ImageFactory.create(backing=base)

@@ -1,6 +1,7 @@
 """Which plans are told of where a pool has too little space, and in which order; on the alert's page and over REST."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -54,6 +55,17 @@ def test_plans_of_the_whole_filesystem_are_told_of_and_what_frees_most_comes_fir
     ]  # fmt: skip
     assert [one.bytes for one in what_frees(SYSTEM, pool)][-1] is None
     assert what_frees(Actor("x", Role.VIEWER, frozenset({"other"})), pool) == []
+
+
+def test_space_that_other_files_or_names_have_as_well_is_told_by_none(pool: StoragePool) -> None:
+    before, yesterday = what_frees(SYSTEM, pool), timezone.now() - timedelta(days=1)
+    states: dict[str, Any] = {"unused": {"orphan": True}, "aside": {"aside_since": yesterday, "aside_until": yesterday}}
+    for name, state in states.items():
+        clone = {"estimate": {"basis": {"shared_bytes": 99 * GIB}}}
+        for kind, more in (("clone", clone), ("one", {"nlink": 2}), ("other", {"nlink": 2})):
+            ImageFactory.create(pool=pool, name=f"{kind}-{name}", allocated_size=100 * GIB, **state, **more)
+    found = {(one.label, one.bytes) for one in what_frees(SYSTEM, pool) if one not in before}
+    assert found == {("clone-unused", GIB), ("clone-aside", GIB)}
 
 
 def test_trims_are_of_guests_that_exist_for_whoever_asks(pool: StoragePool) -> None:
