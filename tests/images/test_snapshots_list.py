@@ -20,6 +20,7 @@ from storage_admin.hosts.models import Host
 from storage_admin.hosts.names import path_key
 from tests.factories import GuestFactory, HostFactory, ImageFactory, ImageUseFactory, StoragePoolFactory
 from tests.harness.guests import write_pattern
+from tests.web.html import text_of
 from tests.working import at_most_queries, client_as, create, image_at, scan, scanned_machine, this_machine, work
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sql]
@@ -180,6 +181,26 @@ def test_the_page_the_file_and_rest_say_the_same_within_each_ones_hosts() -> Non
     assert viewer.get("/api/v1/snapshots/?limit=1").json()["count"] == 2
     for unknown in ("nothing=1", "ordering=name", "kind=internal"):
         assert viewer.get(f"/api/v1/snapshots/?{unknown}").status_code == 400
+
+
+def test_sums_are_unknown_while_nothing_in_them_is_known_and_say_of_how_many_they_lack_something() -> None:
+    host = HostFactory.create()
+    GuestFactory.create(host=host, snapshots=[told("files", 2, "/srv/unseen", external=True)])
+    GuestFactory.create(host=host, kind="vm", snapshots=[told("storage", 1)])
+    nothing = said()
+    assert "together: unknown. Files of external ones: unknown. What 2 of them hold, or their files," in nothing
+    assert "0 B" not in nothing
+    image = ImageFactory.create(
+        pool__host=host, snapshots=[header("in", 5)], estimate=estimate((header("in", 5), 4096))
+    )
+    ImageUseFactory.create(image=image, disk__guest=GuestFactory.create(host=host))
+    assert "together: 4 KiB. Files of external ones: unknown. What 2 of them hold, or their files," in said()
+    Guest.objects.exclude(disks__use__image=image).delete()
+    assert "together: 4 KiB. Files of external ones: 0 B. Snapshot" in said()
+
+
+def said() -> str:
+    return text_of(client_as(role="viewer").get("/guests/snapshots/"))
 
 
 def names(client: Client, query: str = "") -> list[str]:

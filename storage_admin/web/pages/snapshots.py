@@ -1,5 +1,6 @@
 """Snapshots of all guests in one list: how old each is, and what it holds."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.http.response import HttpResponseBase
@@ -17,8 +18,6 @@ from storage_admin.web.lists import Filtered, as_choices, filtered
 from storage_admin.web.page import PageRequest, page, paginated
 
 PER_PAGE = 50
-#: Of these an analysis of the images tells what they hold; what a storage keeps, nobody does.
-MEASURED = frozenset({INTERNAL, EXTERNAL})
 KINDS = {
     INTERNAL: _("in the images (internal)"),
     EXTERNAL: _("files of its own (external)"),
@@ -42,14 +41,25 @@ def snapshots(request: PageRequest) -> HttpResponseBase:
         "section": "guests",
         "rows": rows,
         "listed": [{"kept": one, "kind": KINDS[one.kind], "by": BY[one.by]} for one in rows],
-        "unmeasured": sum(one.kind in MEASURED and one.held_bytes is None for one in kept),
-        "held_bytes": sum(one.held_bytes or 0 for one in kept),
-        "files_bytes": sum(one.files_bytes or 0 for one in kept),
+        "unmeasured": sum(None in (one.held_bytes, *_files(one)) for one in kept),
+        "held_bytes": _known(one.held_bytes for one in kept),
+        "files_bytes": _known(size for one in kept for size in _files(one)),
         "values": found.values,
         "ignored": found.ignored,
         "hosts": as_choices(hosts_for(request.actor).values_list("pk", "name"), found.values.get("host", "")),
     }
     return render(request, "guests/snapshots_list.html", context)
+
+
+def _files(one: Kept) -> list[int | None]:
+    return [one.files_bytes] if one.kind == EXTERNAL else []
+
+
+def _known(sizes: Iterable[int | None]) -> int | None:
+    """The sum of those that are known; ``None`` where there are sizes and none is."""
+    told = list(sizes)
+    known = [size for size in told if size is not None]
+    return sum(known) if known or not told else None
 
 
 #: A line of the list as CSV.
