@@ -74,15 +74,15 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
 
     def list(self, _request: Request) -> Response:
         page: Any = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
-        return self.get_paginated_response(_policies(page))
+        return self.get_paginated_response(_policies(self.actor, page))
 
     def retrieve(self, request: Request, *args: Any, **kwargs: Any) -> Response:  # noqa: ARG002 (as the base has it)
-        return Response(_policies([self.get_object()])[0])
+        return Response(_policies(self.actor, [self.get_object()])[0])
 
     @extend_schema(summary=_("Create a policy (admin)"), request=PolicyBody, responses={201: PolicySerializer})
     def create(self, request: Request) -> Response:
         policy = services.create(self.actor, PolicyBody.of(request))
-        return Response(_policies([policy])[0], status=status.HTTP_201_CREATED)
+        return Response(_policies(self.actor, [policy])[0], status=status.HTTP_201_CREATED)
 
     @extend_schema(
         summary=_("Change a policy (admin)"),
@@ -93,7 +93,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
     )
     def partial_update(self, request: Request, **_where: Any) -> Response:
         policy = self.get_object()
-        return Response(_policies([services.change(self.actor, policy, PolicyPatch.of(request))])[0])
+        return Response(_policies(self.actor, [services.change(self.actor, policy, PolicyPatch.of(request))])[0])
 
     @extend_schema(
         summary=_("Delete a policy and its history (admin)"),
@@ -144,7 +144,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
     )
     @action(detail=True, methods=["get"], filter_backends=[])
     def runs(self, _request: Request, **_where: Any) -> Response:
-        page: Any = self.paginate_queryset(selectors.runs_of(self.get_object()))
+        page: Any = self.paginate_queryset(selectors.runs_of(self.actor, self.get_object()))
         return self.get_paginated_response(_runs(self.actor, page))
 
     @extend_schema(
@@ -181,7 +181,7 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         return Response(_runs(self.actor, [services.stop(self.actor, found)])[0])
 
     def _run(self, run_id: int) -> PolicyRun:
-        found = PolicyRun.objects.select_related("policy").filter(policy=self.get_object(), pk=run_id).first()
+        found = selectors.runs_of(self.actor, self.get_object()).filter(pk=run_id).first()
         if found is None:
             raise NotFound
         return found
@@ -201,8 +201,8 @@ class PolicyEndpoints(mixins.ListModelMixin, mixins.RetrieveModelMixin, Endpoint
         return Response(PreviewSerializer(preview_of(found, Rules.of(policy).target_kind)).data)
 
 
-def _policies(policies: Sequence[Policy]) -> Any:
-    last = selectors.last_runs(policies)
+def _policies(actor: Actor, policies: Sequence[Policy]) -> Any:
+    last = selectors.last_runs(actor, policies)
     context = {"now": timezone.now(), "last": last, "sums": selectors.sums_of(last.values())}
     return PolicySerializer(policies, many=True, context=context).data
 

@@ -14,6 +14,7 @@ from django.db.models import Q
 
 from images.models import Policy, PolicyRun
 from images.policies import alerts, runs
+from images.policies.scope import rules_now
 from images.policies.shape import Rules, actor_named
 from images.policies.windows import Window
 from storage_admin.accounts.models import audit
@@ -129,7 +130,7 @@ def _why(window: Window, switch: Automation, now: datetime) -> str:
 
 def _run(policy: Policy, window: Window, now: datetime, **columns: object) -> PolicyRun | None:
     actor = actor_named(policy.name)
-    values = {"ends": window.closes, "rules": Rules.of(policy).as_json(), "by": actor.name, "started": now} | columns
+    values = {"ends": window.closes, "rules": rules_now(policy).as_json(), "by": actor.name, "started": now} | columns
     run, made = PolicyRun.objects.get_or_create(policy=policy, due=window.opens, defaults=values)
     if not made:  # this machine's time went backwards
         return None

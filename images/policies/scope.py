@@ -1,11 +1,15 @@
-"""Which policies exist for whom: those that reach only hosts which the actor sees."""
+"""Which policies and runs exist for whom: those that reach, or reached, only hosts which the actor sees."""
 
+import json
 from collections.abc import Iterable
+from dataclasses import replace
 
-from django.db.models import QuerySet
+from django.db.models import QuerySet, TextField, Value
+from django.db.models.fields.json import KT
+from django.db.models.functions import Concat
 from django.utils.translation import gettext as _
 
-from images.models import Policy
+from images.models import Policy, PolicyPick, PolicyRun
 from images.policies.shape import TARGETS, Rules
 from images.scan import shared_storages
 from storage_admin.accounts.models import Actor, ForbiddenError, Role
@@ -64,6 +68,43 @@ def policies_for(actor: Actor) -> QuerySet[Policy]:
         if reached and reached <= mine:
             seen.append(pk)
     return Policy.objects.filter(pk__in=seen)
+
+
+def runs_for(actor: Actor, policies: Iterable[Policy]) -> QuerySet[PolicyRun]:
+    """The runs of policies that exist for an actor; for one that is limited, those that reached no other hosts.
+
+    What counts are the rules that were kept with a run, not what its policy has become. A host or pool of them that is
+    gone was another's, and so was the host of a pick.
+    """
+    runs, mine = PolicyRun.objects.filter(policy__in=[policy.pk for policy in policies]), hosts_of(actor)
+    if mine is None:
+        return runs
+    own = set(pools_for(actor).values_list("pk", flat=True))
+    parts = KT("rules__kind"), Value(";"), KT("rules__hosts"), Value(";"), KT("rules__pools")
+    runs, seen = runs.annotate(scope=Concat(*parts, output_field=TextField())), []
+    for scope in runs.order_by().values_list("scope", flat=True).distinct():
+        kind, *named = scope.split(";")
+        hosts, pools = (set(json.loads(ids)) for ids in named)
+        if not hosts and pools <= own:
+            hosts = set().union(*_hosts_of_pools(pools, kind).values())
+        if hosts and hosts <= mine:
+            seen.append(scope)
+    return runs.filter(scope__in=seen).exclude(pk__in=PolicyPick.objects.filter(host=None).values("run"))
+
+
+def rules_now(policy: Policy) -> Rules:
+    """The rules for a run that begins: without the hosts and pools that are gone, as far as others are left.
+
+    Where none is left they stay: an empty list would mean all.
+    """
+    rules = Rules.of(policy)
+    hosts = set(Host.objects.filter(pk__in=rules.hosts).values_list("pk", flat=True))
+    pools = set(StoragePool.objects.filter(pk__in=rules.pools).values_list("pk", flat=True))
+    return replace(
+        rules,
+        hosts=tuple(pk for pk in rules.hosts if pk in hosts) or rules.hosts,
+        pools=tuple(pk for pk in rules.pools if pk in pools) or rules.pools,
+    )
 
 
 def policy_for(actor: Actor, policy_id: int) -> Policy:

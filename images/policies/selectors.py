@@ -12,7 +12,9 @@ from images.models import Policy, PolicyPick, PolicyRun
 from images.policies import forgetting, windows
 from images.policies.preview import LeftOut
 from images.policies.reasons import NOT_MEANT, word_of
+from images.policies.scope import runs_for
 from images.policies.shape import Rules
+from storage_admin.accounts.models import Actor
 from storage_admin.errors import InvalidError
 
 State = PolicyPick.State
@@ -79,16 +81,16 @@ def coming(policy: Policy, now: datetime, count: int) -> tuple[list[windows.Wind
         return [], error.detail
 
 
-def last_runs(policies: Iterable[Policy]) -> dict[int, PolicyRun]:
-    """The run of each policy whose window opened last, by the policy's id."""
+def last_runs(actor: Actor, policies: Iterable[Policy]) -> dict[int, PolicyRun]:
+    """The run of each policy whose window opened last, of those that exist for the actor, by the policy's id."""
     place = Window(RowNumber(), partition_by="policy", order_by=["-due", "-id"])
-    mine = PolicyRun.objects.filter(policy__in=[policy.pk for policy in policies]).annotate(number=place)
+    mine = runs_for(actor, policies).annotate(number=place)
     return {run.policy_id: run for run in mine.filter(number=1)}
 
 
-def runs_of(policy: Policy) -> QuerySet[PolicyRun]:
-    """A policy's runs, the latest first."""
-    return policy.runs.select_related("policy").order_by("-due", "-id")
+def runs_of(actor: Actor, policy: Policy) -> QuerySet[PolicyRun]:
+    """A policy's runs that exist for the actor, the latest first."""
+    return runs_for(actor, [policy]).select_related("policy").order_by("-due", "-id")
 
 
 def picks_of(run: PolicyRun, *, state: str = "", code: str = "", left_out: bool | None = None) -> QuerySet[PolicyPick]:

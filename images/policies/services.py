@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 
 from images.models import Policy, PolicyRun
 from images.policies import alerts, runs
-from images.policies.scope import require_reach
+from images.policies.scope import require_reach, rules_now
 from images.policies.shape import Rules
 from images.policies.validation import clean
 from images.rewrite import record
@@ -108,7 +108,7 @@ def run_now(actor: Actor, policy: Policy, now: datetime | None = None) -> Policy
         if switch.paused:
             told = _("Automation was paused by {by}. Resume it first.")
             raise RefusedError("automation_paused", told.format(by=switch.by))
-        rules = Rules.of(policy)
+        rules = rules_now(policy)
         at_work = policy.runs.filter(state=PolicyRun.State.RUNNING).first()
         if at_work is not None:
             told = _("The run of {due:%Y-%m-%d %H:%M} UTC is still running. Wait for it, or stop it.")

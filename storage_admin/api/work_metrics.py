@@ -16,6 +16,7 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Met
 from images.ledger.selectors import HELD, lines, unindexed
 from images.models import Policy, PolicyRun
 from images.policies.selectors import last_runs
+from storage_admin.accounts.models import SYSTEM
 from storage_admin.events.models import Alert, Delivery
 from storage_admin.events.services import KINDS as ALERT_KINDS
 from storage_admin.jobs import automation
@@ -163,7 +164,7 @@ def _policies() -> Iterable[Metric]:
         "storage_admin_policy_last_run_timestamp_seconds", "Time when the policy's last run was due", labels=["policy"]
     )
     policies = list(Policy.objects.order_by("name"))
-    last = last_runs(policies)
+    last = last_runs(SYSTEM, policies)
     for policy in policies:
         enabled.add_metric([policy.name], float(policy.enabled))
         if policy.pk not in last:

@@ -11,7 +11,15 @@ from django.urls import reverse
 from images.models import Image, Policy, PolicyPick, PolicyRun
 from images.policies import clock, forgetting, runs, selectors, services
 from storage_admin.jobs.models import Job
-from tests.factories import GIB, ImageFactory, PolicyFactory
+from tests.factories import (
+    GIB,
+    HostFactory,
+    ImageFactory,
+    PolicyFactory,
+    PolicyPickFactory,
+    PolicyRunFactory,
+    StoragePoolFactory,
+)
 from tests.jobs.test_claims import at_once
 from tests.policies.test_runs import MINUTE, NOW, begun, end, images, night, stepped
 from tests.web.html import text_of
@@ -106,5 +114,67 @@ def test_the_last_run_is_the_one_whose_window_opened_last() -> None:
     run = services.run_now(OPERATOR, policy, datetime(2026, 5, 2, 11, tzinfo=UTC))
     [missed] = clock.advance(datetime(2026, 5, 2, 12, tzinfo=UTC))
     assert (missed.pk > run.pk, missed.due < run.due) == (True, True)
-    assert selectors.last_runs([policy, other]) == {policy.pk: run}
+    assert selectors.last_runs(OPERATOR, [policy, other]) == {policy.pk: run}
     assert Policy.objects.count() == 2
+
+
+@pytest.mark.parametrize(
+    "reached", ["all", "their host", "a removed host", "a removed pool", "a node that was removed"]
+)
+def test_a_run_that_reached_more_than_somebody_sees_does_not_exist_for_them_whatever_its_policy_has_become(
+    reached: str,
+) -> None:
+    mine, other = HostFactory.create(slug="mine"), HostFactory.create(slug="other")
+    own, theirs = StoragePoolFactory.create(host=mine), StoragePoolFactory.create(host=other)
+    columns = {
+        "their host": {"hosts": [mine.pk, other.pk]}, "a removed host": {"hosts": [mine.pk, other.pk]},
+        "a removed pool": {"pools": [own.pk, theirs.pk]}, "a node that was removed": {"pools": [own.pk]},
+    }.get(reached, {})  # fmt: skip
+    policy = PolicyFactory.create(**columns)
+    wide = PolicyRunFactory.create(policy=policy, detail="secret detail", due=NOW + MINUTE, chosen_at=NOW)
+    PolicyPickFactory.create(run=wide, image=ImageFactory.create(pool=theirs, name="secret"), state="skipped", code="x")
+    if "removed" in reached:
+        other.delete()
+    else:
+        Policy.objects.update(hosts=[mine.pk])
+    rules = wide.rules | {"hosts": [mine.pk]}
+    here = PolicyRunFactory.create(policy=policy, rules=rules, due=NOW, state="finished", finished=NOW)
+    address, rest = f"/policies/{policy.pk}/", f"/api/v1/policies/{policy.pk}/"
+    of_wide = [
+        *(f"{address}runs/{wide.pk}/{page}" for page in ("", "picks.csv")),
+        *(f"{rest}runs/{wide.pk}/{page}/" for page in ("picks", "stop")),
+    ]
+    lists = [
+        "/policies/",
+        "/policies/export.csv",
+        address,
+        f"{address}runs.csv",
+        "/api/v1/policies/",
+        rest,
+        f"{rest}runs/",
+    ]
+    for hosts, runs_there, status in ((["mine"], [here], 404), ([], [wide, here], 200)):
+        client = client_as(role="operator", hosts=hosts)
+        answers = [client.get(one) for one in lists]
+        assert [answer.status_code for answer in answers] == [200] * len(lists)
+        texts = ["".join(chunk.decode() for chunk in answer) for answer in answers]
+        assert any("secret" in text for text in texts) == (not hosts)
+        assert [one["id"] for one in client.get(f"{rest}runs/").json()["results"]] == [run.pk for run in runs_there]
+        assert client.get(rest).json()["last_run"]["id"] == runs_there[0].pk
+        for one in of_wide:
+            answer = client.post(one, content_type="application/json") if one.endswith("stop/") else client.get(one)
+            assert answer.status_code == status, one
+        assert client.get(f"{address}runs/{here.pk}/").status_code == 200
+
+
+def test_a_new_run_of_a_policy_whose_other_host_was_removed_exists_for_who_sees_the_one_that_is_left() -> None:
+    mine, gone = HostFactory.create(slug="mine"), HostFactory.create()
+    policy = PolicyFactory.create(hosts=[gone.pk, mine.pk])
+    lost = PolicyFactory.create(hosts=[gone.pk])
+    removed = gone.pk
+    gone.delete()
+    limited = client_as(role="operator", hosts=["mine"])
+    made = limited.post(f"/api/v1/policies/{policy.pk}/run/", content_type="application/json").json()["id"]
+    assert limited.get(f"/policies/{policy.pk}/runs/{made}/").status_code == 200
+    # What is left of it is nothing, not everything.
+    assert services.run_now(OPERATOR, lost, NOW).rules["hosts"] == [removed]

@@ -81,7 +81,7 @@ def policies_csv(request: PageRequest) -> HttpResponseBase:
 
 def _listed(actor: Actor) -> list[dict[str, Any]]:
     rows = list(policies_for(actor))
-    last = selectors.last_runs(rows)
+    last = selectors.last_runs(actor, rows)
     sums = selectors.sums_of(last.values())
     now = timezone.now()
     lines = []
@@ -104,7 +104,7 @@ def policy(request: PageRequest, policy_id: int) -> HttpResponseBase:
     """One policy: its rules, its next windows, its runs."""
     row = policy_for(request.actor, policy_id)
     coming, problem = selectors.coming(row, timezone.now(), WINDOWS)
-    runs = paginated(request, selectors.runs_of(row), RUNS_PER_PAGE)
+    runs = paginated(request, selectors.runs_of(request.actor, row), RUNS_PER_PAGE)
     sums = selectors.sums_of(runs.object_list)
     kind = kinds.get(row.kind)
     context = {
@@ -145,7 +145,7 @@ RUNS_CSV: Columns = {
 @page()
 def policy_runs_csv(request: PageRequest, policy_id: int) -> HttpResponseBase:
     """All runs of a policy, the latest first."""
-    runs = selectors.runs_of(policy_for(request.actor, policy_id))
+    runs = selectors.runs_of(request.actor, policy_for(request.actor, policy_id))
     return csv_answer(f"policy-{policy_id}-runs", RUNS_CSV, _with_sums(runs))
 
 

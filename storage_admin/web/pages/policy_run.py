@@ -119,7 +119,7 @@ def policy_run_stop(request: PageRequest, policy_id: int, run_id: int) -> HttpRe
 
 def _run(request: PageRequest, policy_id: int, run_id: int) -> PolicyRun:
     row = policy_for(request.actor, policy_id)
-    run = row.runs.select_related("policy").filter(pk=run_id).first()
+    run = selectors.runs_of(request.actor, row).filter(pk=run_id).first()
     if run is None:
         raise NotFoundError(_("There is no run {run} of this policy.").format(run=run_id))
     return run
