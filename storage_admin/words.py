@@ -86,8 +86,9 @@ def seconds(value: float | None) -> str:
 
 
 def days(value: float) -> str:
-    """A number of days, rounded down."""
-    return _("under a day") if value < 1 else plural(int(value), _("day,days"))
+    """A number of days to one decimal, as the range of a forecast has it: else it could lie outside of that."""
+    shown = round(value, 1)
+    return _("under a day") if value < 1 else plural(int(shown) if shown.is_integer() else shown, _("day,days"))
 
 
 def between(started: datetime | None, finished: datetime | None) -> str:
@@ -109,7 +110,7 @@ def clock(moment: datetime, shape: str = "%Y-%m-%d %H:%M") -> str:
     return f"{here:{shape}} {zone if zone.isalpha() else here.isoformat()[-6:]}"
 
 
-def plural(count: int, words: str) -> str:
+def plural(count: float, words: str) -> str:
     """A count with its word: ``plural(3, "image,images")`` is ``3 images``.
 
     A translation of ``image,images`` has as many words as its language has forms, in the order of ``Plural-Forms``.

@@ -1,16 +1,27 @@
 """Hosts, pools, tokens, the audit trail: what admins decide."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from images.models import Image
+from images.selectors import forecasts
 from storage_admin.accounts.models import Token
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs.models import Job
-from tests.factories import GIB, AuditEntryFactory, GuestDiskFactory, HostFactory, ImageFactory, StoragePoolFactory
+from tests.factories import (
+    GIB,
+    AuditEntryFactory,
+    GuestDiskFactory,
+    HostFactory,
+    ImageFactory,
+    PoolSampleFactory,
+    StoragePoolFactory,
+)
 from tests.web.conftest import Filled
 from tests.web.html import errors_of, flat, tags_of, text_of
 from tests.working import client_as
@@ -52,6 +63,18 @@ def test_a_pools_largest_images_are_those_that_are_there_and_unknown_ones_come_l
     for state in Image.NOT_THERE:
         ImageFactory.create(pool=pool, name=state, allocated_size=90 * GIB, state=state)
     assert largest(viewer, pool) == ["large", "small", "unknown"]
+
+
+def test_time_to_full_is_told_as_exactly_as_its_range(viewer: Client) -> None:
+    pool = StoragePoolFactory.create(available_bytes=20 * GIB)
+    for age in range(12):  # by 1.9 or 2.1 GiB a day in turn
+        free = 20 * GIB + int((2 * age + (age % 2) / 10) * GIB)
+        PoolSampleFactory.create(pool=pool, at=timezone.now() - timedelta(days=age), available_bytes=free)
+    told = forecasts([pool])[pool.pk]
+    assert 9.0 < told.low < told.days < told.high < 11.0
+    text = flat(viewer.get(f"/pools/{pool.pk}/").content.decode())
+    assert f"{told.days:g} days" in text
+    assert f"{told.low:.1f} to {told.high:.1f} days, from the last 12 days" in text
 
 
 def test_of_a_storage_that_is_listed_at_another_node_the_largest_images_are_that_ones(viewer: Client) -> None:

@@ -7,7 +7,7 @@ import pytest
 from django.utils import timezone
 
 from storage_admin.web.templatetags.storage import ago, bar_scale, bytes_of, size_bar
-from storage_admin.words import percent, seconds, seconds_span, size, span
+from storage_admin.words import days, percent, seconds, seconds_span, size, span
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,13 @@ def test_an_unknown_word_is_escaped() -> None:
 )
 def test_percents_do_not_claim_what_is_not_there_yet(part: int | None, whole: int | None, shown: str) -> None:
     assert percent(part, whole) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.9, "under a day"), (1.0, "1 day"), (1.1, "1.1 days"), (9.9, "9.9 days"), (10.0, "10 days")]
+)
+def test_days_have_one_decimal_where_it_is_not_0(value: float, shown: str) -> None:
+    assert days(value) == shown
 
 
 @pytest.mark.parametrize(
