@@ -86,7 +86,9 @@ class ToDevice(Rewriting):
         # It is only read, and what a copy does not carry stays in it.
         kept = {"has_internal_snapshots", "hard_linked", "immutable"}
         found = [one for one in refusals.for_rewrite(image) if one.code not in kept]
-        for path, whose in _owners(image.host) if options["device"] else ():
+        if not options["device"]:
+            return found
+        for path, whose in _owners(image.host):
             if path == os.fsencode(options["device"]):
                 told = gettext("{device} belongs to {whose}. Choose another device.")
                 found.append(Refusal("device_in_use", told.format(device=options["device"], whose=whose)))
