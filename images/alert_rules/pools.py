@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
+from django.db.models import Sum
+
 from images.alert_rules import trend
 from images.alert_rules.filling import Filling, filling, is_looked_at
+from images.models import Image
 from images.rewrite.space import filesystem_of
 from images.selectors.pools import freshest, is_never_over, samples
 from storage_admin.events import services as events
@@ -87,6 +90,17 @@ class Place:
         sizes = [storage._largest("virtual_bytes") for storage in self.storages]
         known = [size for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None
+
+    @property
+    def least_virtual_bytes(self) -> int:
+        """What they promise at least, where the virtual size of some image is not known."""
+        return sum(storage._largest("virtual_bytes") or storage._known_virtual_bytes() for storage in self.storages)
+
+    def _known_virtual_bytes(self) -> int:
+        """What the images of one storage promise whose virtual sizes are known; hard links are left out."""
+        there = Image.objects.filter(pool__in=self.pools, nlink=1).exclude(state__in=Image.NOT_THERE)
+        sums = there.order_by().values("pool").annotate(known=Sum("virtual_size")).values_list("known", flat=True)
+        return max((known or 0 for known in sums), default=0)
 
     @property
     def undo_bytes(self) -> int:
@@ -265,10 +279,11 @@ def overcommitted(pools: list[StoragePool], is_open: Collection[str]) -> Iterato
         if not limits:
             continue
         capacity, virtual = place.sized and place.sized.usable_bytes, place.virtual_bytes
-        if not capacity or virtual is None:
+        least = place.least_virtual_bytes if virtual is None else virtual
+        if not capacity or (virtual is None and least < limits[0] * capacity):
             yield from place.as_it_is(kind)
             continue
-        ratio = virtual / capacity
+        ratio, at_least = least / capacity, "at least " if virtual is None else ""
         if ratio >= limits[0] * (1 - MARGIN * place.is_told(kind, is_open)):
             yield from place.troubles(
                 kind,
@@ -277,7 +292,8 @@ def overcommitted(pools: list[StoragePool], is_open: Collection[str]) -> Iterato
                     f"{place.name} has {'more' if ratio >= limits[0] else 'only just less'} "
                     f"than {limits[0]:g} times its capacity provisioned"
                 ),
-                f"Overcommit ratio {ratio:.2f}: the images have {size(virtual)} virtual size on {size(capacity)}. "
+                f"Overcommit ratio {at_least}{ratio:.2f}: the images have {at_least}{size(least)} virtual size on "
+                f"{size(capacity)}. "
                 "If guests fill their disks, the pool runs full. Move images elsewhere, or enlarge the pool.",
             )
 

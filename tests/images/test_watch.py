@@ -201,6 +201,15 @@ def test_overcommit_is_not_judged_without_one_of_the_storages_on_a_filesystem() 
     assert list(looked()) == [f"pool_overcommit:{one.pk}"]
 
 
+def test_an_image_of_unknown_size_hides_no_overcommit() -> None:
+    pool = StoragePoolFactory.create(virtual_bytes=None, warn_overcommit=2.0)
+    ImageFactory.create(pool=pool, virtual_size=None, state="unreadable")
+    ImageFactory.create(pool=pool, virtual_size=199 * GIB)
+    assert looked() == {}
+    ImageFactory.create(pool=pool, virtual_size=GIB)
+    assert list(looked()) == [f"pool_overcommit:{pool.pk}"]
+
+
 def test_undo_copies_that_hold_much_are_told_of() -> None:
     pool = StoragePoolFactory.create(undo_bytes=25 * GIB)
     StoragePoolFactory.create(undo_bytes=24 * GIB)
