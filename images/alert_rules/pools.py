@@ -94,7 +94,8 @@ class Place:
     @property
     def least_virtual_bytes(self) -> int:
         """What they promise at least, where the virtual size of some image is not known."""
-        return sum(storage._largest("virtual_bytes") or storage._known_virtual_bytes() for storage in self.storages)
+        sizes = ((storage, storage._largest("virtual_bytes")) for storage in self.storages)
+        return sum(storage._known_virtual_bytes() if size is None else size for storage, size in sizes)
 
     def _known_virtual_bytes(self) -> int:
         """What the images of one storage promise whose virtual sizes are known; hard links are left out."""

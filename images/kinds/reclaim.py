@@ -136,7 +136,7 @@ def chosen_method(image: Image, options: dict[str, Any]) -> tuple[str, str]:
         return options["method"], str(_SENTENCES[options["method"]])
     possible = space.offered(image)
     if not possible:
-        none = gettext("No reclaim method supports images of this format")
+        none = gettext("No reclaim method can work on this image")
         return "compress", none if image.declared_format else str(_SENTENCES["compress"])
     if "in_place" in possible and (image.snapshots or image.nlink > 1):
         only = gettext("Only punching holes in place keeps the hard links of the image. {what}")

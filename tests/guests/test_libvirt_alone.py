@@ -29,21 +29,8 @@ from tests.harness.guests import Disk, Domains, write_pattern
 from tests.harness.patching import do_before, raising
 from tests.harness.sshd import sshd
 from tests.harness.tls_libvirtd import TlsLibvirtd, authority, tls_libvirtd
-from tests.live.chains import at_stage, chain_of
-from tests.working import (
-    ADMIN,
-    OPERATOR,
-    client_as,
-    create,
-    digests,
-    fails_as,
-    reread,
-    run,
-    said,
-    scan,
-    succeeded,
-    work,
-)
+from tests.live.chains import at_stage, chain_of, done, submit
+from tests.working import ADMIN, OPERATOR, client_as, create, digests, fails_as, reread, run, said, scan, work
 
 pytestmark = [pytest.mark.services, pytest.mark.guest, pytest.mark.django_db, pytest.mark.usefixtures("quiet")]
 
@@ -183,7 +170,7 @@ def test_libvirt_itself_does_the_jobs_on_a_running_guest_there(
         before = guest.digest(0, 64)
         scan(host)
         row = Guest.objects.get(host=host)
-        given_up = services.submit(OPERATOR, "live_copy", row.pk, {"disk": "vda", "bandwidth_bytes_sec": 1 << 20})
+        given_up = submit("live_copy", row, bandwidth_bytes_sec=1 << 20)
         with at_stage("mirroring", lambda: services.cancel(OPERATOR, given_up)):
             run(given_up)
         assert (given_up.state, chain_of(guest)) == ("cancelled", ["disk.qcow2"])
@@ -191,11 +178,11 @@ def test_libvirt_itself_does_the_jobs_on_a_running_guest_there(
         assert left.exists()
         told = f"the unfinished copy {left} is left, delete it: "
         assert [line for line in said(given_up) if line.startswith(told)], said(given_up)
-        succeeded(work("live_copy", row.pk, OPERATOR, disk="vda", target_name="there.qcow2"))
+        done(submit("live_copy", row, target_name="there.qcow2"))
         assert chain_of(guest) == ["there.qcow2"]
         pool.refresh()
         scan(host)
-        succeeded(work("snapshot", row.pk, OPERATOR, name="one", quiesce=False))
+        done(services.submit(OPERATOR, "snapshot", row.pk, {"name": "one", "quiesce": False}))
         assert chain_of(guest) == ["there.one", "there.qcow2"]
         pool.refresh()
         scan(host)
