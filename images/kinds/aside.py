@@ -230,9 +230,10 @@ class DeleteAside(AsideKind):
         image = find(job.target_id)
         rows.deleted(image)
         before, freed = rows.taken(image, result["before_bytes"]), result["freed_bytes"]
-        if image.pool.kind == StoragePool.Kind.LVMTHIN:  # other volumes of its pool may have let go of some meanwhile
-            freed = min(freed, (before or freed) if image.own_bytes is None else image.own_bytes)
-        rewriting.write_line(job, image.pool, before, 0, freed=freed)
+        if freed is not None:
+            if image.pool.kind == StoragePool.Kind.LVMTHIN:  # others of its pool may have let go of some meanwhile
+                freed = min(freed, (before or freed) if image.own_bytes is None else image.own_bytes)
+            rewriting.write_line(job, image.pool, before, 0, freed=freed)
         return deletion_result(before, freed, result["seconds"])
 
 
@@ -244,8 +245,8 @@ def aside_result(held: int, seconds: float | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def deletion_result(before: int, freed: int, seconds: float | None) -> dict[str, Any]:
-    """What a job that has deleted an image shows."""
+def deletion_result(before: int, freed: int | None, seconds: float | None) -> dict[str, Any]:
+    """What a job that has deleted an image shows; the ledger has no line of what nobody counted (``None``)."""
     return {
         "before_bytes": before, "after_bytes": 0, "held_bytes": 0, "freed_bytes": freed,
         "freed_at": timezone.now().isoformat(), "seconds": seconds,

@@ -92,9 +92,10 @@ def _finish(later: Job, image: Image, found: dict[str, Any]) -> None:
     else:
         rows.deleted(image)
         # Nobody has counted what a volume gave back: no more than what it had alone, where that is known.
-        freed = (image.own_bytes or 0) if found["discarded_bytes"] is None else found["discarded_bytes"]
+        freed = image.own_bytes if found["discarded_bytes"] is None else found["discarded_bytes"]
         _succeed(later, aside.deletion_result(size, freed, None))
-        record.write_line(later, image.pool, size, 0, freed=freed)
+        if freed is not None:
+            record.write_line(later, image.pool, size, 0, freed=freed)
     claims.log(later, "recovered: the change was already done; the job has succeeded")
 
 

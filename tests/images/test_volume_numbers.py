@@ -63,10 +63,10 @@ def test_one_that_is_restored_or_deleted_has_taken_what_it_took_before(aside: Im
 @pytest.mark.parametrize(
     ("alone", "takes", "told", "freed"),
     [(5 * MIB, 32 * MIB, 9 * MIB, 5 * MIB), (5 * MIB, 32 * MIB, 4 * MIB, 4 * MIB), (None, 32 * MIB, 40 * MIB, 32 * MIB),
-     (None, None, 40 * MIB, 40 * MIB), (5 * MIB, 32 * MIB, 0, 0)],
+     (None, None, 40 * MIB, 40 * MIB), (5 * MIB, 32 * MIB, 0, 0), (5 * MIB, 32 * MIB, None, None)],
 )  # fmt: skip
 def test_what_others_of_a_thin_pool_let_go_of_meanwhile_is_not_what_a_deletion_has_freed(
-    aside: Image, alone: int | None, takes: int | None, told: int, freed: int
+    aside: Image, alone: int | None, takes: int | None, told: int | None, freed: int | None
 ) -> None:
     Image.every.filter(pk=aside.pk).update(alone_bytes=alone, allocated_size=takes)
     job = JobFactory.create(kind="delete_aside", target=aside)
@@ -87,9 +87,9 @@ def test_one_that_a_recovery_finds_set_aside_holds_what_it_took(aside: Image) ->
     assert (reread(lost).state, (reread(lost).result or {})["held_bytes"]) == ("succeeded", 32 * MIB)
 
 
-@pytest.mark.parametrize(("alone", "freed"), [(5 * MIB, 5 * MIB), (None, 0)])
+@pytest.mark.parametrize(("alone", "freed"), [(5 * MIB, 5 * MIB), (None, None)])
 def test_a_deletion_that_a_recovery_finds_done_has_freed_no_more_than_the_volume_had_alone(
-    aside: Image, alone: int | None, freed: int
+    aside: Image, alone: int | None, freed: int | None
 ) -> None:
     Image.every.filter(pk=aside.pk).update(alone_bytes=alone)
     deletion = cut_off(aside, "delete_aside")

@@ -94,8 +94,8 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
         io: the controller.
 
     Returns:
-        ``before_bytes``: what it took; ``freed_bytes``: what its pool has less in use than before; ``aside_of``;
-        ``seconds``.
+        ``before_bytes``: what it took; ``freed_bytes``: what its pool has less in use than before, ``None`` where
+        nobody told; ``aside_of``; ``seconds``.
 
     Raises:
         RefusedError: ``aside_missing``, ``image_in_use``, ``has_overlays``, ``shared_pool``, ``busy``,
@@ -117,7 +117,7 @@ def delete(request: Request, io: AgentIO) -> dict[str, Any]:
         io.log("what the pool got back is not known", "warning")
     return {
         "before_bytes": one.taken,
-        "freed_bytes": max(freed or 0, 0),
+        "freed_bytes": None if freed is None else max(freed, 0),
         "aside_of": journal.job,
         "seconds": round(time.monotonic() - started, 3),
     }
