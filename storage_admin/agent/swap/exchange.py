@@ -16,6 +16,7 @@ again): then the inode tells.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -111,6 +112,30 @@ def give(folder: int, hidden: bytes, name: bytes) -> None:
             raise
     os.fsync(folder)
     unlink(folder, hidden)
+
+
+def drop(folder: int, name: bytes, hidden: bytes, inode: int) -> None:
+    """Take a name away from a file that keeps another one; whatever else comes there meanwhile gets it back.
+
+    Args:
+        folder: descriptor of the folder.
+        name: which may lead to anything by now.
+        hidden: one of the job's own names, which is used meanwhile; an earlier, cut off run may have left it.
+        inode: of the file.
+
+    Raises:
+        FileExistsError: somebody has taken the name while another one's file had the job's own.
+        OSError: as :func:`move`.
+    """
+    named, taken = stat_in(folder, name), stat_in(folder, hidden)
+    if taken is None and named is not None and named.inode == inode:
+        with contextlib.suppress(FileNotFoundError):
+            take(folder, name, hidden)
+        taken = stat_in(folder, hidden)
+    if taken is not None and taken.inode == inode:
+        unlink(folder, hidden)
+    elif taken is not None:
+        give(folder, hidden, name)
 
 
 def link(fd: int, folder: int, name: bytes) -> None:

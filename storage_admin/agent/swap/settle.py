@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from storage_admin.agent.protocol import RefusedError, display, unb64
 from storage_admin.agent.swap import journal, outcome, settle_aside
-from storage_admin.agent.swap.exchange import moves
+from storage_admin.agent.swap.exchange import drop, moves
 from storage_admin.agent.swap.journal import Journal, JournalError, Stamp, Story
 from storage_admin.agent.swap.outcome import Settled, is_back, stat_in, unlink
 from storage_admin.agent.swap.straighten import is_free, straighten
@@ -195,8 +195,8 @@ def _clear_parts(one: Journal, story: Story, *, done: bool) -> None:
         own = journal.part_name(one.job, place)
         made = stat_in(one.folder, own)
         if made is not None and made.inode == inode:
-            if not done and made.same_file(stat_in(one.folder, name)):
-                unlink(one.folder, name)
+            if not done:
+                drop(one.folder, name, journal.file_name(one.job, "001"), inode)  # a number that no part has
             unlink(one.folder, own)
     last = journal.part_name(one.job, len(story.parts))  # perhaps created, and not written down yet
     made = stat_in(one.folder, last)
