@@ -153,12 +153,18 @@ def _listed(host: Host, device: str) -> Image | None:
 
 
 def _against_filling(there: Image, size: int) -> list[Refusal]:
-    """Whether its thin pool has room for what is written: all guests of a full one stop."""
-    free, needed = there.pool.available_bytes, size - (there.allocated_size or 0)
-    if there.pool.kind != StoragePool.Kind.LVMTHIN or free is None or needed <= free:
+    """Whether its pool has room for what is written, above its reserve: all guests of a full one stop."""
+    pool, needed = there.pool, size - (there.allocated_size or 0) - (there.reservation_bytes or 0)
+    if pool.kind not in {StoragePool.Kind.LVMTHIN, StoragePool.Kind.ZFS} or pool.available_bytes is None:
         return []
-    told = gettext("{pool} has {free:,} bytes free, and up to {needed:,} would be written. Extend the pool first.")
-    return [Refusal("not_enough_space", told.format(pool=there.pool.name, free=free, needed=needed))]
+    free = max(pool.available_bytes - refusals.reserve_of(pool.capacity_bytes or 0), 0)
+    if needed <= free:
+        return []
+    told = gettext(
+        "{pool} has {free:,} bytes free above its reserve, and up to {needed:,} would be written. "
+        "Extend the pool first."
+    )
+    return [Refusal("not_enough_space", told.format(pool=pool.name, free=free, needed=needed))]
 
 
 def _owners(host: Host) -> list[tuple[bytes, str]]:

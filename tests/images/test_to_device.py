@@ -9,6 +9,7 @@ import pytest
 from django.utils import timezone
 
 from images.models import Image, ImageUse
+from images.rewrite import refusals
 from storage_admin.accounts.models import ForbiddenError
 from storage_admin.hosts.models import StoragePool
 from storage_admin.hosts.names import path_key
@@ -91,13 +92,16 @@ def test_a_snapshot_keeps_what_was_on_its_origin_only_where_it_is_thin(disk: Ima
     assert codes("to_device", disk, ADMIN, device="/dev/vg/free") == refused
 
 
-def test_a_thin_pool_has_to_have_room_for_all_that_is_written(disk: Image) -> None:
+@pytest.mark.parametrize("kind", ["lvmthin", "zfs"])
+def test_a_pool_has_to_have_room_for_all_that_is_written(disk: Image, kind: str) -> None:
     size = disk.virtual_size or 0
-    pool = StoragePoolFactory.create(host=disk.host, kind="lvmthin", available_bytes=size - 1)
+    free = size - 1 + refusals.reserve_of(size)
+    pool = StoragePoolFactory.create(host=disk.host, kind=kind, capacity_bytes=size, available_bytes=free)
     there = volume(pool, "thin", allocated_size=0)
     assert codes("to_device", disk, ADMIN, device="/dev/vg/thin") == {"not_enough_space"}
-    Image.objects.filter(pk=there.pk).update(allocated_size=1)
-    assert codes("to_device", disk, ADMIN, device="/dev/vg/thin") == set()
+    for has in ({"allocated_size": 1}, {"allocated_size": 0, "reservation_bytes": 1}):
+        Image.objects.filter(pk=there.pk).update(**has)
+        assert codes("to_device", disk, ADMIN, device="/dev/vg/thin") == set()
 
 
 def test_a_device_that_others_of_the_cluster_or_of_the_storage_use_is_refused(disk: Image) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from images.models import Image
+from storage_admin.agent.protocol import b64
 from storage_admin.hosts.models import Host as Row
 from storage_admin.hosts.models import StoragePool
 from storage_admin.jobs import services
@@ -188,6 +189,26 @@ def test_one_that_fills_up_meanwhile_is_given_up(site: Host) -> None:
         assert agent.answer()["code"] == "not_enough_space"
     site.run("zfs set reservation=none tank/data")
     assert site.run(STATE) == before
+
+
+@pytest.mark.parametrize("reserved", ["none", "auto"])
+def test_an_image_is_not_written_onto_a_sparse_volume_whose_pool_others_fill_meanwhile(
+    site: Host, reserved: str
+) -> None:
+    site.run(f"zfs set refreservation={reserved} tank/data/disk")
+    asked = site.args("top.qcow2", logical.IMAGE_SIZE, "base.raw", device_b64=b64(DEVICES["disk"].encode()))
+    asked |= {"bandwidth_bytes_sec": MIB // 2, "reserve": {"percent": 0.0, "bytes": 64 * MIB}}
+    with site.agent() as agent:
+        agent.request("to_device", asked, "j9")
+        agent.until("ready")
+        agent.say("go", generation=agent.generation)
+        agent.until("progress", stage="copying")
+        site.run(f"zfs set reservation=$(($(zfs get -Hpo value available tank) - {32 * MIB})) tank/other")
+        told = agent.answer()
+    site.run("zfs set reservation=none tank/other")
+    assert (
+        told.get("code", told.get("virtual_size")) == {"none": "not_enough_space", "auto": logical.IMAGE_SIZE}[reserved]
+    )
 
 
 #: Whoever has a device of a volume open, as the agent and its tools.

@@ -38,6 +38,29 @@ def read(host: Host, device: str, name: str = "back.qcow2") -> dict[str, Any]:
     return host.ask("from_device", {"device_b64": b64(device.encode()), "target": target, "reserve": NO_RESERVE})
 
 
+@pytest.mark.parametrize("device", ["/dev/vg/thin", "/dev/mapper/over"])
+def test_a_thin_pool_that_others_fill_meanwhile_ends_it_before_that_is_full(group: Host, device: str) -> None:
+    group.run("lvcreate -q -V 60M -T vg/pool -n other; udevadm settle")
+    group.run('dmsetup create over --table "0 $(blockdev --getsz /dev/vg/thin) linear /dev/vg/thin 0"; udevadm settle')
+    if device == "/dev/vg/thin":
+        group.run("dmsetup remove over")
+    before = group.run(f"sha256sum <{POOL}/vm.qcow2")
+    more = {"idle_io": False, "bandwidth_bytes_sec": MIB // 2, "reserve": {"percent": 0.0, "bytes": 30 * MIB}}
+    try:
+        with group.agent() as agent:
+            agent.request("to_device", group.args("vm.qcow2", SIZE, device_b64=b64(device.encode()), **more), "j1")
+            agent.until("ready")
+            agent.say("go", generation=agent.generation)
+            agent.until("progress", stage="copying")
+            group.run("dd if=/dev/urandom of=/dev/vg/other bs=1M count=35 oflag=direct conv=notrunc status=none")
+            assert agent.answer()["code"] == "not_enough_space"
+        group.run("lvremove -q -y vg/other")
+        assert written(group, device, overwrite=True).get("virtual_size") == SIZE
+        assert group.run(f"sha256sum <{POOL}/vm.qcow2") == before
+    finally:
+        group.run("dmsetup remove over || true")
+
+
 def rows(host: Host, *devices: str) -> list[tuple[Any, ...]]:
     told = host.ask("beneath", {"paths_b64": [b64(one.encode()) for one in devices]})["devices"]
     return [(one["target"], one["discards"], one["passes_on"]) for one in told]

@@ -21,6 +21,8 @@ _PASSING = 2.0
 _LOOKS = 19
 #: Of sysfs, whatever the device's own sectors are.
 _SECTOR = 512
+#: All block devices by their names.
+BLOCKS = "/sys/class/block"
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,19 @@ class Device:
                 continue  # it is not there, so it is not this one
             if is_this:
                 raise RefusedError("device_in_use", f"{display(self.path)} belongs to {whose}; choose another device")
+
+
+def below(number: int) -> frozenset[str]:
+    """The names, as sysfs has them, of a device, of the disk that it is a partition of, and of what these stand on."""
+    found, left = set[str](), {os.path.basename(os.path.realpath(_place(number)))}
+    while left:
+        found.add(name := left.pop())
+        place = os.path.realpath(f"{BLOCKS}/{name}")
+        above = {os.path.basename(os.path.dirname(place))} if os.path.exists(f"{place}/partition") else set()
+        with contextlib.suppress(FileNotFoundError):
+            above |= set(os.listdir(f"{place}/slaves"))
+        left |= above - found
+    return frozenset(found)
 
 
 def node(path: str) -> tuple[int | None, int | None, int | None]:

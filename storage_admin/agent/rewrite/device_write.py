@@ -20,6 +20,8 @@ from storage_admin.agent.rewrite.base import Wish
 from storage_admin.agent.rewrite.chain import PROCESS_INTERVAL, Chain
 from storage_admin.agent.rewrite.copying import refuse_two_sizes
 
+#: Seconds between two looks at how full that is which a device takes its space of.
+_LOOKS = 2.0
 #: So much of a device's ends has to be readable.
 _ENDS = 1 << 20
 #: As blkid calls them, and whose they are: the kernel holds none of them unless something on it is active.
@@ -94,14 +96,14 @@ def write(source: Source, device: Device, io: AgentIO, *, zeroed: bool, watch: C
 
     Args:
         zeroed: whether the device reads as zeros.
-        watch: called while a tool works; raises to stop.
+        watch: called every few seconds while a tool works; raises to stop.
 
     Raises:
         RefusedError: a guest came, or the device is full.
         HostError: it could not be written, or is not equal.
     """
     target, size = DeviceNode(device.fd, "raw", device.path, None, source.size), source.size
-    looks = (seldom(source.look), watch, seldom(device.refuse_used, PROCESS_INTERVAL))
+    looks = (seldom(source.look), seldom(watch, _LOOKS), seldom(device.refuse_used, PROCESS_INTERVAL))
 
     def look() -> None:
         for one in looks:
@@ -138,6 +140,7 @@ class DeviceWrite:
         overwrite: whether it may hold something by now.
         owners: as of :meth:`Device.refuse_owned`.
         age: seconds since somebody named the device.
+        watch: raises where what the device takes its space of is full.
     """
 
     request: Request
@@ -148,6 +151,7 @@ class DeviceWrite:
     overwrite: bool
     owners: Sequence[tuple[bytes, str]]
     age: float
+    watch: Callable[[], None]
 
     def run(self) -> dict[str, Any]:
         """All steps; returns and raises as the verb."""
@@ -164,10 +168,11 @@ class DeviceWrite:
             raise RefusedError(
                 "target_exists", f"{display(self.device.path)} holds {held}; choose another device, or overwrite it"
             )
+        self.watch()
         self.io.wait_for_go(self.request.generation)
         source.look_again()
         self.device.refuse_used()
-        write(source, self.device, self.io, zeroed=False, watch=lambda: None)
+        write(source, self.device, self.io, zeroed=False, watch=self.watch)
         return {
             "virtual_size": source.size,
             "device_bytes": self.device.size,

@@ -5,11 +5,13 @@ LVM replaces the metadata of a group as a whole, so each command is done or not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage_admin.agent.host import lvm, thin
+from storage_admin.agent.host import lvm, space, thin
+from storage_admin.agent.host.devices import BLOCKS
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
 from storage_admin.agent.protocol import INVALID, HostError, RefusedError
@@ -213,6 +215,20 @@ def refuse_full(wanted: Wanted, needed: int, io: AgentIO) -> None:
             f"{group}/{pool} has {max(free, 0)} bytes free above its reserve, {needed} are needed, and of its metadata "
             f"{told['metadata_used']} of {told['metadata_size']} bytes are in use; extend the pool first",
         )
+
+
+def filled(names: Collection[str], reserve: space.Reserve, io: AgentIO) -> list[Wanted]:
+    """Thin pools: what stands on one, the device mapper tells."""
+    mapped = set()
+    for name in names:
+        with contextlib.suppress(FileNotFoundError), open(f"{BLOCKS}/{name}/dm/name", encoding="utf-8") as file:
+            mapped.add(file.read().strip())
+    pools = ((one["group"], one["name"]) for one in lvm.thin_pools(io)) if mapped else ()
+    return [
+        Wanted(Place("lvm", group, "", "", ""), pool, reserve)
+        for group, pool in pools
+        if lvm.dm_name(group, pool) + "-tpool" in mapped
+    ]
 
 
 def make(wanted: Wanted, size: int, needed: int, job: str, io: AgentIO, lock: int) -> LogicalVolume:

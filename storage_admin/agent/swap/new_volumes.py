@@ -7,18 +7,17 @@ Its journal, which LVM and ZFS write in the same step as the volume, says whose 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from storage_admin.agent.host import devices, space
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.protocol import RefusedError, Request
-from storage_admin.agent.swap import volumes
+from storage_admin.agent.swap import lvm_volumes, volumes, zfs_volumes
 from storage_admin.agent.swap.volumes import Maker, Volume, Wanted, left_to_recovery
 
-#: Seconds between two looks at how full a pool is while a sparse volume is written to.
-LOOKS = 2.0
+MAKERS: dict[str, Maker[Any]] = {"lvm": lvm_volumes, "zfs": zfs_volumes}
 
 
 @dataclass
@@ -31,7 +30,6 @@ class NewVolume:
     io: AgentIO
     one: Volume
     is_published: bool = field(default=False, init=False)
-    _looked: float = field(default=0.0, init=False)
 
     @property
     def zeroed(self) -> bool:
@@ -39,9 +37,8 @@ class NewVolume:
         return self.backend.is_sparse(self.wanted)
 
     def watch(self) -> None:
-        """Refuse (``not_enough_space``) as soon as what it takes its space of has no more free than its reserve."""
-        if self.zeroed and time.monotonic() > self._looked + LOOKS:
-            self._looked = time.monotonic()
+        """Refuse (``not_enough_space``) where what it takes its space of has no more free than its reserve."""
+        if self.zeroed:
             self.backend.refuse_full(self.wanted, 0, self.io)
 
     def publish(self, look_again: Callable[[], None]) -> int:
@@ -82,6 +79,25 @@ class NewVolume:
     def _found(self) -> Volume:
         found: Volume = volumes.find(self.backend, replace(self.wanted.place, id=self.one.id), self.one.name, self.io)
         return found
+
+
+def watch_below(number: int, reserve: space.Reserve, io: AgentIO) -> Callable[[], None]:
+    """Look at what becomes fuller as a block device is written: thin pools of LVM, datasets of ZFS.
+
+    Args:
+        number: of the device, as ``st_rdev`` has it.
+
+    Returns:
+        A look at them, which refuses (``not_enough_space``, ``busy``) where one has no more free than its reserve.
+    """
+    names = devices.below(number)
+    filled = [(one, wanted) for one in MAKERS.values() for wanted in one.filled(names, reserve, io)]
+
+    def look() -> None:
+        for backend, wanted in filled:
+            backend.refuse_full(wanted, 0, io)
+
+    return look
 
 
 def patiently() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -218,6 +218,9 @@ class Maker(Backend[V], Protocol[V]):
         Args:
             needed: bytes, beside the reserve.
         """
+
+    def filled(self, names: Collection[str], reserve: space.Reserve, io: AgentIO) -> list[Wanted]:
+        """What becomes fuller as block devices of these names (:func:`devices.below`) are written, without a name."""
 
     def make(self, wanted: Wanted, size: int, needed: int, job: str, io: AgentIO, lock: int) -> V:
         """A new volume under the job's own name (:func:`new_name`), with its journal, and its device.

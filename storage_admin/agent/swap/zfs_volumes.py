@@ -11,11 +11,11 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from storage_admin.agent.folders.pools import held
-from storage_admin.agent.host import devices, zfs
+from storage_admin.agent.host import devices, space, zfs
 from storage_admin.agent.host.mounts import mounted
 from storage_admin.agent.lifeline import AgentIO
 from storage_admin.agent.programs import tools
@@ -276,6 +276,16 @@ def refuse_full(wanted: Wanted, needed: int, io: AgentIO) -> None:
         raise RefusedError(
             "not_enough_space", f"{group} has {max(free, 0)} bytes free above its reserve, {needed} are needed"
         )
+
+
+def filled(names: Collection[str], reserve: space.Reserve, io: AgentIO) -> list[Wanted]:
+    """Datasets in which a zvol lies that nothing is reserved for."""
+    paths = {path for name in names if name.startswith("zd") and (path := _dataset_of(f"/dev/{name}"))}
+    return [
+        Wanted(Place("zfs", path.rpartition("/")[0], "", "", ""), "", reserve)
+        for path in paths
+        if not int(_told("zfs", "refreservation", path, io)["refreservation"])
+    ]
 
 
 def make(wanted: Wanted, size: int, needed: int, job: str, io: AgentIO, lock: int) -> Dataset:

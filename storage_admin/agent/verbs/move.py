@@ -22,16 +22,14 @@ from storage_admin.agent.rewrite.base import COMMON, opened
 from storage_admin.agent.rewrite.conversion import Target
 from storage_admin.agent.rewrite.device_copy import DeviceCopy
 from storage_admin.agent.rewrite.device_write import Source, refuse_unfit, write
-from storage_admin.agent.swap import lvm_volumes, zfs_volumes
 from storage_admin.agent.swap.hidden import hidden
-from storage_admin.agent.swap.new_volumes import NewVolume, made
+from storage_admin.agent.swap.new_volumes import MAKERS, NewVolume, made
 from storage_admin.agent.swap.volumes import Maker, Place, Wanted
 from storage_admin.agent.verbs.aside_volume import WHERE
 
 #: Bytes that qemu-img measures by (a cluster of a qcow2).
 _LARGEST_CLUSTER = 2 << 20
 _SPEED = ("bandwidth_bytes_sec", "idle_io", "reserve", "others_bytes")
-BACKENDS: dict[str, Maker[Any]] = {"lvm": lvm_volumes, "zfs": zfs_volumes}
 
 
 def file_to_volume(request: Request, io: AgentIO) -> dict[str, Any]:
@@ -132,7 +130,7 @@ def made_by(args: Arguments, silent: set[str], io: AgentIO) -> list[dict[str, An
     asked, there = args.get("volumes_made", list, []), dict[tuple[str, ...], Any]()
     for name in {one["backend"] for one in asked} - silent:
         try:
-            there |= {(name, one.group, one.name, one.id): one for one in BACKENDS[name].there([], io)}
+            there |= {(name, one.group, one.name, one.id): one for one in MAKERS[name].there([], io)}
         except (RefusedError, HostError) as error:
             silent.add(name)
             io.log(f"volumes of {name} that jobs have made were not looked for: {error.detail}", "warning")
@@ -155,10 +153,10 @@ def _wanted(args: Arguments) -> tuple[Maker[Any], Wanted]:
 
 
 def _backend(place: Place) -> Maker[Any]:
-    if place.backend not in BACKENDS:
+    if place.backend not in MAKERS:
         raise RefusedError(INVALID, f"no volumes of {place.backend} are moved")
-    BACKENDS[place.backend].check(place)
-    return BACKENDS[place.backend]
+    MAKERS[place.backend].check(place)
+    return MAKERS[place.backend]
 
 
 def _write(new: NewVolume, source: Source, io: AgentIO) -> dict[str, Any]:

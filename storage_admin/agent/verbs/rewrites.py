@@ -31,6 +31,7 @@ from storage_admin.agent.rewrite.key_slots import KeySlots
 from storage_admin.agent.rewrite.packed import OVA
 from storage_admin.agent.rewrite.rebasing import Onto, Rebase, Relink, Standalone
 from storage_admin.agent.rewrite.shrinking import Shrink
+from storage_admin.agent.swap.new_volumes import watch_below
 
 #: Bytes of the smallest part of an export.
 LEAST_PART = 1 << 20
@@ -317,7 +318,8 @@ def to_device(request: Request, io: AgentIO) -> dict[str, Any]:
     except (TypeError, ValueError, AttributeError) as error:
         raise RefusedError(INVALID, "owners are pairs of a path and whose it is") from error
     with opened(wish) as chain, contextlib.closing(Device.open(args.path("device_b64"), to_write=True)) as device:
-        return DeviceWrite(request, io, wish, chain, device, overwrite, owners, args.get("age", float, 0.0)).run()
+        watch, age = watch_below(device.number, wish.reserve, io), args.get("age", float, 0.0)
+        return DeviceWrite(request, io, wish, chain, device, overwrite, owners, age, watch).run()
 
 
 def commit(request: Request, io: AgentIO) -> dict[str, Any]:
