@@ -64,6 +64,17 @@ def percent(part: float | None, whole: float | None) -> str:
     return _("under 0.1 %") if part > 0 and not told else f"{told} %"
 
 
+def ratio(part: float, whole: float) -> float:
+    """``part`` of ``whole``, to hundredths; of less than one, its first digit: only nothing is 0."""
+    told = part / whole
+    return round(told, 2) or float(f"{told:.0e}")
+
+
+def times(value: float) -> str:
+    """A :func:`ratio` with its sign."""
+    return f"{value if value >= 0.01 or not value else _('under 0.01')} \N{MULTIPLICATION SIGN}"
+
+
 def tenths(value: float) -> float:
     """A number of percent rounded down to one decimal: nothing reads as full too early."""
     return floor(10 * value) / 10

@@ -14,6 +14,7 @@ from images.selectors.overview_shapes import Totals
 from images.selectors.pools import freshest
 from storage_admin.accounts.models import Actor
 from storage_admin.hosts.models import Host, StoragePool
+from storage_admin.words import ratio
 
 SUMS = ("allocated_size", "virtual_size", "reclaimable_bytes", "reclaimable_low", "reclaimable_high")
 
@@ -37,7 +38,7 @@ def totals_of(actor: Actor, hosts: list[Host], pools: list[StoragePool]) -> Tota
     counted = {pool.shared_key or pool.pk for pool in sized}
     unsized = [pool.pk for pool in pools if (pool.shared_key or pool.pk) not in counted]
     promised = image_sums(rows.exclude(pool__in=unsized)) if unsized else sums
-    ratio = round((promised["virtual_size"] or 0) / usable, 2) if scanned and usable else None
+    overcommit = ratio(promised["virtual_size"] or 0, usable) if scanned and usable else None
     return Totals(
         hosts_count=len(hosts),
         pools_count=len(pools),
@@ -50,7 +51,7 @@ def totals_of(actor: Actor, hosts: list[Host], pools: list[StoragePool]) -> Tota
         available_bytes=available,
         allocated_bytes=_known(sums["allocated_size"], sums["count"]) if scanned else None,
         virtual_bytes=_known(sums["virtual_size"], sums["count"]) if scanned else None,
-        overcommit_ratio=ratio if promised["sized"] == promised["count"] else None,
+        overcommit_ratio=overcommit if promised["sized"] == promised["count"] else None,
         analyzed_count=sums["analyzed"] or 0,
         reclaimable_bytes=sums["reclaimable_bytes"],
         reclaimable_low=sums["reclaimable_low"],

@@ -9,6 +9,7 @@ from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 
 from storage_admin.agent.protocol import b64
+from storage_admin.words import ratio
 
 
 class PartialRows(models.Model):
@@ -331,7 +332,7 @@ class StoragePool(PartialRows):
         """Virtual sizes of its images against what its filesystem can give them: not what is kept for root."""
         if not self.usable_bytes or self.virtual_bytes is None:
             return None
-        return round(self.virtual_bytes / self.usable_bytes, 2)
+        return ratio(self.virtual_bytes, self.usable_bytes)
 
     @property
     def used_bytes(self) -> int | None:

@@ -7,7 +7,7 @@ import pytest
 from django.utils import timezone
 
 from storage_admin.web.templatetags.storage import ago, bar_scale, bytes_of, size_bar
-from storage_admin.words import days, percent, seconds, seconds_span, size, span
+from storage_admin.words import days, percent, ratio, seconds, seconds_span, size, span, times
 
 
 @pytest.mark.parametrize(
@@ -127,3 +127,11 @@ def test_bars_of_a_table_share_one_scale() -> None:
 def test_a_physical_size_beyond_the_virtual_one_stays_within_the_bar() -> None:
     bar = _bar(100, 150, 500, share=True)
     assert (bar["track"], bar["fill"], bar["win"]) == ("66.67%", "100.00%", "100.00%")
+
+
+def test_only_nothing_is_promised_zero_times() -> None:
+    tried = ((0, 8), (1, 10**9), (1, 500), (1, 200), (1, 3), (7, 4), (2, 1))
+    assert [ratio(*one) for one in tried] == [0.0, 1e-09, 0.002, 0.01, 0.33, 1.75, 2.0]
+    assert [times(ratio(*one)).removesuffix(" \N{MULTIPLICATION SIGN}") for one in tried] == [
+        "0.0", "under 0.01", "under 0.01", "0.01", "0.33", "1.75", "2.0",
+    ]  # fmt: skip

@@ -23,12 +23,13 @@ from storage_admin.words import (
     seconds_span,
     size,
     span,
+    times,
     words,
 )
 
 register = template.Library()
 
-for shown in (size, span, exact, percent, seconds, seconds_span, days, between, clock, plural, words, said):
+for shown in (size, span, exact, percent, times, seconds, seconds_span, days, between, clock, plural, words, said):
     register.filter(shown)
 
 
