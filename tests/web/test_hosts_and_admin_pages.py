@@ -55,6 +55,12 @@ def test_forgetting_a_pool_wants_its_name(admin: Client, filled: Filled) -> None
     assert not StoragePool.objects.filter(pk=filled.pool.pk).exists()
 
 
+@pytest.mark.parametrize(("volumes", "told"), [(False, "0, 0 B"), (True, "unknown")])
+def test_files_that_nobody_has_counted_are_not_shown_as_none(viewer: Client, volumes: bool, told: str) -> None:
+    pool = StoragePoolFactory.create(volumes=volumes, last_scanned=timezone.now())
+    assert f"Other files {told} " in flat(text_of(viewer.get(f"/pools/{pool.pk}/")))
+
+
 @pytest.mark.sql
 def test_a_pools_largest_images_are_those_that_are_there_and_unknown_ones_come_last(viewer: Client) -> None:
     pool = StoragePoolFactory.create()
