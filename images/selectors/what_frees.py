@@ -1,5 +1,6 @@
 """What would free most space in a pool: plans that there are already, the one with the most bytes first."""
 
+import heapq
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +22,8 @@ from storage_admin.hosts.selectors import pools_for
 
 #: So many plans are told of, of each kind and together.
 MOST = 10
+#: So many are looked at for that.
+LOOKED = 1000
 #: Guests that are named although nobody knows what a trim of theirs would free.
 TRIMS = 3
 
@@ -78,9 +81,13 @@ def what_frees(actor: Actor, pool: StoragePool, now: datetime | None = None) -> 
 
 
 def _of_images(kind: str, images: QuerySet[Image]) -> Iterator[Frees]:
-    """Not of what has another name: its space stays taken by that."""
-    for one in images.exclude(nlink__gt=1).defer(None)[:MOST]:
+    """Not of what has another name: its space stays taken by that. The largest first, until none can free more."""
+    most = list[int]()
+    for one in images.exclude(nlink__gt=1).defer(None)[:LOOKED]:
+        if len(most) == MOST and (one.allocated_size or 0) <= most[0]:
+            return
         yield Frees(kind, "image", one.pk, one.name, one.own_bytes, kind == "delete_aside")
+        (heapq.heappush if len(most) < MOST else heapq.heappushpop)(most, one.own_bytes or 0)
 
 
 def _of_guests(actor: Actor, pools: Collection[int]) -> Iterator[Frees]:

@@ -8,7 +8,7 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from images.alert_rules.looking import look
-from images.selectors.what_frees import TRIMS, what_frees
+from images.selectors.what_frees import MOST, TRIMS, what_frees
 from storage_admin.accounts.models import SYSTEM, Actor, Role
 from storage_admin.events.models import Alert
 from storage_admin.hosts.models import StoragePool
@@ -66,6 +66,14 @@ def test_space_that_other_files_or_names_have_as_well_is_told_by_none(pool: Stor
             ImageFactory.create(pool=pool, name=f"{kind}-{name}", allocated_size=100 * GIB, **state, **more)
     found = {(one.label, one.bytes) for one in what_frees(SYSTEM, pool) if one not in before}
     assert found == {("clone-unused", GIB), ("clone-aside", GIB)}
+
+
+def test_what_frees_most_is_found_behind_larger_images_that_share_their_space(pool: StoragePool) -> None:
+    shared = {"estimate": {"basis": {"shared_bytes": 90 * GIB - 1}}}
+    for number in range(3 * MOST):
+        ImageFactory.create(pool=pool, name=f"clone{number}", allocated_size=90 * GIB, orphan=True, **shared)
+    ImageFactory.create(pool=pool, name="alone", allocated_size=30 * GIB, orphan=True)
+    assert next((one.label, one.bytes) for one in what_frees(SYSTEM, pool)) == ("alone", 30 * GIB)
 
 
 def test_trims_are_of_guests_that_exist_for_whoever_asks(pool: StoragePool) -> None:
