@@ -32,6 +32,10 @@ GUEST_STATES = (
 #: By what a list of guests can be ordered, and the columns that this means.
 GUEST_ORDERINGS = {"name": "name", "state": "state", "kind": "kind", "host": "host__name", "id": "id"}
 
+#: By what a list of pools can be ordered; of these, sizes are not always known.
+POOL_SIZES = ("capacity_bytes", "available_bytes", "allocated_bytes", "virtual_bytes")
+POOL_ORDERINGS = {name: name for name in ("name", "path", *POOL_SIZES, "id")}
+
 #: Yes, no, or not known. ``null`` and ``unknown`` mean the same.
 ANSWERS = {"true": True, "false": False, "null": None, "unknown": None}
 
@@ -134,9 +138,10 @@ class PoolFilters(GivenFilters):
 
     host = HostFilter()
     search = django_filters.CharFilter(method="by_text", max_length=200, label=_("Part of the name or path."))
-    ordering = django_filters.OrderingFilter(
-        fields=("name", "path", "capacity_bytes", "available_bytes", "allocated_bytes", "virtual_bytes", "id")
-    )
+    ordering = Order(POOL_ORDERINGS, label=_("Unknown values come last."))
+
+    def by_order(self, rows: QuerySet[Any], _name: str, value: str) -> QuerySet[Any]:
+        return in_order(rows, POOL_ORDERINGS, value, nullable=POOL_SIZES)
 
     def by_text(self, rows: QuerySet[Any], _name: str, value: str) -> QuerySet[Any]:
         return rows.filter(Q(name__icontains=value) | Q(path__icontains=value))

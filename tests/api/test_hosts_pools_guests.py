@@ -171,6 +171,14 @@ def test_guests_are_filtered(viewer: APIClient, query: str, found: str) -> None:
     assert [row["name"] for row in response.json()["results"]] == found.split()
 
 
+def test_pools_of_unknown_size_come_last_either_way(viewer: APIClient) -> None:
+    for size in (None, 5, 9):
+        StoragePoolFactory.create(name=f"of-{size}", available_bytes=size, capacity_bytes=size)
+    for down, wanted in (("", [5, 9, None]), ("-", [9, 5, None])):
+        told = viewer.get(f"/api/v1/pools/?search=of-&ordering={down}available_bytes").json()["results"]
+        assert [one["available_bytes"] for one in told] == wanted
+
+
 @pytest.mark.parametrize(
     "path",
     ["guests/?state=dancing", "guests/?kind=pet", "guests/?host=none", "hosts/?status=good", "pools/?ordering=colour"],
