@@ -231,6 +231,12 @@ def test_what_a_mirror_takes_of_its_group_is_not_taken_for_its_size(
     assert one.taken == taken
 
 
+def test_an_lvm_that_does_not_answer_is_not_taken_for_one_that_activates_nothing_by_itself(lvm_with: LvmWith) -> None:
+    lvm_with({"lv_name": "disk"}, fails="lvs")
+    with pytest.raises(HostError):
+        lvm_volumes.autoactivation(RecordingIO())
+
+
 def test_a_deletion_of_which_nobody_knows_whether_it_was_done_is_told_by_a_recovery(lvm_with: LvmWith) -> None:
     lvm_with({"lv_name": ".sa-j1.aside", "lv_tags": "sa-j1.iy.disk"}, fails="lvremove")
     place = DISK | {"aside_job": "j1"}

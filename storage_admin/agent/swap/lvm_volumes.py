@@ -113,6 +113,7 @@ def autoactivation(io: AgentIO) -> dict[str, str]:
     try:
         lines = lvm.ask("lvs", "lv", "lv_uuid,lv_autoactivation", io, to_end=True)
     except HostError:
+        lvm.ask("lvs", "lv", "lv_uuid", io, to_end=True)  # or it answers nothing at all
         return {}
     return {line["lv_uuid"]: line["lv_autoactivation"] for line in lines}
 
