@@ -23,6 +23,11 @@ def answer(argv: Sequence[str], state: dict[str, Any]) -> Any:
     if tool == "ceph":
         stored = sum(one["objects"] for one in state["images"].values()) << 22
         return {"fsid": FSID} if plain == ["fsid"] else {"pools": [{"name": "vms", "stats": {"stored": stored}}]}
+    if tool == "rados" and plain[0] == "get":
+        number = state["ids"].get(plain[1].removeprefix("rbd_id."))
+        return MISSING if number is None else len(number).to_bytes(4, "little") + number.encode()
+    if tool == "rados" and plain[0] == "stat":
+        return 0 if plain[1].removeprefix("rbd_header.") in state["images"] else MISSING
     if tool == "rados":
         return 0 if state["ids"].pop(plain[1].removeprefix("rbd_id."), None) else MISSING
     if plain == ["ls"]:
@@ -32,7 +37,7 @@ def answer(argv: Sequence[str], state: dict[str, Any]) -> Any:
         return BROKEN
     if plain == ["rm"]:
         return _removed(name, one, state)
-    if one is None:
+    if one is None or one.get("orphaned"):
         return MISSING
     if plain == ["rename"]:
         return _renamed(name, given["dest"], state)

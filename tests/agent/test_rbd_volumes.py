@@ -36,6 +36,8 @@ class Pool(RecordingIO):
 
     def run(self, argv: Sequence[str], *_: object) -> tools.Finished:
         told = rbd_pool.answer(argv, self.state)
+        if isinstance(told, bytes):
+            return tools.Finished(0, told, b"")
         code, text = (told, "") if isinstance(told, int) else (0, json.dumps(told))
         return tools.Finished(code, text.encode(), b"")
 
@@ -158,6 +160,15 @@ def test_a_deletion_that_was_started_is_finished_and_not_undone(pool: Pool, is_t
     assert pool.code("restore", "j2") == "aside_missing"
     assert pool.recover(is_aside=True) == [("j1", "lost")]
     assert pool.names() == ([], [], [])
+
+
+@pytest.mark.parametrize("letter", ["a", "d"])
+def test_a_clone_that_ceph_does_not_open_because_its_parent_is_gone_stays(pool: Pool, letter: str) -> None:
+    pool.ask("aside")
+    pool.change(orphaned=True, meta={"storage-admin:aside": f"j1.1a.{letter}.{NAME}"})
+    assert pool.recover(is_aside=True) == [("j1", "kept")]
+    assert {pool.code(verb, "j2") for verb in ("restore", "delete")} == {"aside_missing"}
+    assert (pool.names()[:2], list(pool.state["images"])) == (([ASIDE], [ASIDE]), ["1a"])
 
 
 def test_what_a_deletion_has_begun_to_take_away_is_never_called_whole_again(pool: Pool) -> None:

@@ -207,3 +207,46 @@ def test_a_death_at_any_step_leaves_the_image_whole_and_the_row_true(
     else:
         assert (state, mine) == ("ok", [GONE])
     assert (site.run(STATE), site.run(DIGEST)) == (known, content)
+
+
+#: What it is a clone of, in a pool that can be deleted.
+CLONE = f"""
+ceph config set mon mon_allow_pool_delete true
+ceph auth caps client.vm mon 'profile rbd' osd 'profile rbd pool=vms, profile rbd-read-only pool=parents'
+ceph osd pool create parents 8
+rbd pool init parents
+rbd create --size 64M parents/p
+rbd snap create --no-progress parents/p@s
+rbd snap protect parents/p@s
+rbd rm --no-progress vms/{GONE}
+rbd clone parents/p@s vms/{GONE}
+qemu-io -f raw -c 'write -P 7 0 12M' rbd:vms/{GONE} >/dev/null
+"""
+#: All that the image consists of.
+OBJECTS = "rados -p vms ls | grep -a -e rbd_data.{0} -e rbd_header.{0} -e rbd_object_map.{0} | sort"
+
+
+@pytest.mark.parametrize("kind", ["set_aside", "delete_aside"])
+def test_a_clone_whose_parent_is_gone_is_not_taken_for_one_whose_removal_was_cut_off(
+    site: Booted, row: Row, kind: str
+) -> None:
+    site.run(CLONE)
+    scan(row)
+    image = volume(GONE)
+    number = site.run(f"rbd info vms/{GONE} | sed -n 's/.*id: //p'").strip()
+    succeeded(aside(GONE))
+    before = site.run(OBJECTS.format(number))
+    try:
+        if kind == "delete_aside":
+            Image.every.filter(pk=image.pk).update(aside_until=None)
+            site.run(WRAPPED.format(command="image-meta set", before=f"{KILL}; exit 1", after=""))
+            job = run(services.submit(ADMIN, kind, image.pk, {"confirm_name": GONE}))
+            site.run(UNWRAP)
+            assert job.state == "interrupted"
+            Job.objects.filter(pk=job.pk).update(needs_recovery=True)
+        site.run("ceph osd pool delete parents parents --yes-i-really-really-mean-it")
+        assert work("recover", row.pk).state == "succeeded"
+        scan(row)
+        assert (Image.every.get(pk=image.pk).state, site.run(OBJECTS.format(number))) == ("set_aside", before)
+    finally:
+        site.run(f"{OBJECTS.format(number)} | while read -r one; do rados -p vms rm $one; done")

@@ -27,6 +27,8 @@ ETC_PVE = "/etc/pve"
 _NAME = re.compile(r"(?!-)[a-zA-Z0-9_.+-]{1,255}\Z", re.ASCII)
 #: ``d`` stands where its deletion has begun.
 _JOURNAL = re.compile(r"([0-9a-zA-Z]{1,64})\.([0-9a-zA-Z]+)\.([ad])\.(.+)")
+#: What the object of a name holds: the length of the id, and that.
+_NUMBER = re.compile(rb".{4}([0-9a-zA-Z]+)", re.DOTALL)
 #: A client looks a name up, and only then is it seen: seconds for one that did so right before the rename.
 _ARRIVES = 2.0
 #: Seconds for a command, for the removal of an image of terabytes, and for Ceph to sum up what a pool has.
@@ -118,9 +120,10 @@ def _image(name: str, place: Place, options: tuple[str, ...], io: AgentIO) -> Rb
     one = RbdImage(place.group, name, "", 0, None, False, options, (), False)
     info = _ask(["rbd", *options, "info", f"--image={name}"], io)
     if info is None:
-        # A name alone is left: its removal was cut off at the very end.
-        gone = Journal("", _job(name), "d", "") if _job(name) else None
-        return replace(one, journal=gone, is_going=gone is not None)
+        if not _job(name):
+            return one
+        gone = _is_name_alone(one, io)
+        return replace(one, journal=Journal("", _job(name), *("d", "") if gone else ("a", name)), is_going=gone)
     text = str(_json(["rbd", *options, "image-meta", "list", f"--image={name}"], io).get(KEY, ""))
     told = _JOURNAL.fullmatch(text)
     journal = Journal(text, told[1], told[3], told[4]) if told and told[2] == info["id"] else None
@@ -130,6 +133,23 @@ def _image(name: str, place: Place, options: tuple[str, ...], io: AgentIO) -> Rb
         features=tuple(set(map(str, info.get("op_features", ()))) - {"clone-child"}),
         is_mirrored=info.get("mirroring", {}).get("state", "disabled") != "disabled",
     )  # fmt: skip
+
+
+def _is_name_alone(one: RbdImage, io: AgentIO) -> bool:
+    """Whether nothing is left of an image that Ceph does not open: its removal was cut off at the very end.
+
+    Ceph does not open a clone either whose parent's pool is gone. The header goes before the name does.
+    """
+    told = tools.run_to_end(["rados", *one.options, "get", f"rbd_id.{one.name}", "-"], io)
+    if told.exit_code == _MISSING:
+        return True
+    number = _NUMBER.fullmatch(told.stdout)
+    if told.exit_code or number is None:
+        raise HostError(f"rados does not tell which image {one.path} is: {told.words()}")
+    header = tools.run_to_end(["rados", *one.options, "stat", f"rbd_header.{number[1].decode()}"], io)
+    if header.exit_code not in {0, _MISSING}:
+        raise HostError(f"rados does not tell whether {one.path} has its header: {header.words()}")
+    return header.exit_code == _MISSING
 
 
 def _taken(one: RbdImage, info: dict[str, Any], io: AgentIO) -> int:
