@@ -92,6 +92,41 @@ def test_a_volume_that_is_in_use_is_neither_read_nor_written(group: Host) -> Non
     assert written(group, "/dev/vg/thick")["code"] == "stale_plan"
 
 
+@pytest.fixture
+def paths(group: Host) -> Iterator[tuple[Host, list[str]]]:
+    """A disk of two partitions that the kernel has twice, as over two cables that no multipath joins: its names."""
+    group.run("modprobe scsi_debug add_host=2 vpd_use_hostno=0 dev_size_mb=80 num_parts=2; udevadm settle")
+    found = group.run("lsblk -dnro NAME,VENDOR | sed -n 's/ Linux.*//p'").split()
+    assert len(found) == 2
+    yield group, [f"/dev/{name}" for name in found]
+    group.run("umount /mnt/volume 2>/dev/null || true; until rmmod scsi_debug; do sleep 1; done")
+
+
+def test_what_has_another_path_to_the_disk_in_use_is_seen(paths: tuple[Host, list[str]]) -> None:
+    host, (one, other) = paths
+    host.run(f"mkfs.ext4 -q {one}1; mkdir -p /mnt/volume; mount {one}1 /mnt/volume")
+    for device, code in ((other, "device_in_use"), (f"{other}1", "device_in_use"), (f"{other}2", None)):
+        assert written(host, device, overwrite=True).get("code") == code, device
+        assert read(host, device, "back.qcow2").get("code") == code, device
+    host.run(f"rm {POOL}/back.qcow2; umount /mnt/volume; sleep 300 <{one}1 >/dev/null 2>&1 & echo $! >/root/sleeper")
+    assert written(host, f"{other}1", overwrite=True)["code"] == "device_in_use"
+    host.run("kill $(cat /root/sleeper)")
+    assert written(host, f"{other}1", overwrite=True).get("virtual_size") == SIZE
+
+
+def test_what_nvme_over_fabrics_gives_to_others_is_in_use(group: Host) -> None:
+    made = "/sys/kernel/config/nvmet/subsystems/one"
+    group.run("modprobe nvmet; mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config")
+    group.run(f"mkdir -p {made}/namespaces/1; echo /dev/vg/thick >{made}/namespaces/1/device_path")
+    group.run(f"echo 1 >{made}/namespaces/1/enable")
+    try:
+        for device in ("/dev/vg/thick", "/dev/mapper/vg-thick"):
+            assert written(group, device, overwrite=True)["code"] == "device_in_use"
+    finally:
+        group.run(f"rmdir {made}/namespaces/1 {made}; rmmod nvmet")
+    assert written(group, "/dev/vg/thick", overwrite=True).get("virtual_size") == SIZE
+
+
 def test_a_snapshot_of_the_volume_keeps_what_was_there(group: Host) -> None:
     group.run("printf before >/dev/vg/thin; sync; lvcreate -q -s -n kept -K -ay vg/thin")
     assert written(group, "/dev/vg/thin").get("virtual_size") == SIZE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import stat
 import time
@@ -21,6 +22,8 @@ _PASSING = 2.0
 _LOOKS = 19
 #: Of sysfs, whatever the device's own sectors are.
 _SECTOR = 512
+#: Where those are that this machine gives to others (nvmet).
+_NVME_TARGETS = "/sys/kernel/config/nvmet/subsystems"
 #: All block devices by their names.
 BLOCKS = "/sys/class/block"
 
@@ -108,9 +111,9 @@ class Device:
             )
 
     def _opener(self) -> str:
-        if held := _holders(self.number):
-            return held
         numbers = _related(self.number)
+        if attached := next(_attached(numbers), None):
+            return f"{_name(attached[0])}, which is {attached[1]}"
         # It takes no part of the disk for itself alone, and no process has what is behind it open.
         if above := next((loop.name for loop in loop_devices() if loop.number in numbers), ""):
             return above
@@ -156,7 +159,7 @@ class Device:
 
 def below(number: int) -> frozenset[str]:
     """The names, as sysfs has them, of a device, of the disk that it is a partition of, and of what these stand on."""
-    found, left = set[str](), {os.path.basename(os.path.realpath(_place(number)))}
+    found, left = set[str](), {_name(number)}
     while left:
         found.add(name := left.pop())
         place = os.path.realpath(f"{BLOCKS}/{name}")
@@ -221,6 +224,10 @@ def _attached(numbers: Collection[int]) -> Iterator[tuple[int, str]]:
     with contextlib.suppress(FileNotFoundError), open("/proc/swaps", encoding="utf-8", errors="replace") as file:
         swaps = {node(line.split()[0])[2] for line in file if line.startswith("/dev/")}
     yield from ((one, "used as swap") for one in numbers if one in swaps)
+    # It has them open for the kernel alone to know, and for nobody's exclusion.
+    for path in map(_read, glob.iglob(f"{_NVME_TARGETS}/*/namespaces/*/device_path")):
+        if path.startswith("/dev/") and (number := node(path)[2]) is not None and number in numbers:
+            yield number, "exported by NVMe over fabrics"
 
 
 def _opened(pid: str, descriptor: str) -> int | None:
@@ -245,16 +252,43 @@ def _number(status: os.stat_result) -> int | None:
 
 
 def _related(number: int) -> frozenset[int]:
-    """The numbers of a device, of its partitions, and of the disk that it is a partition of: they share their bytes."""
+    """The numbers of a device, of its partitions, of the disk that it is a partition of, and of these by any other path
+    to that disk: they share their bytes.
+    """
     place = _place(number)
-    named = [f"{place}/../dev"] if os.path.exists(f"{place}/partition") else []
-    named += [f"{part}/dev" for part in _partitions(place)]
+    part = _read(f"{place}/partition")
+    disk = os.path.realpath(f"{place}/..") if part else place
     found = {number}
-    for path in named:
-        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
-            major, minor = map(int, file.read().split(":"))
-            found.add(os.makedev(major, minor))
+    for one in (disk, *_other_paths(disk)):
+        parts = [path for path in _partitions(one) if part in {"", _read(f"{path}/partition")}]
+        for path in (one, *parts):
+            with contextlib.suppress(ValueError):
+                major, minor = map(int, _read(f"{path}/dev").split(":"))
+                found.add(os.makedev(major, minor))
     return frozenset(found)
+
+
+def _other_paths(disk: str) -> list[str]:
+    """Where the kernel has a disk once more, as one that several ways lead to where nothing joins them."""
+    wwid = _wwid(disk)
+    return [path for path in glob.iglob("/sys/block/*") if _wwid(path) == wwid] if wwid else []
+
+
+def _wwid(disk: str) -> str:
+    """What the disk itself says that it is: of SCSI, or of NVMe."""
+    return _read(f"{disk}/device/wwid") or _read(f"{disk}/wwid")
+
+
+def _read(path: str) -> str:
+    """A line of sysfs; empty where there is none."""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        return file.read().strip()
+    return ""
+
+
+def _name(number: int) -> str:
+    """What sysfs calls a device."""
+    return os.path.basename(os.path.realpath(_place(number)))
 
 
 def _place(number: int) -> str:
