@@ -249,7 +249,8 @@ def inside(site: Host, *argv: object) -> list[Any]:
         site.machine.run(f"mkdir -p /root/tests/machines; cat >{own}", Path(__file__).with_name(name).read_bytes())
     line = " ".join(["cd /root; python3 -m tests.machines.zvol_inside", *map(str, argv)])
     done = subprocess.run(site.machine.command(line), capture_output=True, text=True)
-    assert done.returncode == 0, (done.stdout[-500:], done.stderr)
+    print(done.stderr)
+    assert done.returncode == 0, done.stdout[-500:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

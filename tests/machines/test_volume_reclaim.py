@@ -107,7 +107,7 @@ def test_only_volumes_whose_pool_zeroes_and_that_nobody_needs_now_give_back(site
         return str(answer.get("code"))
 
     assert code("thick") == "unsupported_pool"
-    site.run("lvcreate -q -y -L 8M -n outside vg; udevadm settle; lvchange -an vg/outside; lvchange -pr vg/outside")
+    site.run("lvcreate -q -y -L 8M -n outside vg; lvchange -pr vg/outside; udevadm settle; lvchange -an vg/outside")
     site.run("lvcreate -q -s --thinpool vg/pool -n external vg/outside; udevadm settle")
     assert code("external", after="lvremove -q -f vg/external vg/outside") == "unsupported_pool"
     # The kernel's table is what counts, also where LVM's metadata say otherwise by now.
@@ -137,7 +137,8 @@ def inside(site: Host, *argv: object) -> list[Any]:
     site.machine.run("cat >/root/inside.py", (Path(__file__).parent / "volume_inside.py").read_bytes())
     command = site.machine.command(" ".join(["python3 /root/inside.py", *map(str, argv)]))
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, (done.stdout[-500:], done.stderr)
+    print(done.stderr)
+    assert done.returncode == 0, done.stdout[-500:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -73,6 +73,7 @@ def ask(verb: str, job: str, args: dict[str, Any]) -> str:
             os.write(write, b"done")
         except (RefusedError, HostError) as error:
             os.write(write, error.code.encode())
+            print(f"{job}: {error.code}: {error.detail}", file=sys.stderr, flush=True)
         os._exit(0)
     os.close(write)
     _, status = os.waitpid(child, 0)
