@@ -144,7 +144,7 @@ def test_one_that_is_cut_off_in_the_middle_leaves_all_as_it_was(site: Host) -> N
     before, digest = site.run(LISTED), content(site, "slim")
     link = "$(find -L /dev/disk/by-id -samefile /dev/vg/.sa-j9.work | head -1)"
     for how, pool in itertools.product(("kill", "cancel"), ("", "pool")):
-        asked = place(site, "slim") | wanted(site, pool) | {"bandwidth_bytes_sec": MIB}
+        asked = place(site, "slim") | wanted(site, pool) | {"bandwidth_bytes_sec": MIB // 4}
         with site.agent() as agent:
             agent.request("volume_to_volume", asked, "j9")
             agent.until("progress", stage="copying")
@@ -162,7 +162,7 @@ def test_one_that_is_cut_off_in_the_middle_leaves_all_as_it_was(site: Host) -> N
 
 def test_one_that_a_thin_pool_has_no_room_for_meanwhile_is_given_up(site: Host) -> None:
     before, digest = site.run(LISTED), content(site, "solid")
-    asked = place(site, "solid") | wanted(site, "pool") | {"bandwidth_bytes_sec": MIB}
+    asked = place(site, "solid") | wanted(site, "pool") | {"bandwidth_bytes_sec": MIB // 4}
     with site.agent() as agent:
         agent.request("volume_to_volume", asked | {"reserve": {"percent": 0.0, "bytes": 30 * MIB}}, "j9")
         agent.until("progress", stage="copying")

@@ -180,7 +180,7 @@ def test_a_volume_whose_key_is_not_loaded_stays(site: Host) -> None:
 
 def test_one_that_fills_up_meanwhile_is_given_up(site: Host) -> None:
     before = site.run(STATE)
-    asked = place(site, "disk") | wanted(site) | {"bandwidth_bytes_sec": MIB // 2}
+    asked = place(site, "disk") | wanted(site) | {"bandwidth_bytes_sec": MIB // 4}
     asked |= {"reserve": {"percent": 0.0, "bytes": 64 * MIB}}
     with site.agent() as agent:
         agent.request("volume_to_volume", asked, "j9")
@@ -197,7 +197,7 @@ def test_an_image_is_not_written_onto_a_sparse_volume_whose_pool_others_fill_mea
 ) -> None:
     site.run(f"zfs set refreservation={reserved} tank/data/disk")
     asked = site.args("top.qcow2", logical.IMAGE_SIZE, "base.raw", device_b64=b64(DEVICES["disk"].encode()))
-    asked |= {"bandwidth_bytes_sec": MIB // 2, "reserve": {"percent": 0.0, "bytes": 64 * MIB}}
+    asked |= {"bandwidth_bytes_sec": MIB // 4, "reserve": {"percent": 0.0, "bytes": 64 * MIB}}
     with site.agent() as agent:
         agent.request("to_device", asked, "j9")
         agent.until("ready")

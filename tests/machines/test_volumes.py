@@ -45,7 +45,7 @@ def test_a_thin_pool_that_others_fill_meanwhile_ends_it_before_that_is_full(grou
     if device == "/dev/vg/thin":
         group.run("dmsetup remove over")
     before = group.run(f"sha256sum <{POOL}/vm.qcow2")
-    more = {"idle_io": False, "bandwidth_bytes_sec": MIB // 2, "reserve": {"percent": 0.0, "bytes": 30 * MIB}}
+    more = {"idle_io": False, "bandwidth_bytes_sec": MIB // 4, "reserve": {"percent": 0.0, "bytes": 30 * MIB}}
     try:
         with group.agent() as agent:
             agent.request("to_device", group.args("vm.qcow2", SIZE, device_b64=b64(device.encode()), **more), "j1")
