@@ -102,3 +102,12 @@ def test_where_lvm_does_not_answer_it_is_said_and_nothing_guessed(
     io: Any = RecordingIO()
     (found,) = (one for one in volumes(io) if one["backend"] == "lvm")
     assert (bool(found["why"]), set(found)) == (True, {"backend", "why"})
+
+
+def test_a_device_that_goes_away_meanwhile_hides_no_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = "vg0-pool0-tpool: 0 131072 thin-pool 1 11/1024 80/1024 - rw discard_passdown queue_if_no_space - 1024 "
+    says = f"#!/bin/sh\necho 'Device does not exist.' >&2\necho '{pool}'\nexit 1\n"  # dmsetup 1.02.185
+    new_program(tmp_path / "dmsetup", says)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    io: Any = RecordingIO()
+    assert [(one["name"], one["mode"], one["used"]) for one in lvm.thin_pools(io)] == [("pool0", "rw", 5 * MIB)]

@@ -6,6 +6,7 @@ What was built is kept in :data:`KEPT`, under a stamp of all that it was made fr
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -128,8 +129,19 @@ def build(suite: str) -> Path:
     if kept.exists():
         return kept
     KEPT.mkdir(mode=0o700, exist_ok=True)
-    for old in set(KEPT.iterdir()) - set(map(built, SUITES)):  # of earlier stamps
-        shutil.rmtree(old)
+    alone = os.open(KEPT, os.O_RDONLY)
+    try:
+        fcntl.flock(alone, fcntl.LOCK_EX)  # of two at once, one would take the other's half for an old one
+        if not kept.exists():
+            for old in set(KEPT.iterdir()) - set(map(built, SUITES)):  # of earlier stamps
+                shutil.rmtree(old)
+            _build(suite, kept)
+    finally:
+        os.close(alone)
+    return kept
+
+
+def _build(suite: str, kept: Path) -> None:
     half = Path(tempfile.mkdtemp(dir=KEPT))
     subprocess.run([BUILD, half, suite], check=True, stdin=subprocess.DEVNULL)
     machine = Machine(half / "run", half, "file=disk.img,format=raw", "hubport,id=wire,hubid=0")
@@ -146,7 +158,6 @@ def build(suite: str) -> Path:
         machine.stop()
     shutil.rmtree(half / "run")
     half.rename(kept)
-    return kept
 
 
 @contextlib.contextmanager

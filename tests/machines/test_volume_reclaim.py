@@ -246,3 +246,7 @@ def test_what_a_guest_writes_that_starts_at_any_moment_is_never_lost(site: Host)
     assert ends["done"] > TRIES // 10
     assert sum(written for _, written, _ in told) > TRIES
     assert listed(site) == before
+
+
+def test_devices_that_come_and_go_hide_no_pool(site: Host) -> None:
+    assert inside(site, "pools", 4 * TRIES) == [[1] * 4 * TRIES]

@@ -151,6 +151,20 @@ def race(name: str, count: str) -> None:
         print(json.dumps([end, len(written), missing(f"/dev/vg/{name}", written)]), flush=True)
 
 
+def pools(count: str) -> None:
+    """How many thin pools are told of each time, while another device comes and goes."""
+    from storage_admin.agent.host import lvm  # noqa: PLC0415 (from the archive)
+
+    def passes_by(stop: Path) -> Written:
+        while not stop.exists():
+            tool("dmsetup create --noudevsync passing --table '0 8 zero'; dmsetup remove --noudevsync --retry passing")
+        return []
+
+    io: Any = Says()
+    with beside(passes_by):
+        print(json.dumps([len(lvm.thin_pools(io)) for _ in range(int(count))]))
+
+
 LISTED = "udevadm settle; lvs --noheadings -o lv_name,lv_autoactivation,lv_tags,lv_active vg"
 
 
@@ -241,5 +255,7 @@ def missing(path: str, written: Written) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    programs: dict[str, Any] = {"race": race, "deaths": deaths, "moves": moves, "move_race": move_race}
+    programs: dict[str, Any] = {
+        "race": race, "pools": pools, "deaths": deaths, "moves": moves, "move_race": move_race,
+    }  # fmt: skip
     programs[sys.argv[1]](*sys.argv[2:])

@@ -121,7 +121,8 @@ def _add_extension(pools: Sequence[dict[str, Any]], io: AgentIO) -> None:
 def thin_pools(io: AgentIO) -> list[dict[str, Any]]:
     """How full the active thin pools are: one question to the kernel, for which no lock of LVM is taken.
 
-    Nothing is written for it either: without ``--noflush`` each pool would write its metadata first.
+    Nothing is written for it either: without ``--noflush`` each pool would write its metadata first. What it says
+    counts even where it ends as failed: it does so where any device goes away between its list and its question.
 
     Returns:
         For each: ``group``, ``name``; ``mode``: ``rw``, ``ro``, ``out_of_data_space`` or ``Fail``; ``needs_check``;
@@ -133,7 +134,7 @@ def thin_pools(io: AgentIO) -> list[dict[str, Any]]:
         done = tools.run_to_end(["dmsetup", "status", "--noflush", "--target", "thin-pool"], io, 5.0)
     except (RefusedError, HostError):
         return []
-    lines = done.stdout.decode("utf-8", "replace").splitlines() if done.exit_code == 0 else []
+    lines = done.stdout.decode("utf-8", "replace").splitlines()
     return [told for line in lines if (told := thin_pool(line)) is not None]
 
 
