@@ -160,3 +160,9 @@ class Overview:
     at_work: tuple[Job, ...]
     queued_count: int
     won_so_far: Won
+
+    @property
+    def scanned_first(self) -> PoolRow | None:
+        """The pool whose figures are the oldest."""
+        known = ((row.last_scanned, row) for row in self.pools if row.last_scanned is not None)
+        return min(known, key=lambda found: found[0], default=(None, None))[1]

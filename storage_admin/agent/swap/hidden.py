@@ -1,4 +1,4 @@
-"""A volume that nobody finds for as long as a job reads it (docs/safety.md, section 2.7)."""
+"""A volume that nobody finds for as long as a job reads it (docs/volumes.md)."""
 
 from __future__ import annotations
 

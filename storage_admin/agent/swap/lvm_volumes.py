@@ -1,4 +1,4 @@
-"""Protocol V on volumes of LVM (docs/safety.md, section 2.7): the journal is a tag of the volume.
+"""Protocol V on volumes of LVM (docs/volumes.md): the journal is a tag of the volume.
 
 LVM replaces the metadata of a group as a whole, so each command is done or not.
 """

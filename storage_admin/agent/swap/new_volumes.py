@@ -1,7 +1,7 @@
 """A volume that a job makes: hidden until it is complete, and then with the name that it is to have.
 
 Its journal, which LVM and ZFS write in the same step as the volume, says whose it is and what it will be called
-(docs/safety.md, section 2.7).
+(docs/volumes.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Protocol V on images of Ceph (docs/safety.md, section 2.7): the journal is a key of the image's metadata.
+"""Protocol V on images of Ceph (docs/volumes.md): the journal is a key of the image's metadata.
 
 A client goes on with an image that gets another name, and the name is two entries in the pool: the image's own and one
 in the pool's directory. A client that dies between them leaves both names with the one image; the directory counts.

@@ -1,4 +1,4 @@
-"""A volume gets another name and its own one back, or goes: protocol V (docs/safety.md, section 2.7).
+"""A volume gets another name and its own one back, or goes: protocol V (docs/volumes.md).
 
 What LVM, ZFS and Ceph have in common; each is a :class:`Backend` in a module of its own. A volume has no folder for a
 journal: what stands on the volume itself says which job set it aside, how it was found before, and its own name.

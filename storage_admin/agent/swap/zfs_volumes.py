@@ -1,4 +1,4 @@
-"""Protocol V on volumes of ZFS (docs/safety.md, section 2.7): the journal is a user property of the dataset.
+"""Protocol V on volumes of ZFS (docs/volumes.md): the journal is a user property of the dataset.
 
 A volume is a zvol, or a container's filesystem of Proxmox VE. Each command is done or not. Who has one open anywhere,
 in whatever namespace, the kernel tells by statistics that a dataset has only while its device is there or it is mounted

@@ -1,7 +1,7 @@
 """Copy a disk that its guests go on with elsewhere: onto a new volume of LVM or ZFS, or from one into a new file.
 
 The copy is compared with what it was made from before it gets its name. What it was made from stays as it is: a file is
-watched, and a volume has no name in that time, so that no guest can start from it (docs/safety.md, section 2.7).
+watched, and a volume has no name in that time, so that no guest can start from it (docs/volumes.md).
 """
 
 from __future__ import annotations

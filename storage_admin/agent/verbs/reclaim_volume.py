@@ -1,4 +1,4 @@
-"""Give back what a volume of a thin pool holds as zeros (docs/safety.md, section 2.7).
+"""Give back what a volume of a thin pool holds as zeros (docs/volumes.md).
 
 Nothing that is read changes: where it has nothing, it reads as zeros. What could do harm is a write between the moment
 when a chunk is read as zeros and the moment when it goes. So all of it is read first, while it has its name and guests
