@@ -162,7 +162,7 @@ class Overview:
     won_so_far: Won
 
     @property
-    def scanned_first(self) -> PoolRow | None:
-        """The pool whose figures are the oldest."""
-        known = ((row.last_scanned, row) for row in self.pools if row.last_scanned is not None)
-        return min(known, key=lambda found: found[0], default=(None, None))[1]
+    def oldest_scan(self) -> PoolRow | None:
+        """The pool whose last scan is the longest ago. Space is looked at more often (`space_at`)."""
+        scanned = [row for row in self.pools if row.last_scanned is not None]
+        return min(scanned, key=lambda row: row.last_scanned or self.at, default=None)
