@@ -249,4 +249,6 @@ def test_what_a_guest_writes_that_starts_at_any_moment_is_never_lost(site: Host)
 
 
 def test_devices_that_come_and_go_hide_no_pool(site: Host) -> None:
-    assert inside(site, "pools", 4 * TRIES) == [[1] * 4 * TRIES]
+    [(told, times)] = inside(site, "pools", 4)
+    print(times)  # for docs/reliability.md
+    assert told == [1]

@@ -151,18 +151,40 @@ def race(name: str, count: str) -> None:
         print(json.dumps([end, len(written), missing(f"/dev/vg/{name}", written)]), flush=True)
 
 
-def pools(count: str) -> None:
-    """How many thin pools are told of each time, while another device comes and goes."""
+class Counts(Says):
+    """Of the commands that ran, how each ended."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+
+    def command(self, _: list[str], code: int) -> None:
+        self.codes.append(code)
+
+
+def pools(failures: str) -> None:
+    """How many thin pools are told of each time, until dmsetup has ended so often as failed, for a device went away.
+
+    That device's turn comes after 100 others. udev waits, for it would open them all.
+    """
     from storage_admin.agent.host import lvm  # noqa: PLC0415 (from the archive)
+
+    many = [f"a{number}" for number in range(100)]
+    table = ";".join(f"{name},,,rw,0 8 zero" for name in many)
+    tool(f"udevadm control --stop-exec-queue; dmsetup create --noudevsync --concise '{table}'")
 
     def passes_by(stop: Path) -> Written:
         while not stop.exists():
-            tool("dmsetup create --noudevsync passing --table '0 8 zero'; dmsetup remove --noudevsync --retry passing")
+            tries("dmsetup", "create", "--noudevsync", "zz", "--table", "0 8 zero")
+            tries("dmsetup", "remove", "--noudevsync", "zz")
         return []
 
-    io: Any = Says()
+    io: Any = Counts()
+    told = []
     with beside(passes_by):
-        print(json.dumps([len(lvm.thin_pools(io)) for _ in range(int(count))]))
+        while len(io.codes) - io.codes.count(0) < int(failures):
+            told.append(len(lvm.thin_pools(io)))
+    tool(f"dmsetup remove --noudevsync {' '.join(many)}; udevadm control --start-exec-queue; udevadm settle -t 900")
+    print(json.dumps([sorted(set(told)), len(told)]))
 
 
 LISTED = "udevadm settle; lvs --noheadings -o lv_name,lv_autoactivation,lv_tags,lv_active vg"
