@@ -203,7 +203,7 @@ CALLS = 11
 NAMED = 6
 
 
-def whole_or_gone(told: list[Any], calls: int, named: int, as_made: list[list[str]]) -> None:
+def assert_whole_or_gone(told: list[Any], calls: int, named: int, as_made: list[list[str]]) -> None:
     """What deaths before and after each call leave: the old volume the same, the new one as it is made, or gone."""
     print(Counter(row[2] for row in told))  # for docs/reliability.md
     killed = [row for row in told if row[2] == "killed"]
@@ -218,13 +218,13 @@ def whole_or_gone(told: list[Any], calls: int, named: int, as_made: list[list[st
 
 
 def test_a_death_at_any_step_leaves_the_volume_whole_and_the_new_one_complete_or_gone(site: Host) -> None:
-    whole_or_gone(inside(site, "moves", "slim", "pool", CALLS), CALLS, NAMED, [["enabled"]])
+    assert_whole_or_gone(inside(site, "moves", "slim", "pool", CALLS), CALLS, NAMED, [["enabled"]])
 
 
 TRIES = 50
 
 
-def nothing_lost(told: list[Any]) -> None:
+def assert_nothing_lost(told: list[Any]) -> None:
     """What the races say: how each ended, what was written in it, and what of that was lost by either side."""
     ends = Counter(end for end, *_ in told)
     print(ends, sum(written for _, written, *_ in told))  # for docs/reliability.md
@@ -236,5 +236,5 @@ def nothing_lost(told: list[Any]) -> None:
 
 def test_what_a_guest_writes_that_starts_at_any_moment_is_never_lost(site: Host) -> None:
     before = site.run(LISTED)
-    nothing_lost(inside(site, "move_race", "slim", "pool", TRIES))
+    assert_nothing_lost(inside(site, "move_race", "slim", "pool", TRIES))
     assert site.run(LISTED) == before

@@ -264,12 +264,12 @@ NAMED = 7
 
 def test_a_death_at_any_step_leaves_the_volume_whole_and_the_new_one_complete_or_gone(site: Host) -> None:
     as_made = [["volmode", "default", "default"], ["storage-admin:aside", "-", "-"]]
-    logical.whole_or_gone(inside(site, "moves", "disk", CALLS), CALLS, NAMED, as_made)
+    logical.assert_whole_or_gone(inside(site, "moves", "disk", CALLS), CALLS, NAMED, as_made)
 
 
 def test_what_a_guest_writes_that_starts_at_any_moment_is_never_lost(site: Host) -> None:
     before = site.run(STATE)
-    logical.nothing_lost(inside(site, "race", "disk", logical.TRIES))
+    logical.assert_nothing_lost(inside(site, "race", "disk", logical.TRIES))
     assert site.run(STATE) == before
 
 

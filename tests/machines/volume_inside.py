@@ -151,7 +151,7 @@ def race(name: str, count: str) -> None:
         print(json.dumps([end, len(written), missing(f"/dev/vg/{name}", written)]), flush=True)
 
 
-class Counts(Says):
+class Codes(Says):
     """Of the commands that ran, how each ended."""
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ def pools(failures: str) -> None:
             tries("dmsetup", "remove", "--noudevsync", "zz")
         return []
 
-    io: Any = Counts()
+    io: Any = Codes()
     told = []
     with beside(passes_by):
         while len(io.codes) - io.codes.count(0) < int(failures):
